@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from distbelief.fabric.hook import Reduce, comm_hook
     from distbelief.job import Job
     from distbelief.places.attempt import View
+    from distbelief.places.cluster.cluster import Cluster
     from distbelief.places.compute_model import ComputeModel
     from distbelief.places.evaluate import evaluate
     from distbelief.places.prediction.predict import predict
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "Local": "places.processes.local",
+    "Cluster": "places.cluster.cluster",
     "Simulated": "places.simulated.simulated",
     "Crash": "places.simulated.virtual_cluster",
     "ComputeModel": "places.compute_model",
@@ -87,11 +89,11 @@ _NAMED = {"local": "Local", "simulated": "Simulated"}
 """The places that have a name."""
 
 __all__ = [
-    "Allreduce", "Bounded", "CheckpointError", "Compression", "Crash", "DataError", "DistbeliefError", "Downpour",
-    "Handling", "Hogwild", "Hosts", "INSTANT", "Job", "JobFailed", "Local", "Locking", "Outage", "ComputeModel",
-    "Reduce", "Sandblaster", "Simulated", "Single", "Softsync", "Synchronous", "Task", "TensorData", "TrainingError",
-    "UsageError", "View", "NetworkModel", "__version__", "comm_hook", "compress", "evaluate", "expand",
-    "integrations", "join", "load", "optim", "plan", "predict", "run", "split", "tasks",
+    "Allreduce", "Bounded", "CheckpointError", "Cluster", "Compression", "Crash", "DataError", "DistbeliefError",
+    "Downpour", "Handling", "Hogwild", "Hosts", "INSTANT", "Job", "JobFailed", "Local", "Locking", "Outage",
+    "ComputeModel", "Reduce", "Sandblaster", "Simulated", "Single", "Softsync", "Synchronous", "Task", "TensorData",
+    "TrainingError", "UsageError", "View", "NetworkModel", "__version__", "comm_hook", "compress", "evaluate",
+    "expand", "integrations", "join", "load", "optim", "plan", "predict", "run", "split", "tasks",
 ]  # fmt: skip
 
 

@@ -40,6 +40,7 @@ from distbelief.split.options import Split
 from distbelief.strategies import STRATEGIES, find
 
 if TYPE_CHECKING:
+    from distbelief.core.settings import Settings
     from distbelief.job import Job
     from distbelief.places.simulated.simulated import Simulated
 
@@ -55,8 +56,10 @@ def train(args: list[str]) -> int:
     task, strategy, rest = _task_and_strategy("train", args)
     asked = options.parse("train", task, strategy, rest)
     job = asked.job(task)
-    place = asked.local()
-    place.settings(job)
+    place = asked.place()
+    settings = place.settings(job)
+    if asked.dry_run:
+        return _dry_run(place, job, settings)
     _begin(asked, f"{strategy} on {task}")
     forkserver.start()
     return _run(lambda: place.run(job, _view(asked)), asked, ["train", *args])
@@ -75,11 +78,22 @@ def launch(args: list[str]) -> int:
             "script.py"
         )
     job = asked.job("script")
-    place = asked.local()
-    place.settings(job)
+    place = asked.place()
+    settings = place.settings(job)
+    if asked.dry_run:
+        return _dry_run(place, job, settings)
     _begin(asked, f"{script[0]} in the replicas of {strategy}")
     forkserver.start()
     return _run(lambda: place.launch(job, script, _view(asked)), asked, ["launch", *args[: len(mine) + 1]], script)
+
+
+def _dry_run(place: Any, job: Job, settings: Settings) -> int:
+    """Show who would be where on several hosts."""
+    for line in place.plan(settings, job.strategy.roles(measured=settings.evaluate_every > 0)).lines():
+        print(line)
+    links = "TLS" if place.encrypted else "plain TCP (--insecure)"
+    print(f"links: {links}, each role at a free port of its host's address, which is found when the job starts")
+    return 0
 
 
 def simulate(args: list[str]) -> int:

@@ -12,6 +12,7 @@ import difflib
 import inspect
 import io
 import itertools
+import os
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,8 @@ from distbelief.core.settings import option
 from distbelief.core.values import read_as
 from distbelief.errors import UsageError
 from distbelief.job import Job
+from distbelief.places.cluster.cluster import Cluster
+from distbelief.places.cluster.slurm import check_started_once, is_allocated
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.processes.local import Local
 from distbelief.strategies import STRATEGIES, Strategy, find
@@ -64,6 +67,14 @@ class Configuring:
 
     config: str = ""
     """A TOML file of options, such as replicas = 2; what stands on the command line goes before what the file has."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan in the place of a job."""
+
+    dry_run: bool = False
+    """With --hosts or --hostfile, only show who would be where; no host is asked."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +136,8 @@ def groups(command: str, strategy: str) -> Mapping[str, list[Source]]:
     if command == "simulate":
         place = [(VirtualOptions, ())]
     elif kind.coordinated:
-        place = [(Local, ("compute",)), (Padded, ())]
+        local = [field.name for field in dataclasses.fields(Local)]
+        place = [(Local, ("compute",)), (Cluster, tuple(local)), (Planned, ()), (Padded, ())]
     own: list[Source] = [(kind, ("optimizer",))]
     stepping: list[Source] = [(Stepping, ())] if _is_stepped(kind) else []
     found: dict[str, list[Source]] = {
@@ -216,6 +228,7 @@ def parse(command: str, task: str, strategy: str, args: Sequence[str]) -> Option
         place = next((at for name, at in given.places.items() if told.startswith((f"{name} ", f"{name}:"))), "")
         raise (UsageError(f"{place}: {error}") if place else error) from None
     flat = {name: value for group in found for name, value in vars(getattr(values, group)).items()}
+    flat["replicas given"] = any(word.partition("=")[0] == "--replicas" for word in given.words)
     return Options(find(strategy), flat)
 
 
@@ -406,16 +419,42 @@ class Options:
         """
         stepped: dict[str, Any] = {"optimizer": self.optimizer()} if _is_stepped(self.kind) else {}
         own = {name: value for name, value in self._of(Job).items() if name not in self.kind.meaningless}
-        job = Job(task=task, strategy=self.kind(**stepped, **self._of(self.kind)), **own)
+        job = Job(task=task, strategy=self.kind(**stepped, **self._of(self.kind) | self._replicas()), **own)
         job.settings()
         return job
 
-    def local(self) -> Local:
-        """The processes of this machine, as slow as they are to be.
+    def _replicas(self) -> dict[str, int]:
+        """On several hosts, as many replicas as their slots hold, where no other number was asked for."""
+        if "hostfile" not in self.values or self.values["replicas given"] or "replicas" not in self.values:
+            return {}
+        place = self.place()
+        if not isinstance(place, Cluster):
+            return {}
+        if not place.slots:
+            bare = next(host.name for host in place.named if not host.slots)
+            raise UsageError(f"how many replicas? Say with --replicas, or how many slots each host has: {bare}:4")
+        partitions = self.values.get("partitions", 1)
+        return {"replicas": max(1, place.slots // partitions)}
+
+    @property
+    def dry_run(self) -> bool:
+        """Whether only who would be where is to be shown."""
+        return bool(self.values.get("dry_run"))
+
+    def place(self) -> Local:
+        """The processes of this machine, or of several hosts where these are named; as slow as they are to be.
 
         Raises:
             UsageError: a compute model that is none.
         """
         padded = Padded(**self._of(Padded))
         slow = {"step": words.duration(padded.pad, "--pad"), **words.stragglers(padded.straggle, "--straggle")}
-        return Local(**self._of(Local), compute=ComputeModel(**slow, spread="constant") if any(slow.values()) else None)
+        compute = ComputeModel(**slow, spread="constant") if any(slow.values()) else None
+        own = self._of(Cluster)
+        check_started_once(os.environ)
+        if any(own.get(name) for name in ("hosts", "hostfile", "on")) or (own and is_allocated(os.environ)):
+            return Cluster(**own, compute=compute)
+        for name in ("remote_shell", "interface", "oversubscribe", "dry_run"):
+            if (value := self.values.get(name)) and value != getattr(Cluster, name, False):
+                raise UsageError(f"{option(name)} {value}: is of several hosts; name them with --hosts or --hostfile")
+        return Local(**self._of(Local), compute=compute)

@@ -91,7 +91,7 @@ def preparing(more: Sequence[str] = ()) -> Prepare:
         command = {"local": "train", "simulated": "simulate"}[arm.place]
         asked = options.parse(command, arm.task, arm.strategy, [*words, *more])
         job = asked.job(arm.task)
-        place = asked.local() if arm.place == "local" else virtual.cluster(asked.virtual)()
+        place = asked.place() if arm.place == "local" else virtual.cluster(asked.virtual)()
         return Prepared(job, place, shlex.join(["distbelief", command, arm.task, arm.strategy, *words]))
 
     return prepare

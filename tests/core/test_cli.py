@@ -48,7 +48,10 @@ OWN = {
     "bounded": f"{CADENCE} --staleness",
 }
 VIRTUAL = "--network --handling --hosts --compute --stragglers --faults --phantom --keep --sweep"
-LOCAL = "--transport --path --bind --advertise --insecure --tls --listen --pad --straggle"
+LOCAL = (
+    "--transport --path --bind --advertise --insecure --tls --listen --pad --straggle "
+    "--hosts --hostfile --on --remote-shell --interface --oversubscribe --dry-run"
+)
 FROZEN = {
     ("train", "single"): f"{SCALED} {SHARED} {TASK}",
     **{("train", name): f"{own} {SHARED} {TASK} {LOCAL}" for name, own in OWN.items()},
@@ -129,9 +132,29 @@ def test_every_option_of_a_command_reaches_its_job() -> None:
     rate = {"lr_schedule": "polynomial", "lr_power": 3.0, "warmup": "constant", "warmup_epochs": 0.5}
     assert options.parse("train", "mnist", "allreduce", args.split()).job("mnist") == db.Job("mnist", own, 9, **rate)
     words = ["--transport", "tcp", "--bind", "10.0.0.1:7000", "--advertise", "node7", "--insecure", "--tls"]
-    assert options.parse("train", "mnist", "downpour", words).local() == db.Local(
+    assert options.parse("train", "mnist", "downpour", words).place() == db.Local(
         "tcp", "10.0.0.1:7000", "node7", True, True
     )
+    words = [
+        "--hosts",
+        "a:2,b:2",
+        "--remote-shell",
+        "cat",
+        "--interface",
+        "eth1",
+        "--oversubscribe",
+        "--insecure",
+        "--pad",
+        "5ms",
+    ]
+    asked = options.parse("train", "mnist", "downpour", words)
+    assert asked.place() == db.Cluster(
+        hosts="a:2,b:2", remote_shell="cat", interface="eth1", oversubscribe=True, insecure=True,
+        compute=db.ComputeModel(step=0.005, spread="constant"),
+    )  # fmt: skip
+    assert asked.job("mnist").strategy.replicas == 4  # type: ignore[attr-defined]  # of Downpour
+    asked = options.parse("train", "mnist", "downpour", ["--hosts", "a:2,b:3", "--partitions", "2"])
+    assert asked.job("mnist").strategy.replicas == 2  # type: ignore[attr-defined]  # as above
 
 
 def test_options_come_from_a_file_and_the_command_line_goes_before(tmp_path: Path) -> None:
@@ -176,7 +199,7 @@ def test_a_file_of_options_that_is_wrong_names_file_line_and_nearest_word(
 def spec(*args: str) -> Spec:
     """What the processes of a job are told."""
     asked = options.parse("train", "digits", "downpour", args)
-    job, place = asked.job("digits"), asked.local()
+    job, place = asked.job("digits"), asked.place()
     return tell(place, job, job.settings(), Attempt(job, job.settings(), db.View(), 0.0, kept=False), [], True)
 
 

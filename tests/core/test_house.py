@@ -11,7 +11,7 @@ from distbelief.cli.commands import BENCHES
 
 PACKAGE = Path(__file__).parents[2] / "distbelief"
 FILES = {str(path.relative_to(PACKAGE)): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
-STARTED = {"__main__.py", "cli/main.py", *(f"bench/{name}.py" for name in BENCHES)}
+STARTED = {"__main__.py", "cli/main.py", "places/cluster/agent.py", *(f"bench/{name}.py" for name in BENCHES)}
 """Files that a command starts, by name or by a word of the user's, and nobody imports."""
 REFERENCES = ("testing/", "transport/inline.py", "split/inline.py", "split/plan.py")
 """Files that only tests need to import: ours and those of whoever writes another transport."""

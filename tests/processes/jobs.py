@@ -79,6 +79,16 @@ class _Stubborn(nn.Module):
         return self.linear(inputs)  # type: ignore[no-any-return]
 
 
+def _talking() -> nn.Module:
+    print(f"this is {os.environ['HOST_NAMED']}")
+    return net()
+
+
+def talking() -> Task:
+    """Says on which host its model is made."""
+    return Task(model=_talking, train=data)
+
+
 def stubborn() -> Task:
     return Task(model=_Stubborn, train=data)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from multiprocessing.connection import Connection
 from typing import Any
 
+from distbelief.places.channel_messages import ChannelMessage
 from distbelief.places.processes.channel import Channel
 
 
@@ -16,3 +17,12 @@ class Child:
         self.open = True
         self.over = False
         """It has played its role to the end."""
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return int(self.process.pid)
+
+    def say(self, word: ChannelMessage) -> None:
+        """Say a word to it; nothing, where it has ended."""
+        self.channel.say(word)

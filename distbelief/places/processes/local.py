@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,11 @@ from distbelief.job import Job
 from distbelief.places import signals
 from distbelief.places.processes import requirements
 from distbelief.places.processes.options import LocalOptions
+from distbelief.places.processes.processes import Hooks, Processes
 
 if TYPE_CHECKING:
-    from distbelief.places.attempt import View
+    from distbelief.places.attempt import Attempt, View
+    from distbelief.places.cluster.host_processes import HostProcesses
 
 
 @dataclass(frozen=True)
@@ -81,4 +84,11 @@ class Local(LocalOptions):
         more = {"path": requirements.path_of(self, job, settings)} if job.strategy.server_roles() else None
         with signals.waitable() as woken:
             attempt = Attempt(job, settings, view, began, more=more)
-            return Running(self, job, settings, attempt, evaluated, script).run(woken)
+            make = self.make_processes(job, settings, evaluated, attempt)
+            return Running(self, job, settings, attempt, evaluated, script, make).run(woken)
+
+    def make_processes(
+        self, job: Job, settings: Settings, evaluated: bool, attempt: Attempt
+    ) -> Callable[[Hooks], Processes | HostProcesses]:
+        """What makes the place of a job's processes."""
+        return Processes.of

@@ -98,6 +98,11 @@ def main(role: str, incarnation: int, spec: bytes, connection: Connection) -> No
 def _open(role: str, opening: Opening) -> None:
     """Have this process be where its supervisor is, and find its strategy."""
     enter(role, opening)
+    if opening.output >= 0:
+        output = os.open(f"/proc/{opening.supervisor}/fd/{opening.output}", os.O_WRONLY)
+        for stream in (1, 2):
+            os.dup2(output, stream)
+        os.close(output)
     find(opening.strategy)
 
 

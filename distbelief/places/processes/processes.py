@@ -7,7 +7,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from distbelief.errors import JobFailed
 from distbelief.places import signals
@@ -16,8 +17,40 @@ from distbelief.places.place import Ended, Event, Unable
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.child import Child
 
+if TYPE_CHECKING:
+    from distbelief.places.processes.spec import Spec
+
 GRACE = 1.0
 """Seconds that a process whose descriptors are closed may take to be gone."""
+
+
+class Life(Protocol):
+    """One life of a role that was started, wherever it is."""
+
+    role: str
+    incarnation: int
+
+    @property
+    def pid(self) -> int:
+        """Of its process, on its host."""
+        ...
+
+    def say(self, word: ChannelMessage) -> None:
+        """Say a word to it; nothing, where it has ended."""
+        ...
+
+
+class Hooks(NamedTuple):
+    """What whoever runs a job does for the place of its processes."""
+
+    spec: Callable[[str, int], bytes]
+    """Makes what the process of a life of a role must know, encoded."""
+    take: Callable[[Life, ChannelMessage], None]
+    """Is handed each word that one says."""
+    happens: Callable[[Event], None]
+    """Is told what the supervisor is to know."""
+    note: Callable[[str], None]
+    """Is told what the person who runs the job should read."""
 
 
 class Processes:
@@ -37,6 +70,18 @@ class Processes:
     ) -> None:
         self._spec, self._take, self._happens = spec, take, happens
         self._children: dict[tuple[str, int], Child] = {}
+
+    def open(self, woken: Connection) -> None:
+        """Be ready to start processes: of this machine, it is."""
+
+    def spec_for(self, role: str, spec: Spec) -> Spec:
+        """What the process of a role must know, where it is."""
+        return spec
+
+    @classmethod
+    def of(cls, hooks: Hooks) -> Processes:
+        """Those of a job."""
+        return cls(hooks.spec, hooks.take, hooks.happens)
 
     @property
     def children(self) -> list[Child]:
@@ -61,9 +106,7 @@ class Processes:
         self._children[role, incarnation] = Child(role, incarnation, process, ours)
 
     def _forked(self, role: str, incarnation: int) -> tuple[Any, Any]:
-        from distbelief.places.processes.process import main  # with torch
-
-        return forkserver.fork(role, main, role, incarnation, self._spec(role, incarnation))
+        return forkserver.fork(role, _play, role, incarnation, self._spec(role, incarnation))
 
     def end(self, role: str, incarnation: int) -> None:
         """End a life of a role at once; nothing, where it has ended already."""
@@ -139,3 +182,10 @@ class Processes:
             child.process.join()
             child.channel.connection.close()
         self._children.clear()
+
+
+def _play(role: str, incarnation: int, spec: bytes, connection: Connection) -> None:
+    """Play a role, in a process that the forkserver has begun; whoever asks for that need not import torch."""
+    from distbelief.places.processes.process import main
+
+    main(role, incarnation, spec, connection)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing.connection
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +17,14 @@ from distbelief.core.settings import Settings
 from distbelief.job import Job
 from distbelief.places import status
 from distbelief.places.channel_messages import Ask, ChannelMessage, Listening, Noted, Over, Standing
+from distbelief.places.cluster.host_processes import HostProcesses
 from distbelief.places.explanation import Explanation
 from distbelief.places.join.join_server import Guests, JoinGrant, JoinRefusal, JoinRequest, JoinServer, wrong_strategy
 from distbelief.places.place import Deadlines, Effect, Ended, Event, Interruption, Moved, Said, Tick, Unable, carry_out
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.addresses import host_and_port
-from distbelief.places.processes.child import Child
 from distbelief.places.processes.options import LocalOptions
-from distbelief.places.processes.processes import Processes
+from distbelief.places.processes.processes import Hooks, Life, Processes
 from distbelief.places.processes.spec import tell, tell_guest
 from distbelief.places.supervisor import Supervisor
 from distbelief.record.journal import LIMIT as JOURNAL_LIMIT
@@ -49,6 +49,7 @@ class Running:
         attempt: Attempt,
         evaluates: bool,
         script: list[str] | None = None,
+        make: Callable[[Hooks], Processes | HostProcesses] = Processes.of,
     ) -> None:
         self.cluster, self.job, self.settings, self.attempt, self.evaluates = cluster, job, settings, attempt, evaluates
         self._script = script or []
@@ -58,7 +59,7 @@ class Running:
         self.supervisor = Supervisor(
             settings.restarts, explanation, lasts=lasts, deadlines=DEADLINES, script=bool(self._script)
         )
-        self.processes = Processes(self._spec, self._take, self._happens)
+        self.processes = make(Hooks(self._spec, self._take, self._happens, self._note))
         self.desk = status.Desk(attempt.folder.path if attempt.folder else None, self._ask, self._state)
         self._looked = 0.0
         self._address = ""
@@ -113,6 +114,8 @@ class Running:
 
     def _start(self, woken: Connection) -> None:
         """Start every process; a Ctrl-C is acted on before the rest is started."""
+        forkserver.start()
+        self.processes.open(woken)
         if self.cluster.encrypted:
             from distbelief.places.join.authority import Authority  # with what it encrypts by
 
@@ -126,8 +129,7 @@ class Running:
                 f"others may join: copy {self._join_server.path} to them, and there run distbelief join "
                 f"{self._join_server.path.name}"
             )
-            self.attempt.record(time.monotonic(), roles.SUPERVISOR, records.Note(told))
-        forkserver.start()
+            self._note(told)
         for effect in self.supervisor.begin(self.job.strategy.roles(self.evaluates)):
             if self.supervisor.failure or (self.processes.children and woken.poll()):
                 return
@@ -135,7 +137,7 @@ class Running:
 
     def _spec(self, role: str, incarnation: int) -> bytes:
         """What the process of a role must know."""
-        own = msgspec.structs.replace(self._told, forkserver=forkserver.pid())
+        own = self.processes.spec_for(role, msgspec.structs.replace(self._told, forkserver=forkserver.pid()))
         if role == roles.COORDINATOR and incarnation:
             own = msgspec.structs.replace(own, listen=self._address, known=self._known)
         if self._certifier:
@@ -143,6 +145,9 @@ class Running:
             heir = self._certifier.issue(roles.shard_of(role)) if standby else None
             own = msgspec.structs.replace(own, identity=self._certifier.issue(role), heir=heir)
         return msgspec.msgpack.encode(own)
+
+    def _note(self, text: str) -> None:
+        self.attempt.record(time.monotonic(), roles.SUPERVISOR, records.Note(text))
 
     def _admit(self, request: JoinRequest) -> JoinGrant | JoinRefusal:
         """What a guest is told who holds the ticket; called by threads of the join server."""
@@ -186,7 +191,7 @@ class Running:
         if self.supervisor.started and self.attempt.live.curious:
             for child in self.processes.children:
                 if roles.kind(child.role) is roles.Kind.SHARD:
-                    child.channel.say(Ask())
+                    child.say(Ask())
         self._happens(Tick(self.processes.stopped))
 
     def _keep_folder(self) -> None:
@@ -201,14 +206,14 @@ class Running:
         """Ask every process how it stands; returns how many were asked."""
         children = self.processes.children
         for child in children:
-            child.channel.say(Ask())
+            child.say(Ask())
         return len(children)
 
     def _state(self, said: Iterable[Standing]) -> dict[str, Any]:
-        children = [(child.role, child.process.pid, child.incarnation) for child in self.processes.children]
+        children = [(child.role, child.pid, child.incarnation) for child in self.processes.children]
         return status.state(children, said, self.attempt.recorder.summary)
 
-    def _take(self, child: Child, word: ChannelMessage) -> None:
+    def _take(self, child: Life, word: ChannelMessage) -> None:
         """Take a word of a process; how it stands answers us, and is no sign that the job goes on."""
         if isinstance(word, Standing):
             self.desk.take(word)

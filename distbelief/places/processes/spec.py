@@ -43,6 +43,8 @@ class Opening(Surroundings, frozen=True, kw_only=True):
 
     strategy: str
     """By name."""
+    output: int = -1
+    """A descriptor of the supervisor's that takes what the process prints; -1: what this one prints to does."""
 
 
 class Spec(Opening, frozen=True, kw_only=True):

@@ -1,0 +1,232 @@
+"""The agent of a host: starts, watches and ends the roles that are there, as the supervisor of the job asks it to.
+
+It is a process whose standard input and output are its line to the supervisor: when that is closed, or silent for too
+long, it ends with all that it has started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing.connection
+import os
+import signal
+import sys
+import time
+from importlib import metadata
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+import setproctitle
+
+from distbelief.core.settings import read_own
+from distbelief.errors import DistbeliefError
+from distbelief.places import signals
+from distbelief.places.channel_messages import ChannelMessage, Noted
+from distbelief.places.cluster import network
+from distbelief.places.cluster.words import (
+    BEAT_SECONDS,
+    MARK,
+    SILENCE_SECONDS,
+    AgentWord,
+    Beat,
+    Begin,
+    Broken,
+    EndLife,
+    Greeting,
+    LifeEnded,
+    LifeSaid,
+    LifeStarted,
+    Line,
+    Printed,
+    Reach,
+    Reached,
+    StartLife,
+    StoppedLives,
+    TellLife,
+)
+from distbelief.places.place import Ended, Event, Unable
+from distbelief.places.processes import forkserver
+from distbelief.places.processes.child import Child
+from distbelief.places.processes.processes import Processes
+from distbelief.strategies import find
+
+VERSION = metadata.version("distbelief")
+LINE_LIMIT = 1 << 14
+"""Longest line of a life's output that is handed on in one piece, in bytes."""
+
+
+class Output:
+    """What the process of a life prints, in lines."""
+
+    def __init__(self) -> None:
+        self.reads, self.writes = os.pipe()
+        os.set_blocking(self.reads, False)
+        self._rest = b""
+
+    def fileno(self) -> int:
+        """Ready when there is something to read."""
+        return self.reads
+
+    def lines(self, last: bool = False) -> list[str]:
+        """Whole lines that have come; at the last, what is left too."""
+        with contextlib.suppress(BlockingIOError):
+            while piece := os.read(self.reads, 1 << 16):
+                self._rest += piece
+        whole, end, rest = self._rest.rpartition(b"\n")
+        if last or len(rest) > LINE_LIMIT:
+            whole, end, rest = self._rest, b"", b""
+        self._rest = rest
+        return whole.decode(errors="replace").splitlines() if whole or end else []
+
+    def close(self) -> None:
+        """Read no more."""
+        os.close(self.reads)
+        os.close(self.writes)
+
+
+class Agent:
+    """Does what is asked on a line, until that ends.
+
+    Args:
+        line: to the supervisor.
+    """
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._specs: dict[tuple[str, int], bytes] = {}
+        self._lives: dict[tuple[str, int], int] = {}
+        self._outputs: dict[tuple[str, int], Output] = {}
+        self._processes = Processes(self._spec, self._take, self._happens)
+        self._probe = network.open_probe()
+        self._heard = self._beaten = time.monotonic()
+
+    def run(self, woken: Connection) -> None:
+        """Serve until the line ends, or a signal says so."""
+        try:
+            while self._turn(woken):
+                pass
+        finally:
+            self._processes.close()
+
+    def _turn(self, woken: Connection) -> bool:
+        """Wait for whatever comes next, and do it; False at the end."""
+        waiting = [self._line.reads, woken, self._probe, *self._outputs.values(), *self._processes.waitables]
+        ready = set(map(id, multiprocessing.connection.wait(waiting, BEAT_SECONDS)))
+        if id(woken) in ready:
+            self._line.say(Broken(f"its agent was told to end ({woken.recv_bytes().decode()})"))
+            return False
+        if id(self._line.reads) in ready and not self._line.hear_all(self._obey):
+            return False
+        network.admit(self._probe)
+        for life, output in list(self._outputs.items()):
+            if id(output) in ready:
+                self._print(life, output.lines())
+        self._processes.look(ready)
+        now = time.monotonic()
+        if now > self._beaten + BEAT_SECONDS:
+            self._beaten = now
+            self._line.say(Beat())
+            stopped = [child for child in self._processes.children if signals.is_stopped(child.pid)]
+            self._line.say(StoppedLives([self._lives[child.role, child.incarnation] for child in stopped]))
+        return now < self._heard + SILENCE_SECONDS
+
+    def _obey(self, word: AgentWord) -> None:
+        self._heard = time.monotonic()
+        match word:
+            case Begin():
+                os.environ.update(word.environment)
+                self._line.say(greeting(self._probe.getsockname()[1], word.mark))
+            case Reach():
+                self._line.say(Reached(network.try_all(word.others)))
+            case StartLife():
+                self._specs[word.role, word.incarnation] = word.spec
+                self._lives[word.role, word.incarnation] = word.life
+                self._start(word)
+            case EndLife():
+                if (child := self._child(word.life)) is not None:
+                    self._processes.end(child.role, child.incarnation)
+            case TellLife():
+                if (child := self._child(word.life)) is not None:
+                    child.say(word.word)
+
+    def _start(self, word: StartLife) -> None:
+        try:
+            self._processes.start(word.role, word.incarnation)
+        except DistbeliefError as error:  # its strategy is not here
+            self._line.say(Broken(str(error)))
+        if (child := self._child(word.life)) is not None:
+            self._line.say(LifeStarted(word.life, child.pid))
+
+    def _child(self, life: int) -> Child | None:
+        return next((one for one in self._processes.children if self._lives[one.role, one.incarnation] == life), None)
+
+    def _spec(self, role: str, incarnation: int) -> bytes:
+        """What the process of a life must know: what the supervisor says, and of this host."""
+        from distbelief.places.processes.spec import Opening, Spec
+
+        told = self._specs.pop((role, incarnation))
+        find(msgspec.msgpack.decode(told, type=Opening).strategy)
+        output = self._outputs[role, incarnation] = Output()
+        own = msgspec.structs.replace(
+            msgspec.msgpack.decode(told, type=Spec, dec_hook=read_own),
+            supervisor=os.getpid(), forkserver=forkserver.pid(), path=[os.getcwd(), *sys.path], directory=os.getcwd(),
+            environment=dict(os.environb), output=output.writes,
+        )  # fmt: skip
+        return msgspec.msgpack.encode(own)
+
+    # what is told
+
+    def _take(self, child: Child, word: ChannelMessage) -> None:
+        life = self._lives[child.role, child.incarnation]
+        age = max(0.0, time.monotonic() - word.moment) if isinstance(word, Noted) else 0.0
+        self._line.say(LifeSaid(life, word, age))  # type: ignore[arg-type]  # any that a process says
+
+    def _happens(self, event: Event) -> None:
+        if isinstance(event, Unable):
+            self._line.say(Broken(str(event.error)))
+        elif isinstance(event, Ended):
+            name = event.role, event.incarnation
+            if (output := self._outputs.pop(name, None)) is not None:
+                self._print(name, output.lines(last=True))
+                output.close()
+            self._line.say(LifeEnded(self._lives[name], event.how, event.killed, event.done))
+
+    def _print(self, life: tuple[str, int], lines: list[str]) -> None:
+        for text in lines:
+            self._line.say(Printed(self._lives[life], text))
+
+
+def greeting(port: int, mark: str) -> Greeting:
+    """What a host is like.
+
+    Args:
+        port: where others may try to reach it.
+        mark: a file that it sees where it sees the run folder.
+    """
+    cores = len(os.sched_getaffinity(0))
+    gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    return Greeting(
+        VERSION, os.uname().nodename, cores, gpus, network.network_identity(), network.own_addresses(),
+        os.environ.get("SSH_CONNECTION", "").split()[0::2], port, time.time(), os.path.exists(mark),
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Be the agent of this host, on standard input and output."""
+    setproctitle.setproctitle("distbelief: agent")
+    # what anybody prints is output of this host, and no word; a process that is started has no part in the line
+    line = Line(Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False))
+    os.write(1, MARK)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the end of a login: its line ends with it
+    sys.path[:0] = [os.getcwd()]
+    forkserver.start()
+    with signals.waitable() as woken:
+        Agent(line).run(woken)
+
+
+if __name__ == "__main__":
+    main()

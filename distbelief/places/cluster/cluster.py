@@ -1,0 +1,184 @@
+"""The cluster: every role a process of one of several hosts."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distbelief.core import roles
+from distbelief.core.settings import Settings, option
+from distbelief.errors import UsageError, unknown
+from distbelief.job import Job
+from distbelief.places.cluster.engines import Engine, RemoteShell
+from distbelief.places.cluster.host_processes import HostProcesses
+from distbelief.places.cluster.hosts import Host, parse_hostfile, parse_hosts
+from distbelief.places.cluster.opening import Opened, open_hosts
+from distbelief.places.cluster.placement import Placement, Site
+from distbelief.places.cluster.slurm import Slurm, allocated_hosts, is_allocated
+from distbelief.places.processes.local import Local
+from distbelief.places.processes.processes import Hooks
+
+if TYPE_CHECKING:
+    from distbelief.places.attempt import Attempt, View
+
+
+@dataclass(frozen=True)
+class Cluster(Local):
+    """Processes of several hosts, placed by a remote shell: `Cluster(hosts="a:4,b:4")`."""
+
+    hosts: str = ""
+    """Hosts to train on, with so many slots each (a:4,b:4): a slot holds one replica, or one partition of a split one.
+    Without a number, a host has as many as cores, or with --device cuda as GPUs. Each is logged in to by SSH."""
+    hostfile: str = ""
+    """A file that names them instead, one a line: `a slots=4`, or `a:4`."""
+    remote_shell: str = "ssh"
+    """The command, with its options, by which a host is logged in to; it must ask for no password."""
+    on: str = ""
+    """What starts a job on its hosts: ssh, or slurm, inside an allocation of several nodes (which is seen), whose nodes
+    are the hosts."""
+    interface: str = ""
+    """The network interface by whose address hosts are reached, such as eth1; else each is tried until one answers."""
+    oversubscribe: bool = False
+    """Let a host have more replicas than slots."""
+
+    @property
+    def named(self) -> tuple[Host, ...]:
+        """The hosts, as they are written.
+
+        Raises:
+            UsageError: none are, or both ways, or not as hosts are written.
+        """
+        if self.engine == "slurm":
+            if self.hosts or self.hostfile:
+                named = f"--hosts {self.hosts}" if self.hosts else f"--hostfile {self.hostfile}"
+                raise UsageError(
+                    f"{named}: inside Slurm the hosts are the nodes of the allocation; "
+                    "leave it off, or log in to others with --on ssh"
+                )
+            return allocated_hosts(os.environ)
+        if self.hosts and self.hostfile:
+            raise UsageError(f"--hosts {self.hosts} and --hostfile {self.hostfile} both name the hosts: leave one off")
+        if self.hosts:
+            return parse_hosts(self.hosts)
+        if not self.hostfile:
+            raise UsageError("which hosts? Name them with --hosts a:4,b:4, or in a --hostfile")
+        try:
+            return parse_hostfile(Path(self.hostfile).read_text(), self.hostfile)
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--hostfile {self.hostfile} cannot be read: {error}") from error
+
+    @property
+    def engine(self) -> str:
+        """What starts agents: as `on` says, else Slurm inside an allocation of several nodes, else SSH."""
+        if self.on not in ENGINES:
+            raise unknown("engine", self.on, ENGINES[1:])
+        return self.on or ("slurm" if is_allocated(os.environ) else "ssh")
+
+    @property
+    def slots(self) -> int:
+        """All slots of the hosts; 0 where some host's are not written."""
+        counts = [host.slots for host in self.named]
+        return 0 if 0 in counts else sum(counts)
+
+    @property
+    def carrier(self) -> str:
+        """The transport between hosts."""
+        return "tcp"
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether links are TLS: unless `insecure`."""
+        return not self.insecure
+
+    def settings(self, job: Job) -> Settings:
+        """What every role of a job is told here.
+
+        Raises:
+            UsageError: as of `Local`; also of hosts that are not written well, or have too few slots.
+        """
+        for name, instead in ELSEWHERE.items():
+            if getattr(self, name) != getattr(Local, name):
+                raise UsageError(
+                    f"{option(name)} {getattr(self, name)}: is of one host, and there are several; {instead}"
+                )
+        if job.strategy.needs_memory(job.settings(), self.carrier):
+            raise UsageError(
+                f"strategy {job.strategy.name} is of replicas that share one memory, and hosts have each their own: "
+                "train with another, such as downpour"
+            )
+        settings = super().settings(job)
+        if self.slots:
+            self.plan(settings, job.strategy.roles(measured=True))
+        return settings
+
+    def plan(self, settings: Settings, cast: Sequence[str]) -> Placement:
+        """Who is where, by the slots that are written, and if all hosts see the run folder; no host is asked.
+
+        Raises:
+            UsageError: slots are not written, or too few.
+        """
+        if not self.slots:
+            bare = next(host.name for host in self.named if not host.slots)
+            raise UsageError(f"how many slots has host {bare}? Without asking it, that must be written: {bare}:4")
+        return self._place(settings, cast, [Site(host.name, host.slots) for host in self.named])
+
+    def _place(self, settings: Settings, cast: Sequence[str], sites: Sequence[Site]) -> Placement:
+        servers = [role for role in cast if roles.kind(role) in (roles.Kind.SHARD, roles.Kind.STANDBY)]
+        alone = [role for role in cast if role not in servers and not roles.is_replica(role)]
+        return Placement(sites, settings.mesh, servers, alone, oversubscribe=self.oversubscribe)
+
+    def _run(
+        self, job: Job, settings: Settings, view: View | None, began: float, evaluated: bool,
+        script: list[str] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        self._starter()  # before there is a run folder
+        return super()._run(job, settings, view, began, evaluated, script)
+
+    def _starter(self) -> Engine:
+        if self.engine == "ssh":
+            return RemoteShell(self.remote_shell)
+        if self.remote_shell != "ssh":
+            raise UsageError(f"--remote-shell {self.remote_shell}: Slurm starts the agents; leave it off, or --on ssh")
+        return Slurm({host.name: host.slots for host in self.named})
+
+    def make_processes(
+        self, job: Job, settings: Settings, evaluated: bool, attempt: Attempt
+    ) -> Callable[[Hooks], HostProcesses]:
+        """What makes the place of a job's processes."""
+        cast, run = job.strategy.roles(evaluated), attempt.folder.path if attempt.folder else Path()
+
+        def begin(woken: Connection) -> Opened:
+            mark = run.absolute() / f".hosts-{secrets.token_hex(8)}"
+            mark.touch()
+            try:
+                names = [host.name for host in self.named]
+                return open_hosts(self._starter(), names, str(mark), self.interface, woken)
+            finally:
+                mark.unlink(missing_ok=True)
+
+        def place(opened: Opened) -> Placement:
+            sites = []
+            for host, agent in zip(self.named, opened.agents, strict=True):
+                greeting = agent.greeting
+                assert greeting
+                own = greeting.gpus if job.device.startswith("cuda") else greeting.cores
+                sites.append(Site(host.name, host.slots or own, greeting.keeps))
+            return self._place(settings, cast, sites)
+
+        return lambda hooks: HostProcesses(hooks, begin, place)
+
+
+ENGINES = ("", "ssh", "slurm")
+ELSEWHERE = {
+    "transport": "between hosts it is always tcp: leave it off",
+    "bind": "each listens at its own address: leave it off, or choose that with --interface",
+    "advertise": "each is told by its own address: leave it off, or choose that with --interface",
+    "listen": "leave it off, and name the other machines as hosts",
+    "tls": "links between hosts are encrypted in any case: leave it off",
+}
+"""Options of one host, and what to do instead."""

@@ -1,0 +1,95 @@
+"""Engines: what starts an agent on a host, whose standard input and output are its line to the supervisor."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+from typing import NamedTuple, Protocol
+
+from distbelief.errors import UsageError
+
+SSH = (
+    *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
+    *("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=6"),
+)
+"""Never asks anybody anything, says soon that a host is not there, and bears a longer silence than a line does."""
+LOCAL = ("localhost", "127.0.0.1", "::1")
+AGENT = "distbelief.places.cluster.agent"
+PASSED_ON = ("DISTBELIEF_", "OMP_", "MKL_", "NCCL_", "GLOO_", "CUDA_", "TORCH_")
+"""What the names of environment variables begin with that hosts are told of."""
+
+
+class Started(NamedTuple):
+    """An agent that is being started: the process here through which it is, and what it says and prints."""
+
+    process: subprocess.Popen[bytes]
+    line: Connection
+    printed: int
+    """A descriptor: the standard error of that process."""
+
+
+class Engine(Protocol):
+    """Starts agents. Ending one is the line's: closed, or silent for too long."""
+
+    def start(self, host: str) -> Started:
+        """Begin to start the agent of a host.
+
+        Raises:
+            UsageError: the engine is not installed.
+        """
+        ...
+
+
+class RemoteShell:
+    """Starts an agent as a command of a remote shell, such as ssh; on this machine itself, without one.
+
+    Args:
+        words: the shell and its options; it is called with a host and a command for the shell there.
+    """
+
+    def __init__(self, words: str = "ssh") -> None:
+        self._words = shlex.split(words)
+        if not self._words or shutil.which(self._words[0]) is None:
+            raise UsageError(
+                f"--remote-shell {words!r}: no such program here; install one (apt-get install openssh-client), or "
+                "name another"
+            )
+        if os.path.basename(self._words[0]) == "ssh":
+            self._words += SSH
+
+    def start(self, host: str) -> Started:
+        """Begin to start the agent of a host."""
+        command = agent_command()
+        here = host in (*LOCAL, socket.gethostname())
+        return spawn(["sh", "-c", command] if here else [*self._words, host, command])
+
+
+def agent_command() -> str:
+    """What a shell on a host runs: this Python, in this directory, both as they are called here."""
+    own = [os.path.abspath(one) for one in sys.path if not one.startswith((sys.prefix, sys.base_prefix))]
+    words = ["env", f"PYTHONPATH={os.pathsep.join(own)}", sys.executable, "-m", AGENT]
+    return f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(words)}"
+
+
+def spawn(words: list[str]) -> Started:
+    """Start a process whose standard input and output are a line, out of the reach of this terminal's Ctrl-C."""
+    ours, theirs = socket.socketpair()
+    printed, prints = os.pipe()
+    try:
+        process = subprocess.Popen(
+            words, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=prints, start_new_session=True
+        )
+    finally:
+        theirs.close()
+        os.close(prints)
+    return Started(process, Connection(ours.detach()), printed)
+
+
+def passed_on() -> dict[str, str]:
+    """The variables of this process's environment that hosts are told of."""
+    return {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}

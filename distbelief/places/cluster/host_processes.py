@@ -1,0 +1,218 @@
+"""Processes of several hosts as a place: each life of a role is started by the agent of the host that it is placed on,
+or here, where the supervisor is.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import msgspec
+
+from distbelief.errors import JobFailed, RemoteProtocolError
+from distbelief.places.channel_messages import ChannelMessage, Noted
+from distbelief.places.cluster.opening import Opened
+from distbelief.places.cluster.placement import Placement
+from distbelief.places.cluster.remote_agent import RemoteAgent, RemoteLife
+from distbelief.places.cluster.words import (
+    BEAT_SECONDS,
+    SILENCE_SECONDS,
+    Beat,
+    Broken,
+    EndLife,
+    LifeEnded,
+    LifeSaid,
+    LifeStarted,
+    Printed,
+    StartLife,
+    StoppedLives,
+)
+from distbelief.places.place import Ended, Unable
+from distbelief.places.processes.child import Child
+from distbelief.places.processes.processes import Hooks, Processes
+from distbelief.places.processes.spec import Spec
+
+
+class HostProcesses:
+    """Starts the processes of a job on several hosts, hands on what they say, tells how each has ended, and leaves none
+    behind.
+
+    Args:
+        hooks: as of `Processes`.
+        open_hosts: starts the agents.
+        place: says who is where, once these have greeted.
+    """
+
+    def __init__(
+        self, hooks: Hooks, open_hosts: Callable[[Connection], Opened], place: Callable[[Opened], Placement]
+    ) -> None:
+        self._hooks, self._open, self._place = hooks, open_hosts, place
+        self._local = Processes.of(hooks)
+        self._opened: Opened | None = None
+        self._placement: Placement | None = None
+        self._lives: dict[int, RemoteLife] = {}
+        self._numbers = 0
+        self._news: list[Ended] = []
+        self._beaten = 0.0
+
+    def open(self, woken: Connection) -> None:
+        """Start the agents, and decide who is where; a signal on `woken` ends that.
+
+        Raises:
+            DistbeliefError: hosts cannot be used, or there are too few slots.
+        """
+        self._opened = self._open(woken)
+        self._placement = self._place(self._opened)
+        for line in self._placement.lines():
+            self._hooks.note(line)
+
+    @property
+    def _agents(self) -> list[RemoteAgent]:
+        return self._opened.agents if self._opened else []
+
+    def _is_home(self, at: int) -> bool:
+        return self._placement is not None and at == self._placement.home
+
+    def spec_for(self, role: str, spec: Spec) -> Spec:
+        """What the process of a role must know, where it is: it listens at its host's address."""
+        assert self._placement
+        assert self._opened
+        at = self._placement.where[role]
+        if self._is_home(at):
+            return msgspec.structs.replace(spec, bind=self._opened.home, advertise="")
+        own = msgspec.structs.replace(spec, environment={}, path=[], directory="", forkserver=0, supervisor=0)
+        return msgspec.structs.replace(own, bind=self._agents[at].address, advertise="")
+
+    # a place
+
+    def start(self, role: str, incarnation: int) -> None:
+        """Begin a life of a role, on its host, or on another with slots left where that is gone."""
+        assert self._placement
+        at = self._placement.again(role)
+        if at is None:
+            how = "its host is gone, and no other has a slot left for it"
+            self._news.append(Ended(role, incarnation, how))
+        elif self._is_home(at):
+            self._local.start(role, incarnation)
+        else:
+            agent, self._numbers = self._agents[at], self._numbers + 1
+            self._lives[self._numbers] = RemoteLife(role, incarnation, self._numbers, agent)
+            agent.line.say(StartLife(self._numbers, role, incarnation, self._hooks.spec(role, incarnation)))
+
+    def end(self, role: str, incarnation: int) -> None:
+        """End a life of a role at once; nothing, where it has ended already."""
+        self._local.end(role, incarnation)
+        for life in self._lives.values():
+            if (life.role, life.incarnation) == (role, incarnation):
+                life.agent.line.say(EndLife(life.number))
+
+    def tell(self, role: str, word: ChannelMessage) -> None:
+        """Say a word to the latest life of a role; nothing, where that has ended."""
+        self._local.tell(role, word)
+        lives = [life for life in self._lives.values() if life.role == role]
+        if lives:
+            max(lives, key=lambda life: life.incarnation).say(word)
+
+    # what a supervisor's process does with it
+
+    @property
+    def children(self) -> list[Child | RemoteLife]:
+        """Those that are there."""
+        return [*self._local.children, *self._lives.values()]
+
+    def rename(self, role: str, to: str, incarnation: int) -> bool:
+        """Have whoever plays a role play another from now on; whether anybody does."""
+        life = next((one for one in self._lives.values() if one.role == role), None)
+        if life is None and not self._local.rename(role, to, incarnation):
+            return False
+        if life is not None:
+            life.role, life.incarnation = to, incarnation
+        assert self._placement
+        self._placement.rename(role, to)
+        return True
+
+    @property
+    def waitables(self) -> list[Any]:
+        """What is ready as soon as a process has said something or ended, or an agent has."""
+        there = [agent for agent in self._agents if not agent.gone]
+        return [*self._local.waitables, *(agent.line.reads for agent in there), *(agent.printed for agent in there)]
+
+    def look(self, ready: set[int]) -> None:
+        """Hand on what is said, and tell who has ended."""
+        self._local.look(ready)
+        now = time.monotonic()
+        if beats := now > self._beaten + BEAT_SECONDS:
+            self._beaten = now
+        for at, agent in enumerate(self._agents):
+            if agent.gone:
+                continue
+            for line in agent.read_printed():
+                self._print(agent.name, line)
+            if id(agent.line.reads) in ready and not self._hears(agent):
+                self._lose(at, agent, agent.why())
+            elif now > agent.heard + SILENCE_SECONDS:
+                self._lose(at, agent, f"nothing was heard from it for {SILENCE_SECONDS:.0f} s")
+            elif beats:
+                agent.line.say(Beat())
+        news, self._news = self._news, []
+        for one in news:
+            self._hooks.happens(one)
+
+    def _hears(self, agent: RemoteAgent) -> bool:
+        try:
+            return agent.line.hear_all(partial(self._obey, agent))
+        except RemoteProtocolError:
+            return False
+
+    def _obey(self, agent: RemoteAgent, word: Any) -> None:
+        """Take a word of an agent."""
+        agent.take(word)
+        life = self._lives.get(getattr(word, "life", 0))
+        match word:
+            case Broken():
+                self._hooks.happens(Unable(JobFailed(f"host {agent.name}: {word.why}")))
+            case StoppedLives():
+                agent.stopped = word.lives
+            case LifeStarted() if life:
+                life.pid = word.pid
+            case LifeSaid() if life:
+                said = word.word
+                if isinstance(said, Noted):  # moments are of the clock of a host
+                    said = msgspec.structs.replace(said, moment=time.monotonic() - word.age)
+                self._hooks.take(life, said)
+            case Printed() if life:
+                self._print(f"{life.role} on {agent.name}", word.text)
+            case LifeEnded() if life:
+                del self._lives[word.life]
+                self._hooks.happens(Ended(life.role, life.incarnation, word.how, word.killed, word.done))
+
+    def _print(self, who: str, text: str) -> None:
+        print(f"[{who}] {text}", file=sys.stderr, flush=True)
+
+    def _lose(self, at: int, agent: RemoteAgent, why: str) -> None:
+        """A host is gone, and all that was there."""
+        agent.gone = why
+        agent.hang_up()
+        assert self._placement
+        self._placement.lose(at)
+        for life in [life for life in self._lives.values() if life.agent is agent]:
+            del self._lives[life.number]
+            self._news.append(Ended(life.role, life.incarnation, f"its host {agent.name} is gone: {why}", killed=True))
+
+    @property
+    def stopped(self) -> dict[str, int]:
+        """The roles whose processes are stopped by a signal, with their process ids there."""
+        held = {number for agent in self._agents if not agent.gone for number in agent.stopped}
+        return {**self._local.stopped, **{one.role: one.pid for one in self._lives.values() if one.number in held}}
+
+    def close(self) -> None:
+        """Leave no process behind, on any host."""
+        self._local.close()
+        self._lives.clear()
+        if self._opened:
+            self._opened.close()
+            self._opened = None

@@ -1,0 +1,84 @@
+"""The hosts of a job as they are written: on the command line (a:4,b:4), or in a hostfile, one a line."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from distbelief.errors import UsageError
+
+MOST_HOSTS = 1 << 12
+MOST_SLOTS = 1 << 12
+"""Of one host."""
+_NAME = r"(?P<name>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_][A-Za-z0-9_.@-]*)"
+"""A name, an address, or user@name: none begins with a dash, which a remote shell would take for an option."""
+_WORD = re.compile(rf"{_NAME}(?::(?P<slots>[0-9]+))?")
+_LINE = re.compile(rf"{_NAME}(?::(?P<slots>[0-9]+)|\s+slots\s*=\s*(?P<named>[0-9]+))?")
+
+
+class Host(msgspec.Struct, frozen=True):
+    """A host as it was written."""
+
+    name: str
+    slots: int = 0
+    """Replicas, or partitions of split ones, that it holds; 0: as many as it has cores or GPUs."""
+
+
+def parse_hosts(text: str) -> tuple[Host, ...]:
+    """The hosts that `--hosts` names.
+
+    Raises:
+        UsageError: a word is no host, or names one twice.
+
+    >>> parse_hosts("a:4,me@b,[::1]:2")
+    (Host(name='a', slots=4), Host(name='me@b', slots=0), Host(name='::1', slots=2))
+    """
+    found: dict[str, str] = {}
+    hosts = [_host(_WORD.fullmatch(word.strip()), f"--hosts {text}", word, word, found) for word in text.split(",")]
+    return _few(hosts, "--hosts")
+
+
+def parse_hostfile(text: str, name: str) -> tuple[Host, ...]:
+    r"""The hosts in the text of a hostfile: `host slots=4`, `host:4` or `host` on each line, and comments after `#`.
+
+    Args:
+        text: all of it.
+        name: of the file, for errors.
+
+    Raises:
+        UsageError: naming the line that is none, or names a host that another has named; or there is no host.
+
+    >>> parse_hostfile("a slots=4  # the large one\n\nb:2\n", "hosts")
+    (Host(name='a', slots=4), Host(name='b', slots=2))
+    """
+    hosts, found = [], dict[str, str]()
+    for number, line in enumerate(text.splitlines(), 1):
+        if bare := line.partition("#")[0].strip():
+            where = f"--hostfile {name}, line {number}"
+            hosts.append(_host(_LINE.fullmatch(bare), where, bare, f"line {number}", found))
+    if not hosts:
+        raise UsageError(f"--hostfile {name} names no host: write one on each line, such as `node1 slots=4`")
+    return _few(hosts, f"--hostfile {name}")
+
+
+def _host(match: re.Match[str] | None, where: str, word: str, called: str, found: dict[str, str]) -> Host:
+    """The host that a word or line is; `found` has those before it, and how they are called."""
+    if match is None:
+        raise UsageError(f"{where}: {word[:80]!r} is no host; write NAME, NAME:SLOTS or, in a file, NAME slots=SLOTS")
+    name, given = match["name"].strip("[]"), match.groupdict()
+    count = given["slots"] or given.get("named")
+    if count is not None and not 1 <= int(count) <= MOST_SLOTS:
+        raise UsageError(f"{where}: {name} with {int(count)} slots; a host has from 1 to {MOST_SLOTS}")
+    if name in found:
+        raise UsageError(
+            f"{where}: host {name} is named twice, {found[name]!r} and {called!r}; name it once, with all its slots"
+        )
+    found[name] = called
+    return Host(name, int(count or 0))
+
+
+def _few(hosts: list[Host], where: str) -> tuple[Host, ...]:
+    if len(hosts) > MOST_HOSTS:
+        raise UsageError(f"{where} names {len(hosts)} hosts; there may be at most {MOST_HOSTS}")
+    return tuple(hosts)

@@ -1,0 +1,154 @@
+"""How the hosts of a job are opened: their agents are started, greet, and try whether the hosts reach each other."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing.connection
+import socket
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from multiprocessing.connection import Connection
+from typing import Any
+
+from distbelief.errors import Interrupted, JobFailed, UsageError
+from distbelief.places.cluster import network
+from distbelief.places.cluster.engines import Engine, passed_on
+from distbelief.places.cluster.remote_agent import RemoteAgent
+from distbelief.places.cluster.words import BEAT_SECONDS, Begin, Reach
+
+VERSION = metadata.version("distbelief")
+START_SECONDS = 60.0
+"""How long the agents of all hosts may take to begin, or to try each other."""
+ALL_PAIRS = 16
+"""So many hosts try each other, pair by pair; of more, each tries the next two and this one."""
+HERE = "this host"
+
+
+def open_hosts(engine: Engine, names: Sequence[str], mark: str, interface: str, woken: Connection) -> Opened:
+    """Start the agents of hosts, and find by which address others reach each of them, and this one.
+
+    Args:
+        engine: starts them.
+        names: of the hosts.
+        mark: a file in the run folder.
+        interface: by whose address hosts are told; "" for whichever others reach.
+        woken: ready when a signal has come.
+
+    Raises:
+        UsageError, JobFailed: an agent does not begin or is of another version, or hosts do not reach each other.
+    """
+    opened = Opened(woken)
+    try:
+        for name in names:
+            opened.agents.append(RemoteAgent(name, engine.start(name)))
+        opened.greet(mark)
+        opened.find_addresses(interface)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+class Opened:
+    """The agents of the hosts of a job, and the address of this one."""
+
+    def __init__(self, woken: Connection) -> None:
+        self._woken = woken
+        self.agents: list[RemoteAgent] = []
+        self.home = ""
+
+    def close(self, seconds: float = 10.0) -> None:
+        """End the agents, and what they have started."""
+        for agent in self.agents:
+            agent.hang_up()
+        until = time.monotonic() + seconds
+        for agent in self.agents:
+            agent.bury(until)
+
+    def greet(self, mark: str) -> None:
+        """Tell each agent of the job, once it has begun, and hear what its host is like."""
+        begun: set[str] = set()
+
+        def greeted() -> bool:
+            for agent in self.agents:
+                if agent.name not in begun and agent.find_mark():
+                    begun.add(agent.name)
+                    agent.line.say(Begin(mark, passed_on()))
+            return all(agent.greeting for agent in self.agents)
+
+        self._until(greeted, "does not answer")
+        for agent in self.agents:
+            assert agent.greeting
+            if agent.greeting.version != VERSION:
+                raise UsageError(
+                    f"host {agent.name} runs distbelief {agent.greeting.version}, this is {VERSION}: "
+                    "install the same on all"
+                )
+
+    def find_addresses(self, interface: str) -> None:
+        """Find by which address others reach each host, by trying."""
+        greetings = [agent.greeting for agent in self.agents if agent.greeting]
+        here = network.network_identity()
+        same = all(greeting.network == here for greeting in greetings)
+        with contextlib.closing(network.open_probe()) as probe:
+            logins = [greeting.login[0] for greeting in greetings if greeting.login]
+            tried = {HERE: _candidates(HERE, network.own_addresses(), logins, same, interface)}
+            ports = {HERE: probe.getsockname()[1]}
+            for agent, greeting in zip(self.agents, greetings, strict=True):
+                tried[agent.name] = _candidates(agent.name, greeting.addresses, greeting.login[1:], same, interface)
+                ports[agent.name] = greeting.port
+            where = {name: [f"{one}:{ports[name]}" for one in several] for name, several in tried.items()}
+            for number, agent in enumerate(self.agents):
+                others = [one.name for one in [*self.agents[number + 1 :], *self.agents[:number]]]
+                chosen = others if len(self.agents) <= ALL_PAIRS else others[:2]
+                agent.line.say(Reach({name: where[name] for name in (HERE, *chosen)}))
+            own = network.try_all({name: several for name, several in where.items() if name != HERE})
+            self._until(lambda: all(agent.reached for agent in self.agents), "is still trying to reach others", probe)
+        said = {HERE: own, **{agent.name: agent.reached.others for agent in self.agents if agent.reached}}
+        told = {name: {other: found[name] for other, found in said.items() if name in found} for name in tried}
+        self.home = network.choose(HERE, tried[HERE], told[HERE])
+        for agent in self.agents:
+            agent.address = network.choose(agent.name, tried[agent.name], told[agent.name])
+
+    def _until(self, reached: Callable[[], bool], late: str, probe: socket.socket | None = None) -> None:
+        """Hear agents until something is so.
+
+        Raises:
+            JobFailed: some have ended, or it takes too long; all that is wrong with any of them is told.
+        """
+        end = time.monotonic() + START_SECONDS
+        while not reached():
+            waiting: list[Any] = [self._woken, *([probe] if probe else [])]
+            for agent in self.agents:
+                waiting += [agent.line.reads, agent.printed]
+            multiprocessing.connection.wait(waiting, BEAT_SECONDS / 4)
+            if self._woken.poll():
+                raise Interrupted("interrupted before the job began")
+            if probe:
+                network.admit(probe)
+            for agent in self.agents:
+                agent.read_printed()
+                if (agent.find_mark() and not agent.line.hear_all(agent.take)) or agent.over:
+                    agent.gone = agent.why()
+                elif time.monotonic() > end:
+                    agent.gone = f"it {late} after {START_SECONDS:.0f} s"
+            if any(agent.gone for agent in self.agents):
+                self._refuse()
+
+    def _refuse(self) -> None:
+        wrong = [f"host {agent.name}: {agent.gone}" for agent in self.agents if agent.gone]
+        more = f"; and {len(wrong) - 3} more hosts" if len(wrong) > 3 else ""
+        raise JobFailed("; ".join(wrong[:3]) + more)
+
+
+def _candidates(name: str, own: dict[str, str], logins: Sequence[str], same: bool, interface: str) -> list[str]:
+    """The addresses of a host that may be told to others, the best first."""
+    if not interface:
+        return network.order(own.values(), logins, same)
+    if interface not in own:
+        raise UsageError(
+            f"--interface {interface}: {name if name == HERE else f'host {name}'} has none of that name with an "
+            f"address; it has {', '.join(f'{one} ({address})' for one, address in own.items())}"
+        )
+    return [own[interface]]

@@ -1,0 +1,195 @@
+"""Who is where: the roles of a job on hosts with slots, and where one goes whose host is gone. Pure.
+
+Replicas take slots, as many as they have partitions, which are together; all others take none. Shards are spread over
+the hosts that see the run folder, a standby is on another host than its shard, and the coordinator and the evaluator
+are at home, where the supervisor is.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
+
+from distbelief.core import roles
+from distbelief.errors import UsageError
+from distbelief.sharding.mesh import Mesh
+
+HOME = -1
+"""Where the supervisor is, in the place of a host's number, where it is on none of them."""
+
+
+class Site(msgspec.Struct, frozen=True):
+    """A host to place roles on."""
+
+    name: str
+    slots: int
+    keeps: bool = True
+    """Whether it sees the run folder, where shards write their parts of checkpoints."""
+
+
+class Placement:
+    """The host of every role, by its number among `sites`.
+
+    Args:
+        sites: the hosts.
+        mesh: replicas and the partitions of each.
+        servers: the shards and standbys.
+        alone: the roles that are where the supervisor is.
+        home: the number of that host; HOME where it is none of them.
+        oversubscribe: whether a host may hold more than its slots, where all are full.
+
+    Raises:
+        UsageError: there are not as many slots as processes that compute, or no host for shards.
+
+    >>> sites = [Site("a", 2), Site("b", 2)]
+    >>> placement = Placement(sites, Mesh(4), ["shard 0", "shard 1", "standby 0", "standby 1"], ["coordinator"])
+    >>> for at in (0, 1): print(placement.on(at))
+    ['replica 0', 'replica 1', 'shard 0', 'standby 1']
+    ['replica 2', 'replica 3', 'shard 1', 'standby 0']
+    >>> placement.lose(1), placement.again("shard 1"), placement.again("replica 2")
+    (None, 0, None)
+    """
+
+    def __init__(
+        self, sites: Sequence[Site], mesh: Mesh, servers: Sequence[str], alone: Iterable[str], home: int = HOME,
+        oversubscribe: bool = False,
+    ) -> None:  # fmt: skip
+        self.sites, self.home, self._oversubscribe = tuple(sites), home, oversubscribe
+        self._partitions = mesh.partitions
+        self._loads: list[int] = []
+        self._lost: set[int] = set()
+        self.where: dict[str, int] = dict.fromkeys(alone, home)
+        self._check(mesh)
+        self._place_replicas(mesh)
+        self._servers: Counter[int] = Counter()
+        self._keepers = [at for at, site in enumerate(self.sites) if site.keeps]
+        if servers and not self._keepers:
+            raise UsageError(
+                "no host sees the run folder, where shards write their parts of checkpoints: name one with --out that "
+                "at least one host shares"
+            )
+        for number, role in enumerate(one for one in servers if roles.kind(one) is roles.Kind.SHARD):
+            self._put(role, self._keepers[number % len(self._keepers)])
+        for role in servers:
+            if role not in self.where:
+                self._put(role, self._beside(role))
+
+    def _check(self, mesh: Mesh) -> None:
+        slots = sum(site.slots for site in self.sites)
+        if mesh.size > slots and not self._oversubscribe:
+            each = f" of {mesh.partitions} partitions" if mesh.partitions > 1 else ""
+            raise UsageError(
+                f"--replicas {mesh.replicas}{each}: {mesh.size} processes compute, and the hosts have {slots} slots "
+                f"({', '.join(f'{site.name}:{site.slots}' for site in self.sites[:8])}"
+                f"{', ...' if len(self.sites) > 8 else ''}); have fewer, name more hosts or slots, or --oversubscribe"
+            )
+
+    def _place_replicas(self, mesh: Mesh) -> None:
+        """Load all hosts alike; replicas that are on one host follow each other, and so do their hosts."""
+        counts = [0] * len(self.sites)
+        self._loads = loads = [0] * len(self.sites)
+        heap = [(self._fullness(at, mesh.partitions), at) for at in range(len(self.sites))]
+        heapq.heapify(heap)
+        whole = 0
+        while whole < mesh.replicas and heap:
+            fullness, at = heapq.heappop(heap)
+            if fullness <= 1:
+                counts[at], loads[at], whole = counts[at] + 1, loads[at] + mesh.partitions, whole + 1
+                heapq.heappush(heap, (self._fullness(at, mesh.partitions), at))
+        cells = iter(roles.replicas(mesh))
+        for at, count in enumerate(counts):
+            for _ in range(count * mesh.partitions):
+                self.where[next(cells)] = at
+        for cell in cells:  # of replicas that no host has room for: over the slots that are left, one after the other
+            free = next((at for at, site in enumerate(self.sites) if loads[at] < site.slots), None)
+            found = min(range(len(self.sites)), key=self._fullness) if free is None else free
+            self.where[cell], loads[found] = found, loads[found] + 1
+
+    def _fullness(self, at: int, more: int = 1) -> float:
+        """Which part of a host's slots would be taken, with so many more."""
+        return (self._loads[at] + more) / max(self.sites[at].slots, 1e-9)
+
+    def _put(self, role: str, at: int) -> None:
+        self.where[role] = at
+        self._servers[at] += 1
+
+    def _beside(self, standby: str) -> int:
+        """The host of a standby: another than its shard's, where there is one."""
+        shard = self.where.get(roles.shard_of(standby), HOME)
+        number = self._keepers.index(shard) if shard in self._keepers else 0
+        turned = [*self._keepers[number + 1 :], *self._keepers[: number + 1]]
+        there = [at for at in turned if at not in self._lost and at != shard] or [
+            at for at in turned if at not in self._lost
+        ]
+        least = min(self._servers[at] for at in there)
+        return next(at for at in there if self._servers[at] == least)
+
+    # what is asked
+
+    def on(self, at: int) -> list[str]:
+        """The roles of a host."""
+        return [role for role, one in self.where.items() if one == at]
+
+    @property
+    def beside(self) -> list[str]:
+        """Shards whose standby is on the same host, since there is no other: one death takes both."""
+        standbys = [role for role in self.where if roles.kind(role) is roles.Kind.STANDBY]
+        return [shard for role in standbys if self.where.get(shard := roles.shard_of(role)) == self.where[role]]
+
+    def lines(self) -> list[str]:
+        """Who is where, one line a host, and what whoever runs the job should know of that."""
+        told = [] if self.home >= 0 else [f"here: {', '.join(self.on(HOME))}"]
+        for at, site in enumerate(self.sites):
+            told.append(f"host {site.name}, {site.slots} slots: {', '.join(self.on(at)) or 'nobody'}")
+        why = "and its standby are on one host, since no other sees the run folder: both die with it"
+        return [*told, *(f"{shard} {why}" for shard in self.beside)]
+
+    # what happens
+
+    def lose(self, at: int) -> None:
+        """A host is gone, with all that was there."""
+        self._lost.add(at)
+        self._loads[at] = self._servers[at] = 0
+
+    def rename(self, role: str, to: str) -> None:
+        """Whoever played a role plays another where it is."""
+        self.where[to] = self.where.pop(role)
+
+    def again(self, role: str) -> int | None:
+        """Where the next life of a role is to begin: where it was; where that host is gone, on another with slots left;
+        None where there is none.
+        """
+        at = self.where.get(role)
+        if at is not None and at not in self._lost:
+            return at
+        if roles.is_replica(role):
+            found = self._room(role, at)
+        elif roles.kind(role) is roles.Kind.STANDBY:
+            found = self._beside(role) if self._alive(self._keepers) else None
+        else:
+            keepers = self._alive(self._keepers)
+            twin = self.where.get(roles.standby_of(role), HOME)
+            found = min(keepers, key=lambda one: (one == twin, self._servers[one], one), default=None)
+        if found is None:
+            return None
+        if roles.is_replica(role):
+            self.where[role] = found
+            self._loads[found] += 1
+        else:
+            self._put(role, found)
+        return found
+
+    def _alive(self, hosts: Collection[int]) -> list[int]:
+        return [at for at in hosts if at not in self._lost]
+
+    def _room(self, role: str, lost: int | None) -> int | None:
+        """A host for a replica, beside its partitions where these are placed again already."""
+        together = [self.where[one] for one in roles.partitions_of(role, self._partitions) if one != role]
+        alive = self._alive(range(len(self.sites)))
+        free = [at for at in alive if self._loads[at] < self.sites[at].slots]
+        if not free and self._oversubscribe:
+            free = alive
+        return min(free, key=lambda at: (at not in together, self._fullness(at), at), default=None)

@@ -1,0 +1,121 @@
+"""The agent of another host, and the lives of roles there, as the supervisor sees them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+
+from distbelief.places.channel_messages import ChannelMessage
+from distbelief.places.cluster.engines import Started
+from distbelief.places.cluster.words import MARK, AgentWord, Greeting, Line, Reached, TellLife
+
+REMEDIES = {
+    "Permission denied": "log in there once without a password: ssh-copy-id {host}",
+    "Host key verification failed": "log in there once by hand, to accept its key: ssh {host} true",
+    "Could not resolve": "mend its name, or write its address",
+    "No route to host": "is it up, and is there a route to it?",
+    "timed out": "is it up, and does a firewall let the remote shell in?",
+    "Connection refused": "start its sshd, or name the port in ~/.ssh/config",
+    "No module named": "install distbelief there, for that Python",
+    "No space left": "make room on its disk",
+    "No such file": "the working directory and Python must be at the same path on every host",
+    "not found": "Python must be at the same path on every host",
+}
+"""By what an engine, or a shell on a host, says: what to do."""
+KEPT = 600
+"""Characters of what an agent has printed last."""
+
+
+class RemoteAgent:
+    """The agent of a host: the line to it, and what it has said.
+
+    Args:
+        name: of the host.
+        started: what its engine has begun.
+    """
+
+    def __init__(self, name: str, started: Started) -> None:
+        self.name, self.line = name, Line(started.line, started.line)
+        self._process, self.printed = started.process, started.printed
+        self.greeting: Greeting | None = None
+        self.reached: Reached | None = None
+        self.address = ""
+        """By which others reach its host."""
+        self.heard = time.monotonic()
+        self.stopped: list[int] = []
+        """Lives that are stopped by a signal."""
+        self.gone = ""
+        """Why it is; "" while it is there."""
+        self._before, self._last_words = b"", ""
+        os.set_blocking(self.printed, False)
+
+    def find_mark(self) -> bool:
+        """Pass over what a login shell prints before the agent begins; whether it has begun."""
+        try:
+            while self._before != MARK and self.line.reads.poll():
+                piece = os.read(self.line.reads.fileno(), 1)
+                if not piece:
+                    return False
+                self._before = (self._before + piece)[-len(MARK) :]
+        except OSError:
+            return False
+        return self._before == MARK
+
+    def take(self, word: AgentWord) -> None:
+        """Take a word that is of the agent itself."""
+        self.heard = time.monotonic()
+        if isinstance(word, Greeting):
+            self.greeting = word
+        elif isinstance(word, Reached):
+            self.reached = word
+
+    def read_printed(self) -> list[str]:
+        """What it, or its engine, has printed since, in lines."""
+        data = b""
+        with contextlib.suppress(OSError):
+            while piece := os.read(self.printed, 1 << 16):
+                data += piece
+        lines = data.decode(errors="replace").splitlines()
+        self._last_words = " ".join([self._last_words, *lines])[-KEPT:].strip()
+        return lines
+
+    @property
+    def over(self) -> bool:
+        """Whether the process here by which it was started has ended."""
+        return self._process.poll() is not None
+
+    def why(self) -> str:
+        """How it ended, by what was printed, and what to do."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)  # its line has ended: what it printed is there when it has
+        self.read_printed()
+        said = self._last_words or f"its agent ended, and said nothing (status {self._process.poll()})"
+        remedy = next((one for text, one in REMEDIES.items() if text in said), "")
+        return f"{said}; {remedy.format(host=self.name)}" if remedy else said
+
+    def hang_up(self) -> None:
+        """End its line: then it ends."""
+        self.line.close()
+
+    def bury(self, until: float) -> None:
+        """Wait until a moment for the process here to end, and end it then."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, until - time.monotonic()))
+        self._process.kill()
+        self._process.wait()
+        os.close(self.printed)
+
+
+class RemoteLife:
+    """One life of a role on another host."""
+
+    def __init__(self, role: str, incarnation: int, number: int, agent: RemoteAgent) -> None:
+        self.role, self.incarnation, self.number, self.agent = role, incarnation, number, agent
+        self.pid = 0
+        """On its host; 0 until that is told."""
+
+    def say(self, word: ChannelMessage) -> None:
+        """Say a word to it; nothing, where it has ended."""
+        self.agent.line.say(TellLife(self.number, word))  # type: ignore[arg-type]  # any that a supervisor says

@@ -1,0 +1,106 @@
+"""Slurm as an engine: inside an allocation, its nodes are the hosts, and each agent is a step of one task."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+
+from distbelief.errors import UsageError
+from distbelief.places.cluster.engines import Started, agent_command, spawn
+from distbelief.places.cluster.hosts import Host
+
+_COUNT = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
+LIST_SECONDS = 20.0
+TIMES = {
+    "srun": ("SLURM_STEP_NUM_TASKS", "start it once, in the batch script or under salloc, without srun"),
+    "mpirun": ("OMPI_COMM_WORLD_SIZE", "start it once, without mpirun, and name the hosts with --hosts"),
+    "mpiexec": ("PMI_SIZE", "start it once, without mpiexec, and name the hosts with --hosts"),
+    "torchrun": ("WORLD_SIZE", "start it once, without torchrun, and name the hosts with --hosts"),
+}
+"""Launchers that start a command several times: the variable that says how often, and what to do instead."""
+
+
+def check_started_once(environment: Mapping[str, str]) -> None:
+    """Refuse a command that a launcher has started several times: each would be a job of its own.
+
+    Raises:
+        UsageError: naming the launcher, and the remedy.
+
+    >>> check_started_once({"OMPI_COMM_WORLD_SIZE": "4"})
+    Traceback (most recent call last):
+    distbelief.errors.UsageError: mpirun has started this command 4 times (OMPI_COMM_WORLD_SIZE), and each ...
+    """
+    for launcher, (variable, instead) in TIMES.items():
+        times = environment.get(variable, "")
+        if launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in environment:
+            continue  # a name that others use too
+        if times.isdecimal() and int(times) > 1:
+            raise UsageError(
+                f"{launcher} has started this command {times} times ({variable}), and each would be a job of its own: "
+                f"{instead}"
+            )
+
+
+def is_allocated(environment: Mapping[str, str]) -> bool:
+    """Whether this process is in an allocation of several nodes."""
+    return environment.get("SLURM_JOB_NUM_NODES", "1") != "1" and "SLURM_JOB_NODELIST" in environment
+
+
+def cores_of_nodes(text: str) -> list[int]:
+    """The processors of each node, as `SLURM_JOB_CPUS_PER_NODE` has them.
+
+    Raises:
+        UsageError: the text is none.
+
+    >>> cores_of_nodes("4(x2),8")
+    [4, 4, 8]
+    """
+    found = [_COUNT.fullmatch(word) for word in text.split(",")]
+    if not all(found):
+        raise UsageError(f"SLURM_JOB_CPUS_PER_NODE is {text[:80]!r}: are we in an allocation? (salloc, sbatch)")
+    return [int(one[1]) for one in found if one for _ in range(int(one[2] or 1))]
+
+
+def allocated_hosts(environment: Mapping[str, str]) -> tuple[Host, ...]:
+    """The nodes of the allocation, with the processors that it has on each.
+
+    Raises:
+        UsageError: there is no allocation, or Slurm is not installed here.
+    """
+    nodes = environment.get("SLURM_JOB_NODELIST", "")
+    if not nodes:
+        raise UsageError("--on slurm: this is no allocation; get one with salloc -N4, or write a batch script (sbatch)")
+    if shutil.which("scontrol") is None or shutil.which("srun") is None:
+        raise UsageError(
+            "--on slurm: there is no scontrol or srun here; install Slurm's (apt-get install slurm-client)"
+        )
+    told = subprocess.run(
+        ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=LIST_SECONDS, check=False
+    )
+    names, cores = told.stdout.split(), cores_of_nodes(environment.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    if told.returncode or len(names) != len(cores):
+        raise UsageError(
+            f"--on slurm: the nodes {nodes} cannot be listed: {told.stderr.strip() or told.stdout.strip()}"
+        )
+    return tuple(Host(name, count) for name, count in zip(names, cores, strict=True))
+
+
+class Slurm:
+    """Starts an agent as a step of the allocation, on one of its nodes.
+
+    Args:
+        cores: of each node that the allocation has.
+    """
+
+    def __init__(self, cores: Mapping[str, int]) -> None:
+        self._cores = cores
+
+    def start(self, host: str) -> Started:
+        """Begin to start the agent of a node. Its output is handed on as it comes, and a death ends nobody else."""
+        step = [
+            *("srun", "--overlap", "-N1", "-n1", f"--nodelist={host}", f"--cpus-per-task={self._cores[host]}"),
+            *("--cpu-bind=none", "--mem=0", "--unbuffered", "--kill-on-bad-exit=0", "--quiet"),
+        ]
+        return spawn([*step, "sh", "-c", agent_command()])

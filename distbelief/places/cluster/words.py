@@ -1,0 +1,181 @@
+"""What a supervisor and the agents of a job's hosts say to each other, and the line on which they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from distbelief.errors import RemoteProtocolError
+from distbelief.places.channel_messages import AnyChannelMessage
+
+WORD_LIMIT = 1 << 24
+"""Longest word, in bytes."""
+BEAT_SECONDS = 1.0
+"""Between two signs of life on a line."""
+SILENCE_SECONDS = 45.0
+"""Without a sign of life, after which the other end is gone. A cable that was cut for 15 s is heard from again within
+30; links between roles give up a peer no earlier."""
+MARK = b"\0distbelief agent\n"
+"""What an agent writes first: whatever a login shell prints before it is none of its words."""
+
+
+class AgentWord(msgspec.Struct, frozen=True, tag=True):
+    """Anything that is said on a line."""
+
+
+class Begin(AgentWord, frozen=True, tag=True):
+    """To an agent: what the job is, before anything is started."""
+
+    mark: str
+    """A file in the run folder, by which an agent knows whether it sees that."""
+    environment: dict[str, str]
+    """What the roles' environment is to have beside that of the host."""
+
+
+class Greeting(AgentWord, frozen=True, tag=True):
+    """Of an agent: its host."""
+
+    version: str
+    """Of its distbelief."""
+    hostname: str
+    cores: int
+    gpus: int
+    network: str
+    """Of the machine and its network: two agents with the same can reach each other by loopback."""
+    addresses: dict[str, str]
+    """By interface."""
+    login: list[str]
+    """By which addresses a remote shell has come here: the other end's, and this host's; none where it was another."""
+    port: int
+    """Where it listens, at each of its addresses, for others to try whether they reach it."""
+    clock: float
+    """Seconds since 1970."""
+    keeps: bool
+    """Whether it sees the run folder."""
+
+
+class Reach(AgentWord, frozen=True, tag=True):
+    """To an agent: try to reach others, each at some addresses, as `host:port`."""
+
+    others: dict[str, list[str]]
+
+
+class Reached(AgentWord, frozen=True, tag=True):
+    """Of an agent: for each other and each of its addresses, "" where it answers there, else why it does not."""
+
+    others: dict[str, list[str]]
+
+
+class StartLife(AgentWord, frozen=True, tag=True):
+    """To an agent: begin a life of a role; from now on it goes by a number."""
+
+    life: int
+    role: str
+    incarnation: int
+    spec: bytes
+
+
+class EndLife(AgentWord, frozen=True, tag=True):
+    """To an agent: end a life at once."""
+
+    life: int
+
+
+class TellLife(AgentWord, frozen=True, tag=True):
+    """To an agent: say a word to a life."""
+
+    life: int
+    word: AnyChannelMessage
+
+
+class LifeStarted(AgentWord, frozen=True, tag=True):
+    """Of an agent: the process of a life."""
+
+    life: int
+    pid: int
+
+
+class LifeSaid(AgentWord, frozen=True, tag=True):
+    """Of an agent: a life has said a word, of which a moment is so many seconds ago."""
+
+    life: int
+    word: AnyChannelMessage
+    age: float = 0.0
+
+
+class LifeEnded(AgentWord, frozen=True, tag=True):
+    """Of an agent: a life is there no more; as `places.place.Ended`."""
+
+    life: int
+    how: str
+    killed: bool
+    done: bool
+
+
+class Printed(AgentWord, frozen=True, tag=True):
+    """Of an agent: a line that a life has printed."""
+
+    life: int
+    text: str
+
+
+class StoppedLives(AgentWord, frozen=True, tag=True):
+    """Of an agent: which lives are stopped by a signal by now."""
+
+    lives: list[int]
+
+
+class Broken(AgentWord, frozen=True, tag=True):
+    """Of an agent: it cannot go on."""
+
+    why: str
+
+
+class Beat(AgentWord, frozen=True, tag=True):
+    """A sign of life."""
+
+
+AnyAgentWord = (
+    Begin | Greeting | Reach | Reached | StartLife | EndLife | TellLife | LifeStarted | LifeSaid | LifeEnded | Printed
+    | StoppedLives | Broken | Beat
+)  # fmt: skip
+"""Everything that is said."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode: Callable[[bytes], AgentWord] = msgspec.msgpack.Decoder(AnyAgentWord).decode
+
+
+class Line:
+    """One end of a line; in both directions a word is its length in 4 bytes, and itself."""
+
+    def __init__(self, reads: Connection, writes: Connection) -> None:
+        self.reads, self._writes = reads, writes
+
+    def say(self, word: AgentWord) -> None:
+        """Send a word; to an end that is gone, nothing."""
+        try:
+            self._writes.send_bytes(_encode(word))
+        except OSError:
+            return
+
+    def hear_all(self, take: Callable[[AgentWord], None]) -> bool:
+        """Hand over every word that is here; False when the other end is gone.
+
+        Raises:
+            RemoteProtocolError: what is here is no word.
+        """
+        try:
+            while self.reads.poll():
+                take(_decode(self.reads.recv_bytes(WORD_LIMIT)))
+        except msgspec.MsgspecError as error:
+            raise RemoteProtocolError(f"the other end says what is no word: {error}") from error
+        except (EOFError, OSError):
+            return False
+        return True
+
+    def close(self) -> None:
+        """Say no more; the other end sees that."""
+        self.reads.close()
+        self._writes.close()

@@ -1,0 +1,266 @@
+"""Hosts as they are written, who is placed where on them, and by which address each is reached."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from time import perf_counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distbelief.cli import main
+from distbelief.core import roles
+from distbelief.errors import UsageError
+from distbelief.places.cluster import network
+from distbelief.places.cluster.cluster import Cluster
+from distbelief.places.cluster.engines import RemoteShell
+from distbelief.places.cluster.hosts import Host, parse_hostfile, parse_hosts
+from distbelief.places.cluster.placement import HOME, Placement, Site
+from distbelief.places.cluster.slurm import check_started_once
+from distbelief.sharding.mesh import Mesh
+from distbelief.strategies.base import servers
+
+ALONE = ("coordinator", "evaluator")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "names no host"),
+        ("# nothing\n\n", "names no host"),
+        ("a slots=4\nb slots=four\n", "line 2: 'b slots=four'"),
+        ("a\n\n-oProxyCommand=x\n", "line 3: '-oProxyCommand=x'"),
+        ("a:2\nb\na slots=2\n", "line 3: host a is named twice, 'line 1' and 'line 3'"),
+        ("a slots=0\n", "line 1: a with 0 slots"),
+        ("a 4\n", "line 1: 'a 4'"),
+    ],
+)
+def test_an_odd_hostfile_is_refused_with_its_line(text: str, told: str) -> None:
+    with pytest.raises(UsageError, match="--hostfile F") as caught:
+        parse_hostfile(text, "F")
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "a,", "a:x", "a,b,a:2", "-a", "a:0", "a b"])
+def test_odd_hosts_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--hosts"):
+        parse_hosts(text)
+
+
+@given(st.dictionaries(st.from_regex(r"\A[a-z0-9][a-z0-9.-]{0,8}\Z"), st.integers(0, 64), min_size=1, max_size=8))
+def test_every_way_of_writing_hosts_means_the_same(named: dict[str, int]) -> None:
+    hosts = tuple(Host(name, slots) for name, slots in named.items())
+    colons = [f"{name}:{slots}" if slots else name for name, slots in named.items()]
+    slots = [f"  {name}  slots = {count} # it\n" if count else name for name, count in named.items()]
+    assert parse_hosts(",".join(colons)) == hosts
+    assert parse_hostfile("\n\n".join(slots), "F") == parse_hostfile("\n".join(colons), "F") == hosts
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[list[Site], Mesh, int, int]:
+    """Hosts with slots enough, of which some see the run folder; a mesh, shards, and whether there are standbys."""
+    slots = draw(st.lists(st.integers(1, 6), min_size=1, max_size=6))
+    partitions = draw(st.integers(1, max(1, sum(slots))))
+    replicas = draw(st.integers(1, sum(slots) // partitions))
+    keeps = draw(st.lists(st.booleans(), min_size=len(slots), max_size=len(slots)).filter(any))
+    sites = [Site(f"h{at}", *one) for at, one in enumerate(zip(slots, keeps, strict=True))]
+    return sites, Mesh(replicas, partitions), draw(st.integers(1, 9)), draw(st.integers(0, 1))
+
+
+@given(jobs(), st.randoms())
+def test_who_is_where_keeps_its_promises_whatever_host_is_lost(
+    job: tuple[list[Site], Mesh, int, int], chance: object
+) -> None:
+    sites, mesh, shards, standby = job
+    cast = servers(shards, standby)
+    placement = Placement(sites, mesh, cast, ALONE)
+    where = placement.where
+    assert set(where) == {*roles.replicas(mesh), *cast, *ALONE}
+    assert all(where[role] == HOME for role in ALONE)
+    _slots_hold(placement)
+    keepers = [at for at, site in enumerate(sites) if site.keeps]
+    held = Counter(where[role] for role in cast if role.startswith("shard"))
+    assert set(held) <= set(keepers)
+    assert max(held.values()) - min(held[at] for at in keepers) <= 1, "shards are not spread"
+    beside = [role for role in cast if role.startswith("standby") and where[role] == where[roles.shard_of(role)]]
+    assert not beside or len(keepers) == 1
+    assert len(placement.beside) == len(beside)
+    # partitions of a replica are together as long as some host has room for one more whole replica
+    apart = [one for one in range(mesh.replicas) if len({where[r] for r in _cells(mesh, one)}) > 1]
+    if apart:
+        whole = Counter(where[_cells(mesh, one)[0]] for one in range(mesh.replicas) if one not in apart)
+        assert all(site.slots - whole[at] * mesh.partitions < mesh.partitions for at, site in enumerate(sites))
+
+    lost = chance.randrange(len(sites))  # type: ignore[attr-defined]
+    gone = placement.on(lost)
+    stays = {role: at for role, at in where.items() if at != lost}
+    placement.lose(lost)
+    for role in gone:
+        at = placement.again(role)
+        assert at != lost
+        if at is None and not roles.is_replica(role):
+            assert keepers == [lost]
+    assert all(placement.where[role] == at == placement.again(role) for role, at in stays.items())
+    _slots_hold(placement, lost)
+    if len([at for at in keepers if at != lost]) > 1:
+        assert not placement.beside
+
+
+def _cells(mesh: Mesh, replica: int) -> tuple[str, ...]:
+    return roles.replicas(mesh)[replica * mesh.partitions :][: mesh.partitions]
+
+
+def _slots_hold(placement: Placement, lost: int = -2) -> None:
+    taken = Counter(at for role, at in placement.where.items() if roles.is_replica(role) and at != lost)
+    assert all(taken[at] <= site.slots for at, site in enumerate(placement.sites))
+
+
+def test_more_replicas_than_slots_are_refused_but_where_that_is_asked_for() -> None:
+    sites = [Site("a", 2), Site("b", 1)]
+    with pytest.raises(UsageError, match=r"2 of 2 partitions: 4 processes compute, and the hosts have 3 slots"):
+        Placement(sites, Mesh(2, 2), (), ALONE)
+    placement = Placement(sites, Mesh(7), (), ALONE, oversubscribe=True)
+    assert Counter(placement.where[role] for role in roles.replicas(Mesh(7))) == {0: 5, 1: 2}
+    placement.lose(0)
+    assert placement.again("replica 0") == 1
+    with pytest.raises(UsageError, match="no host sees the run folder"):
+        Placement([Site("a", 2, keeps=False)], Mesh(1), servers(1, 0), ALONE)
+
+
+def test_a_thousand_hosts_are_planned_in_two_seconds() -> None:
+    text = "\n".join(f"node{number} slots=8" for number in range(1000))
+    began = perf_counter()
+    sites = [Site(host.name, host.slots) for host in parse_hostfile(text, "F")]
+    placement = Placement(sites, Mesh(8000), servers(500, 1), ALONE)
+    assert perf_counter() - began < 2
+    assert set(Counter(at for role, at in placement.where.items() if roles.is_replica(role)).values()) == {8}
+
+
+def test_a_dry_run_shows_who_would_be_where_and_asks_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "train mnist downpour --hosts a:2,b:2 --shards 2 --standby 1 --dry-run"
+    assert main.run(words.split()) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "here: coordinator, evaluator",
+        "host a, 2 slots: replica 0, replica 1, shard 0, standby 1",
+        "host b, 2 slots: replica 2, replica 3, shard 1, standby 0",
+        "links: TLS, each role at a free port of its host's address, which is found when the job starts",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--hosts a:2 --replicas 3", "the hosts have 2 slots"),
+        ("--hosts a:2,a:2", "is named twice"),
+        ("--hosts a", "how many replicas?"),
+        ("--hosts a --replicas 2 --dry-run", "how many slots has host a?"),
+        ("--hosts a:2 --hostfile nowhere", "leave one off"),
+        ("--hostfile nowhere", "--hostfile nowhere cannot be read"),
+        ("--dry-run", "--dry-run True: is of several hosts"),
+        ("--oversubscribe", "--oversubscribe True: is of several hosts"),
+        ("--hosts a:2 --listen 0.0.0.0", "--listen 0.0.0.0: is of one host, and there are several"),
+        ("--hosts a:2 --transport tcp", "--transport tcp: is of one host"),
+    ],
+)
+def test_what_means_nothing_on_hosts_is_refused(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["train", "digits", "downpour", *words.split()]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_strategies_of_one_memory_have_no_hosts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["train", "digits", "hogwild", "--hosts", "a:2"]) == 2
+    assert "share one memory" in capsys.readouterr().err
+
+
+def test_a_remote_shell_that_is_not_installed_is_told_with_what_to_install() -> None:
+    with pytest.raises(UsageError, match=r"--remote-shell 'no-such-shell -p 2': no such program here; install"):
+        RemoteShell("no-such-shell -p 2")
+
+
+def test_the_address_that_all_others_reach_is_chosen() -> None:
+    told = {"a": ["", ""], "c": ["Connection refused", ""]}
+    assert network.choose("b", ["10.0.0.2", "10.1.0.2"], told) == "10.1.0.2"
+    with pytest.raises(UsageError, match=r"host c cannot reach host b: 10\.0\.0\.2 \(Connection refused\)"):
+        network.choose("b", ["10.0.0.2"], {"a": [""], "c": ["Connection refused"]})
+    assert network.order(["127.0.0.1", "10.0.0.2", "10.1.0.2"], ["10.1.0.2"], same=False) == ["10.1.0.2", "10.0.0.2"]
+    assert network.order(["10.0.0.2", "127.0.0.1"], [], same=True) == ["127.0.0.1"]
+
+
+def test_a_host_listens_where_it_says_and_one_that_does_not_is_told() -> None:
+    with network.open_probe() as probe:
+        port = probe.getsockname()[1]
+        assert network.try_all({"here": [f"127.0.0.1:{port}"]}) == {"here": [""]}
+    assert network.try_all({"here": [f"127.0.0.1:{port}"]}) == {"here": ["Connection refused"]}
+
+
+def test_hosts_without_numbers_have_no_slots_until_they_are_asked() -> None:
+    assert (Cluster(hosts="a:2,b:3").slots, Cluster(hosts="a:2,b").slots) == (5, 0)
+
+
+SLURM = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[0-1]", "SLURM_JOB_CPUS_PER_NODE": "4(x2)"}
+
+
+@pytest.fixture
+def allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An allocation of two nodes, whose commands are scripts."""
+    (tmp_path / "scontrol").write_text('#!/bin/sh\n[ "$*" = "show hostnames n[0-1]" ] && printf "n0\\nn1\\n"\n')
+    (tmp_path / "srun").write_text("#!/bin/sh\n")
+    for script in tmp_path.iterdir():
+        script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("allocation")
+def test_inside_slurm_the_nodes_are_the_hosts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["train", "mnist", "downpour", "--shards", "2", "--dry-run"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[1] == "host n0, 4 slots: replica 0, replica 1, replica 2, replica 3, shard 0"
+    assert shown[2].startswith("host n1, 4 slots: replica 4")
+    assert main.run(["train", "mnist", "downpour", "--hosts", "a:2", "--on", "ssh", "--dry-run"]) == 0
+    assert "host a, 2 slots" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("allocation")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--hosts a:2", "--hosts a:2: inside Slurm the hosts are the nodes of the allocation"),
+        ("--hostfile f", "--hostfile f: inside Slurm"),
+        ("--replicas 9", "the hosts have 8 slots (n0:4, n1:4)"),
+        ("--on rai", "unknown engine 'rai'"),
+    ],
+)
+def test_what_means_nothing_inside_slurm_is_refused(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["train", "mnist", "downpour", *words.split(), "--dry-run"]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_slurm_is_asked_for_where_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["train", "mnist", "downpour", "--on", "slurm", "--dry-run"]) == 2
+    assert "get one with salloc" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "mpirun has started this command 2 times"),
+        ({"SLURM_STEP_NUM_TASKS": "4"}, "srun has started this command 4 times"),
+        ({"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "3"}, "torchrun has started this command 3 times"),
+    ],
+)
+def test_a_command_that_was_started_several_times_is_refused(
+    environment: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main.run(["train", "mnist", "downpour"]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_names_that_others_use_too_refuse_nobody() -> None:
+    check_started_once({"WORLD_SIZE": "3", "OMPI_COMM_WORLD_SIZE": "1", "SLURM_STEP_NUM_TASKS": "1"})

@@ -1,0 +1,255 @@
+"""Several hosts as a place: their agents are subprocesses of this machine, and a script is the login."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic, sleep
+
+import jobs
+import pytest
+
+from distbelief.places.attempt import Attempt
+from distbelief.places.cluster.cluster import Cluster
+from distbelief.places.place import Event
+from distbelief.places.processes import forkserver
+from distbelief.places.processes.processes import Hooks
+from distbelief.places.processes.running import Running
+from distbelief.strategies import Downpour
+from distbelief.testing import Site, check_place
+
+SECONDS = 60.0
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> str:
+    """A remote shell whose hosts are this machine: as a login does, it greets before it runs the command."""
+    script = tmp_path / "shell"
+    script.write_text('#!/bin/sh\necho "welcome to $1"\nHOST_NAMED=$1; export HOST_NAMED\nshift\nexec sh -c "$*"\n')
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return str(script)
+
+
+def _is_dead(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def processes_in(folder: Path) -> dict[int, str]:
+    """The processes of this machine whose working directory is a folder, and what they are called."""
+    found = {}
+    for one in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.readlink(one / "cwd") == str(folder) and not _is_dead(int(one.name)):
+                found[int(one.name)] = (one / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+        except OSError:
+            continue
+    return found
+
+
+def test_hosts_are_a_place(tmp_path: Path, shell: str) -> None:
+    """Roles begin where the plan says, an end is told of with how it was, and nothing is left."""
+    runs = 0
+
+    def make(happens: Callable[[Event], None]) -> Site:
+        nonlocal runs
+        runs += 1
+        cluster, job = (
+            Cluster(hosts="a:1,b:1", remote_shell=shell),
+            jobs.job(tmp_path / f"run {runs}", Downpour(replicas=2)),
+        )
+        settings = cluster.settings(job)
+        attempt = Attempt(job, settings, None, monotonic())
+        running = Running(cluster, job, settings, attempt, False)
+        hooks = Hooks(running._spec, lambda *_: None, happens, lambda _: None)
+        processes = running.processes = cluster.make_processes(job, settings, False, attempt)(hooks)
+        forkserver.start()
+        woken, wake = multiprocessing.Pipe(duplex=False)
+        processes.open(woken)
+        assert processes._placement is not None
+        assert [processes._placement.where[role] for role in ("replica 0", "replica 1")] == [0, 1]
+        seen: dict[tuple[str, int], int] = {}
+
+        def there() -> list[tuple[str, int]]:
+            seen.update({(life.role, life.incarnation): life.pid for life in processes.children if life.pid})
+            return [life for life, pid in seen.items() if not _is_dead(pid)]
+
+        def pump() -> None:
+            ready = multiprocessing.connection.wait(processes.waitables, 0.01)
+            processes.look(set(map(id, ready)))
+
+        def close() -> None:
+            processes.close()
+            running.close()
+            running.attempt.finish()
+            woken.close()
+            wake.close()
+
+        return Site(
+            processes, ("replica 0", "replica 1"), lambda *life: os.kill(seen[life], signal.SIGKILL), there, pump, close
+        )
+
+    check_place(make)
+
+
+class Told:
+    """A command that trains on hosts, and what it says, line by line."""
+
+    def __init__(self, shell: str, out: Path, *words: str, task: str = "jobs:tiny") -> None:
+        self.folder = out.parent
+        command = [
+            sys.executable,
+            "-m",
+            "distbelief",
+            "train",
+            task,
+            "downpour",
+            "--remote-shell",
+            shell,
+            "--json",
+            "--batch-size",
+            "16",
+        ]
+        path = os.pathsep.join([str(Path(jobs.__file__).parent), *sys.path])
+        self.process = subprocess.Popen(
+            [*command, "--out", str(out), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": path}, cwd=self.folder,
+        )  # fmt: skip
+
+    def until(self, reached: Callable[[dict[str, object]], bool]) -> dict[str, object]:
+        """The first record that is so."""
+        assert self.process.stdout
+        for line in self.process.stdout:
+            record = json.loads(line)
+            if reached(record):
+                return record
+        raise AssertionError(f"it has ended: {self.process.communicate()}")
+
+    def agents(self) -> list[int]:
+        """The agents, in the order in which they were started."""
+        return sorted(pid for pid, called in processes_in(self.folder).items() if called == "distbelief: agent")
+
+    def pid(self, role: str) -> int:
+        """The process of a role."""
+        return next(pid for pid, called in processes_in(self.folder).items() if called == f"distbelief: {role}")
+
+    def leaves_nobody(self) -> None:
+        """Within seconds."""
+        end = monotonic() + SECONDS
+        while left := processes_in(self.folder):
+            assert monotonic() < end, left
+            sleep(0.05)
+
+
+@pytest.fixture
+def train(tmp_path: Path, shell: str) -> Iterator[Callable[..., Told]]:
+    """Starts such a command; none outlives the test."""
+    started: list[Told] = []
+
+    def start(*words: str, task: str = "jobs:tiny") -> Told:
+        started.append(Told(shell, tmp_path / "run", *words, task=task))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.process.kill()
+        one.process.communicate()
+        one.leaves_nobody()
+
+
+def trains(record: dict[str, object]) -> bool:
+    return record.get("event") == "Stepped" and bool(record.get("steps"))
+
+
+def test_the_death_of_a_host_costs_no_more_than_its_roles(train: Callable[..., Told]) -> None:
+    """Its replica goes on where a slot is left, its shard is its standby, and the job ends as it would have."""
+    told = train(
+        "--hosts", "a:2,b:2", "--replicas", "2", "--shards", "2", "--standby", "1", "--epochs", "60", "--pad", "10ms"
+    )
+    told.until(trains)
+    _, second = told.agents()
+    os.kill(second, signal.SIGKILL)
+    died: set[str] = set()
+    result = told.until(lambda one: "per_replica" in one or _died(one, died))
+    assert result["outcome"] == "done", result
+    assert {"replica 1", "shard 1"} <= died, died
+    assert result["samples"] == 60 * jobs.SAMPLES
+    assert told.process.wait(SECONDS) == 0
+    told.leaves_nobody()
+
+
+def _died(record: dict[str, object], died: set[str]) -> bool:
+    if (record.get("event") == "Gone" and record["died"]) or record.get("event") == "Succeeded":
+        died.add(str(record["role"]))
+    return False
+
+
+def test_after_kill_9_of_the_client_nothing_is_left_on_any_host(train: Callable[..., Told]) -> None:
+    told = train("--hosts", "a:1,b:1", "--shards", "1", "--epochs", "10000")
+    told.until(trains)
+    assert len(told.agents()) == 2
+    os.kill(told.process.pid, signal.SIGKILL)
+    told.leaves_nobody()
+
+
+def test_what_a_role_prints_comes_back_with_its_name_and_its_host(train: Callable[..., Told]) -> None:
+    told = train("--hosts", "a:1,b:1", "--shards", "1", task="jobs:talking")
+    _, printed = told.process.communicate(timeout=SECONDS)
+    assert {"[replica 0 on a] this is a", "[replica 1 on b] this is b"} <= set(printed.splitlines()), printed
+    assert "[a] welcome to a" not in printed
+
+
+@pytest.mark.parametrize(
+    ("does", "told"),
+    [
+        ("echo 'me@b: Permission denied (publickey).' >&2; exit 255", r"host b: .*Permission denied.*ssh-copy-id b"),
+        ("exec sleep 1000", r"host b: it does not answer after"),
+        ("exit 0", r"host b: its agent ended, and said nothing \(status 0\)"),
+    ],
+)
+def test_a_host_that_cannot_be_used_is_told_of_in_seconds(
+    tmp_path: Path, shell: str, monkeypatch: pytest.MonkeyPatch, does: str, told: str
+) -> None:
+    """And those that could are let go of."""
+    from distbelief.errors import JobFailed
+    from distbelief.places.cluster import opening
+    from distbelief.places.cluster.engines import RemoteShell
+
+    monkeypatch.setattr(opening, "START_SECONDS", 20.0 if "sleep" not in does else 5.0)
+    monkeypatch.chdir(tmp_path)
+    Path(shell).write_text(f'#!/bin/sh\nif [ "$1" = b ]; then {does}; fi\nshift\nexec sh -c "$*"\n')
+    woken, wake = multiprocessing.Pipe(duplex=False)
+    with woken, wake, pytest.raises(JobFailed, match=told):
+        opening.open_hosts(RemoteShell(shell), ["a", "b"], "", "", woken)
+    assert not {*processes_in(tmp_path)} - {os.getpid()}
+
+
+def test_a_host_of_another_version_is_refused(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from distbelief.errors import UsageError
+    from distbelief.places.cluster import opening
+    from distbelief.places.cluster.engines import RemoteShell
+
+    monkeypatch.setattr(opening, "VERSION", "0.0.1")
+    woken, wake = multiprocessing.Pipe(duplex=False)
+    with woken, wake, pytest.raises(UsageError, match=r"host a runs distbelief .*, this is 0\.0\.1: install the same"):
+        opening.open_hosts(RemoteShell(shell), ["a"], "", "", woken)
+
+
+def test_a_ctrl_c_ends_a_job_on_hosts_in_peace(train: Callable[..., Told], tmp_path: Path) -> None:
+    told = train("--hosts", "a:1,b:1", "--shards", "1", "--epochs", "10000")
+    told.until(trains)
+    told.process.send_signal(signal.SIGINT)
+    _, printed = told.process.communicate(timeout=SECONDS)
+    assert told.process.returncode == 130
+    assert re.search(r"interrupted; go on with: .*--hosts a:1,b:1", printed), printed
+    assert list((tmp_path / "run" / "checkpoints").iterdir())
