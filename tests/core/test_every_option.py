@@ -28,7 +28,7 @@ from distbelief.bench import (
     train,
     wire,
 )
-from distbelief.bench.parts import loops, workloads
+from distbelief.bench.parts import homes, loops, workloads
 from distbelief.bench.parts.timing import figure
 from distbelief.cli import commands, cost_tables, options, plan_tables, split_tables
 from distbelief.cli.predict import PredictOptions
@@ -280,6 +280,7 @@ FAST: dict[str, dict[str, Any]] = {
     "start": {"task": "sparse-svm", "replicas": 3, "shards": 3, "repeats": 2},
     "memory": {"optimizer": "adam", "epochs": 2},
     "cost": {"models": ("lenet",), "seconds": 5.0},
+    "split": {"models": ("lenet",), "repeats": 2},
     "simulator": {"replicas": 4, "shards": 3, "steps": 3, "repeats": 2, "validate": True, "only": ("mlp",)},
     "sandblaster": {"parts": ("bytes",), "task": "digits", "portion_size": 100, "repeats": 2, "iterations": 9,
         "replicas": 60},
@@ -295,6 +296,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "simulator": {"replicas": 3, "shards": 2, "steps": 2},
     **{name: {"repeats": 1} for name in ("standby", "start", "hogwild", "sandblaster", "straggle")},
     "train": {"models": ("mlp",), "repeats": 1},
+    "split": {"models": ("mlp",), "repeats": 1},
     "large": {"seeds": 1},
     "accuracy": {"seeds": 1},
 }
@@ -304,7 +306,7 @@ RESULT = {"samples_per_second": 1.0, "test_accuracy": 0.5, "seconds": 1.0, "upda
           "history": [{"seconds": 1.0, "samples": 1, "test_accuracy": 0.5}]}  # fmt: skip
 MEASURING: tuple[tuple[Any, str, Any], ...] = (
     (workloads, "run", RESULT), (loops, "independent", 1.0), (loops, "lockstep", 1.0), (loops, "ddp", 1.0), (loops,
-        "hogwild", 1.0),
+        "hogwild", 1.0), (homes, "split", 1.0), (homes, "crossing_seconds", 1.0),
     (wire, "_of_size", {}), (wire, "_figures", [figure("speed", 1.0, 1.0)]), (wire, "_show", None), (train, "_figures",
         []), (hogwild, "plain", 1.0),
     (allreduce, "_on_one_host", {}), (allreduce, "_limited", {}), (allreduce.lines, "hosts", "hosts"), (straggle,

@@ -35,7 +35,7 @@ from distbelief.testing.strategies import (
 KNOBS = {
     "bounded": {"staleness": Knob(0), "push_every": Knob(2)},
     "softsync": {"n": Knob(2), "shards": Knob(1)},
-    "synchronous": {"push_every": Knob(2), "backup_workers": Knob(1)},
+    "synchronous": {"push_every": Knob(2), "backup_workers": Knob(1), "quorum": Knob(0.5)},
 }
 
 
