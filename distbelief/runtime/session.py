@@ -24,7 +24,7 @@ class Session:
     >>> here, there = Session(), Session()
     >>> here.say(Go()); here.say(Leave()); there.heard += 1  # the second is lost
     >>> here.missed(there.heard)
-    [Leave(for_good=False)]
+    [Leave(for_good=False, stops=False)]
     """
 
     def __init__(self, kept: int = KEPT) -> None:
