@@ -31,15 +31,14 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 @pytest.fixture(autouse=True, scope="session")
-def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def temporary() -> Iterator[Path]:
     """Temporary files of these tests and their processes go to a folder of their own: others may run jobs on this
-    machine too.
+    machine too. Its path is short, for addresses of sockets in it are bounded.
     """
-    folder = tmp_path_factory.mktemp("temporary")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMPDIR", str(folder))
-        patch.setattr(tempfile, "tempdir", str(folder))
-        yield folder
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
 
 
 @pytest.fixture(autouse=True)

@@ -249,9 +249,9 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
     "a batch size in words": ({"batch": "'16'"}, UsageError, r"batches\(batch_size='16'\): must be a whole number"),
     "no sample": ({"batch": "0"}, UsageError, r"batches\(batch_size=0\): must be a whole number, 1 or more"),
     "a scheduler": (
-        {"inside": "optimizer.param_groups[0]['lr'] = 0.1", "lr_schedule": "linear"},
+        {"inside": "optimizer.param_groups[0]['lr'] = 0.2", "lr_schedule": "linear"},
         UsageError,
-        "sets the learning rate to 0.1, and so does the job .--lr-schedule",
+        "sets the learning rate to 0.2, and so does the job .--lr-schedule",
     ),
     "a rate of no job": (
         {"inside": "optimizer.param_groups[0]['lr'] = 0.2", "strategy": Allreduce()},

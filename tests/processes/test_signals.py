@@ -39,7 +39,7 @@ COMMANDS = [
     "simulate digits downpour --keep",
     "join {ticket}",
 ]
-PROCESSES, SIMULATED = "distbelief.places.processes.process", "distbelief.places.simulated.simulated"
+PROCESSES, SIMULATED = "distbelief.places.processes.running", "distbelief.places.simulated.simulated"
 LAST = dict.fromkeys(COMMANDS[:3], PROCESSES) | {COMMANDS[3]: SIMULATED}
 """Modules that a command imports last; of a job, when its run folder is there."""
 EARLY = [*((command, "msgspec") for command in COMMANDS), *((command, "torch") for command in COMMANDS[:4])]

@@ -514,16 +514,17 @@ class _Process:
         return self._reaching(part._replace(worker=dataclasses.replace(part.worker, attach=attach)))
 
     def _run_main(self, script: str) -> None:
+        named = self.spec.script[0]
         try:
             exec(compile(Path(script).read_bytes(), script, "exec"), vars(sys.modules["__main__"]))
         except DistbeliefError:
             raise
         except SystemExit as end:
             if end.code not in (None, 0):
-                raise TrainingError(f"{self.role}: {script} ended itself with sys.exit({end.code!r})") from None
+                raise TrainingError(f"{self.role}: {named} ended itself with sys.exit({end.code!r})") from None
         except BaseException as error:
             lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script]
-            where = f"{script}, line {lines[-1]}," if lines else script
+            where = f"{named}, line {lines[-1]}," if lines else named
             what = (f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) + hint(error)
             self.channel.say(Failed("TrainingError", f"{self.role}: {where} raised {what}", _traced(error, script)))
             sys.exit(1)
