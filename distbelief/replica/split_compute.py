@@ -111,7 +111,7 @@ class SplitCompute:
         if self._waits_for is None:
             return ""
         transfer, way = self._waits_for.transfer, self._waits_for.direction
-        other = self.siblings.role_of(self._other(self._waits_for))
+        other = self.siblings.role_of(self._waits_for.other)
         if isinstance(self._waits_for, Give):
             return f"for {other} to begin the step"
         what = f"what {transfer.path} needs" if way is Pass.FORWARD else f"the gradient of what {transfer.path} needed"
@@ -138,17 +138,12 @@ class SplitCompute:
                 case Take():
                     answer = yield from self._take(asked, wait)
 
-    def _other(self, asked: Give | Take) -> int:
-        """The home at the other end."""
-        transfer, leaves = asked.transfer, isinstance(asked, Give)
-        return transfer.target if leaves is (asked.direction is Pass.FORWARD) else transfer.source
-
     def _crossing(self, asked: Give | Take) -> Crossing:
         backward = asked.direction is Pass.BACKWARD
         return Crossing(self._generation, self._step, asked.transfer.number, asked.microbatch, backward)
 
     def _give(self, given: Give, wait: Callable[[], Steps]) -> Steps:
-        data, other, crossing = self._part.encode(given), self._other(given), self._crossing(given)
+        data, other, crossing = self._part.encode(given), given.other, self._crossing(given)
         to = self.siblings.role_of(other)
         if data is None:
             yield Send(to, Boundary(*crossing, 0, b""), Phantom(self._part.size(given)))

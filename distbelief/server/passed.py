@@ -17,6 +17,7 @@ from distbelief.core.conversations.agreement import Squares
 from distbelief.core.effects import Payload
 from distbelief.core.settings import Plan
 from distbelief.errors import JobFailed, LocalProtocolError
+from distbelief.fabric.copying import copy_bytes
 from distbelief.server.slice import TorchSlice
 
 PAGE = 4096
@@ -244,10 +245,10 @@ class PassedSlice:
         return self._layout.vector(self._memory, buffer)[self._range.start : self._range.stop]
 
     def _copy(self, source: int, to: int) -> None:
-        _wide(self._part(to)).copy_(_wide(self._part(source)))
+        copy_bytes(self._part(to), self._part(source))
         if self._kept:
             here, there = (self._layout.beside(self._memory, self._shard, one) for one in (to, source))
-            _wide(here).copy_(_wide(there))
+            copy_bytes(here, there)
             self._words[8 + to] = self._words[8 + source]
 
     def _begin(self, buffer: int) -> None:
@@ -282,7 +283,7 @@ class PassedSlice:
 
     def bring(self, buffer: int) -> None:
         """Have a buffer of one's own, which must not be the newest, hold the parameters too."""
-        _wide(self._part(buffer)).copy_(_wide(self._part(self.newest)))
+        copy_bytes(self._part(buffer), self._part(self.newest))
 
     @property
     def now(self) -> int:
@@ -353,8 +354,3 @@ class PassedSlice:
         one.load(arrays)
         self._words[8 + self._changed] = 0
         self._settle()
-
-
-def _wide(data: torch.Tensor) -> torch.Tensor:
-    """Bytes as words where they are whole words."""
-    return data.view(torch.int64) if not (data.nbytes | data.data_ptr()) & 7 else data

@@ -36,6 +36,11 @@ class Give:
     direction: Pass
     tensor: torch.Tensor
 
+    @property
+    def other(self) -> int:
+        """The home that takes it."""
+        return self.transfer.target if self.direction is Pass.FORWARD else self.transfer.source
+
 
 @dataclass(frozen=True)
 class Take:
@@ -44,6 +49,11 @@ class Take:
     transfer: Transfer
     microbatch: int
     direction: Pass
+
+    @property
+    def other(self) -> int:
+        """The home that gives it."""
+        return self.transfer.source if self.direction is Pass.FORWARD else self.transfer.target
 
 
 HomeEffect = RunSegment | Give | Take

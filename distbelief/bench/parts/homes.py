@@ -19,7 +19,6 @@ from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import DataSettings, Settings
 from distbelief.fabric.crossings import Crossings, segment_bytes
-from distbelief.schedules.pipeline import Pass
 from distbelief.split.play import Give, RunSegment, Take
 from distbelief.strategies.partition import PartitionTrainer, partition, split_graph, way_of
 from distbelief.tasks import as_data, resolve
@@ -94,9 +93,7 @@ class _HomeTrainer:
     def _cross(self, asked: Give | Take) -> torch.Tensor | None:
         slot = self._part.slot(asked)
         if isinstance(asked, Give):
-            transfer = asked.transfer
-            to = transfer.target if asked.direction is Pass.FORWARD else transfer.source
-            while not self._crossings.give(slot, to, self._part.encode(asked)):
+            while not self._crossings.give(slot, asked.other, self._part.encode(asked)):
                 pass
             return None
         while (taken := self._crossings.take(slot, asked.transfer.shape.dtype, self._part.shape(asked))) is None:
