@@ -61,6 +61,10 @@ class Job:
     """In which gradients are computed: float32, bf16, or fp16, whose loss is scaled; parameters and updates are of
     float32.
     """
+    fixed_point: str = field(default="", kw_only=True)
+    """dynamic:10,12 computes gradients by products in dynamic fixed point of 10 bits, and keeps parameters in 12 after
+    each update; a layer's scale follows its values.
+    """
     seed: int = 0
     """Of the initial parameters, the order of the data and all other chance."""
     target_accuracy: float = 0.0

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distbelief.cli import options
+from distbelief.core.settings import option
 from distbelief.errors import UsageError
 
 AUTO = "auto"
 CHOSEN = ("--replicas", "--shards")
 """What the plan chooses."""
-PLAIN = {"device": "cpu", "threads": 1, "precision": "float32"}
+PLAIN = {"device": "cpu", "threads": 1, "precision": "float32", "fixed_point": ""}
 """What the steps of a plan are profiled with."""
 
 
@@ -33,7 +34,10 @@ def chosen(task: str, rest: Sequence[str]) -> list[str]:
     asked.job(task)
     for name, value in PLAIN.items():
         if asked.values[name] != value:
-            raise UsageError(f"--{name} {asked.values[name]}: auto plans for {value}; name a strategy, or leave it off")
+            raise UsageError(
+                f"{option(name)} {asked.values[name]}: auto plans for {value or 'none'}; name a strategy, or leave it "
+                "off"
+            )
     from distbelief.cli.cost_tables import progress
     from distbelief.planner import plan as planning
 

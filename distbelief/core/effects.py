@@ -223,6 +223,10 @@ class Computed(msgspec.Struct, frozen=True, gc=False):
     held: bool = False
     """Whether there is no step for this minibatch: its gradient is in that of a later one, or, of no samples, in
     none."""
+    overflows: int = 0
+    """In fp16, how often it was computed again, since its gradient overflowed; in fixed point, values that were cut."""
+    counted: int = 0
+    """Of so many: computations in fp16, values in fixed point; 0 where nothing can overflow."""
 
 
 class Measured(msgspec.Struct, frozen=True, gc=False):

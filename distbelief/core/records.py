@@ -164,6 +164,10 @@ class StepsTimed(Record, frozen=True, tag=True, gc=False):
     """Until something arrives."""
     waits_for: str = ""
     """Whose words ended the longest of these waits: shard, replica or coordinator."""
+    overflows: int = 0
+    """In fp16, minibatches that were computed again; in fixed point, values that were cut."""
+    counted: int = 0
+    """Of so many."""
 
 
 class Parted(Record, frozen=True, tag=True, gc=False):

@@ -7,9 +7,10 @@ strategies ask the last one what its strategy is like (`Own`), and know no strat
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import ClassVar, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import msgspec
 
@@ -23,6 +24,38 @@ from distbelief.sharding.layout import Layout
 from distbelief.sharding.mesh import MOST, Mesh
 
 PRECISIONS = ("float32", "bf16", "fp16")
+FEWEST_BITS, MOST_BITS = 2, 24
+"""Of fixed point: a sign and a digit, and what float32 holds."""
+
+
+class FixedPoint(NamedTuple):
+    """Bits of dynamic fixed point, the sign among them."""
+
+    products: int
+    """Of what is multiplied."""
+    updates: int
+    """Of a parameter after an update."""
+
+
+def fixed_point(asked: str) -> FixedPoint | None:
+    """What `--fixed-point` asks for; None for "".
+
+    Raises:
+        UsageError: it is of another form, or asks for bits that cannot be.
+
+    >>> fixed_point("dynamic:10,12")
+    FixedPoint(products=10, updates=12)
+    """
+    if not asked:
+        return None
+    found = re.fullmatch(r"dynamic:(\d{1,3}),(\d{1,3})", asked)
+    bits = FixedPoint(*map(int, found.groups())) if found else FixedPoint(0, 0)
+    if not FEWEST_BITS <= bits.products <= bits.updates <= MOST_BITS:
+        raise UsageError(
+            f"--fixed-point {asked}: is dynamic:PRODUCTS,UPDATES, bits of what is multiplied and of what is updated, "
+            f"such as dynamic:10,12; {FEWEST_BITS} or more, at most {MOST_BITS}, and no fewer of what is updated"
+        )
+    return bits
 
 
 class DataSettings(msgspec.Struct, frozen=True):
@@ -216,6 +249,8 @@ class Settings(msgspec.Struct, frozen=True):
     """Global norm to which a replica clips each step's gradient; 0 leaves it alone."""
     precision: str = "float32"
     """In which replicas compute gradients: float32, bf16 or fp16."""
+    fixed_point: str = ""
+    """Of which bits what they multiply is, and parameters are after an update; "" for none."""
     evaluate_every: int = 1
     """Epochs between evaluations; 0 evaluates never."""
     checkpoint_every: int = 1
@@ -251,6 +286,10 @@ class Settings(msgspec.Struct, frozen=True):
             raise UsageError(f"--target-accuracy {self.target_accuracy}: is a fraction, from 0 to 1")
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
+        if fixed_point(self.fixed_point) and self.precision != PRECISIONS[0]:
+            raise UsageError(
+                f"--fixed-point {self.fixed_point} rounds values of float32: leave --precision {self.precision} off"
+            )
         if self.standby not in (0, 1):
             raise UsageError(f"--standby {self.standby}: is 0 or 1")
         if self.target_accuracy and not self.evaluate_every:
@@ -304,10 +343,16 @@ class Settings(msgspec.Struct, frozen=True):
             raise UsageError(
                 f"--optimizer {self.optimizer.name} of split replicas: no home has the norms of a layer; use another"
             )
-        if self.precision != Settings().precision:
-            raise UsageError(
-                f"--precision {self.precision} of split replicas: no partition sees alone what overflows; leave it off"
-            )
+        for name in ("precision", "fixed_point"):
+            if (value := getattr(self, name)) != getattr(Settings(), name):
+                raise UsageError(
+                    f"{option(name)} {value} of split replicas: no partition sees alone what overflows; leave it off"
+                )
+
+    @property
+    def arithmetic(self) -> str:
+        """In which gradients are computed: a precision, or what `fixed_point` reads."""
+        return self.fixed_point or self.precision
 
     @property
     def pipeline(self) -> str:

@@ -11,6 +11,7 @@ import msgspec
 from distbelief.core import records, roles
 from distbelief.record.folder import versions
 
+OVERFLOWS = ("overflows", "counted")
 TIMES = ("steps", "compute", "update", "communicate", "wait")
 """Of a replica's steps: how many were timed, and the seconds that they took."""
 
@@ -125,7 +126,7 @@ class Summary:
     def _take_steps_timed(self, _: float, record: records.StepsTimed) -> None:
         replica = self._replica(record.role)
         before = replica.times
-        both = {name: getattr(before, name, 0) + getattr(record, name) for name in TIMES}
+        both = {name: getattr(before, name, 0) + getattr(record, name) for name in (*TIMES, *OVERFLOWS)}
         replica.times = msgspec.structs.replace(record, **both)
 
     def _take_finished(self, _: float, record: records.Finished) -> None:
@@ -258,6 +259,7 @@ class Summary:
                 }
                 for index, one in sorted(known.items())
             ],
+            "overflows": {name: sum(getattr(one.times, name, 0) for one in known.values()) for name in OVERFLOWS},
             "dropped": self.dropped,
             "forgotten": self.forgotten,
             **({"descent": self.descent} if self.descent else {}),

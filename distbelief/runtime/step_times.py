@@ -41,6 +41,7 @@ class StepTimes:
         self._spent = dict.fromkeys((*PARTS, ASIDE), 0.0)
         self._waited: dict[str, float] = {}
         self._steps, self._seconds = 0, 0.0
+        self._overflows = self._counted = 0
         self._last: tuple[float, ...] = ()
 
     def begin(self, doing: str) -> None:
@@ -66,6 +67,7 @@ class StepTimes:
         elapsed = self._pass(before)
         if type(answer) is Computed:
             self._steps += 1
+            self._overflows, self._counted = self._overflows + answer.overflows, self._counted + answer.counted
             # on cores that it shares, a simulated gradient takes longer than it is said to
             slowed = elapsed - (self._worked() - self._before) if self._worked else 0.0
             self._seconds += max(answer.seconds, slowed)
@@ -84,7 +86,8 @@ class StepTimes:
         rest = max(0.0, sum(parts) - compute - update)
         communicate = min(rest, max(0.0, worked - update)) if self._worked else max(0.0, rest - wait)
         longest = max(self._waited, key=lambda kind: self._waited[kind], default="")
-        return records.StepsTimed(self._role, self._steps, compute, update, communicate, rest - communicate, longest)
+        spent = compute, update, communicate, rest - communicate
+        return records.StepsTimed(self._role, self._steps, *spent, longest, self._overflows, self._counted)
 
     def _pass(self, doing: str) -> float:
         """The time until now was spent on something."""

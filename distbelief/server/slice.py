@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
 
+from distbelief.codecs.fixed_point import round_each
 from distbelief.core.conversations.agreement import Squares
 from distbelief.core.effects import Payload, Phantom
-from distbelief.core.settings import Plan
+from distbelief.core.norms import layers_in
+from distbelief.core.settings import Plan, fixed_point
 from distbelief.server import optimizers
 from distbelief.server.layers import Layers
 from distbelief.server.layerwise import Layerwise
 from distbelief.server.packing import as_bytes
-from distbelief.sharding.layout import Layout, Section
+from distbelief.sharding.layout import Layout, Range, Section
 
 MASTERED = (torch.bfloat16, torch.float16)
 """Dtypes whose parameters have float32 masters on the shard, which the optimizer steps."""
@@ -131,6 +134,8 @@ class TorchSlice:
             self._layers = Layers(
                 self._optimizer, plan.layout, own.moving, [(p.section, _data(p)) for p in self._trained]
             )
+        self._fixed_point = fixed_point(plan.settings.fixed_point)
+        self._parts = [_parts(plan.layout, piece.section) for piece in self._trained] if self._fixed_point else []
         self._rates = [group["lr"] for group in self._optimizer.param_groups] if self._optimizer else []
         self._factor = 1.0
         self._gathered, self._average = 0, False
@@ -169,6 +174,9 @@ class TorchSlice:
                 for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
                     group["lr"] = rate * factor
             self._layers.step(norms) if self._layers else self._step()
+        if self._fixed_point:
+            for piece, parts in zip(self._trained, self._parts, strict=True):
+                round_each(_data(piece).split(parts), self._fixed_point.updates)
         for piece in self._trained:
             if piece.master:
                 piece.tensor.copy_(_data(piece))
@@ -293,10 +301,10 @@ class TorchSlice:
     @property
     def adds(self) -> bool:
         """Whether a step adds the gradient, times the learning rate, and nothing else: it keeps no state, and no
-        masters.
+        masters, and nothing is rounded.
         """
         plain = ("momentum", "weight_decay", "nesterov", "maximize")
-        return isinstance(self._optimizer, torch.optim.SGD) and not any(
+        return isinstance(self._optimizer, torch.optim.SGD) and not self._fixed_point and not any(
             group[extra] for group in self._optimizer.param_groups for extra in plain
         ) and not any(piece.master for piece in self._trained)  # fmt: skip
 
@@ -319,6 +327,15 @@ class TorchSlice:
 def _data(piece: _TrainedPiece) -> torch.Tensor:
     assert piece.parameter is not None
     return piece.parameter
+
+
+def _parts(layout: Layout, piece: Section) -> list[int]:
+    """Elements of each tensor, or part of one, in a piece, and of what lies between them: each has a scale of its own
+    in fixed point.
+    """
+    item = getattr(torch, piece.dtype).itemsize
+    starts = {part.start for _, part in layers_in(layout, Range(piece.start, piece.stop))}
+    return [(stop - start) // item for start, stop in pairwise(sorted(starts | {piece.start, piece.stop}))]
 
 
 def _number(layout: Layout, piece: Section) -> int:

@@ -11,9 +11,11 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from distbelief.core.effects import Batch, Computed, Measured
+from distbelief.core.settings import PRECISIONS, fixed_point
 from distbelief.core.values import device_number
 from distbelief.errors import DataError, DistbeliefError, TrainingError, UsageError
 from distbelief.tasks.arithmetic.autocast import Autocast
+from distbelief.tasks.arithmetic.fixed_point import FixedPoint
 from distbelief.tasks.order import Order, seed_chance
 from distbelief.tasks.task import ACCURACY, Data, Task, as_data
 
@@ -110,7 +112,7 @@ class Trainer:
         seed: of the job.
         clip_norm: global norm to which each gradient is clipped; 0 for none.
         drop_last: a last minibatch that is smaller is never computed.
-        precision: in which it computes: float32, bf16 or fp16.
+        arithmetic: in which it computes: float32, bf16, fp16, or dynamic fixed point as `--fixed-point` says.
 
     Raises:
         UsageError: the last minibatch is of one sample, which the model's batch norm refuses.
@@ -124,13 +126,14 @@ class Trainer:
         seed: int,
         clip_norm: float = 0.0,
         drop_last: bool = False,
-        precision: str = "float32",
+        arithmetic: str = "float32",
     ) -> None:
         self.task, self.model, self.clip_norm = task, model.train(), clip_norm
         self.data = load(task, "training")
         self.order = Order(len(self.data), batch_size, seed)
         self._seed = seed
-        self._arithmetic = Autocast(precision, model)
+        fixed = None if arithmetic in PRECISIONS else fixed_point(arithmetic)
+        self._arithmetic = FixedPoint(fixed.products) if fixed else Autocast(arithmetic, model)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = next((p.device for p in self._parameters), torch.device("cpu"))
         if (
@@ -162,19 +165,22 @@ class Trainer:
         Raises:
             TrainingError: the user's model or loss raised.
         """
-        start = time.perf_counter()
+        start, arithmetic = time.perf_counter(), self._arithmetic
+        before = arithmetic.overflows, arithmetic.counted
         for parameter in self._parameters:
             parameter.grad = None
         try:
             numbers = self.order.indices(batch.epoch, batch.index)
-            loss = self._arithmetic.backward(lambda: self._loss(batch, numbers))
+            loss = arithmetic.backward(lambda: self._loss(batch, numbers))
         except DistbeliefError:
             raise
         except (Exception, SystemExit) as error:
             raise raised_at(self.task, batch, error) from error
         if self.clip_norm:
             nn.utils.clip_grad_norm_(self._parameters, self.clip_norm)
-        return Computed(float(loss.detach()), len(numbers), time.perf_counter() - start)
+        overflows, counted = arithmetic.overflows - before[0], arithmetic.counted - before[1]
+        seconds = time.perf_counter() - start
+        return Computed(float(loss.detach()), len(numbers), seconds, overflows=overflows, counted=counted)
 
     def _loss(self, batch: Batch, numbers: torch.Tensor) -> torch.Tensor:
         """The mean loss of a minibatch, with its own chance, which its data may draw from too: the same whenever it is

@@ -106,6 +106,15 @@ def test_a_job_learns_in_few_bits(strategy: str, precision: str) -> None:
     assert accuracy[1] > 0.8
 
 
+def test_a_result_says_how_often_a_minibatch_was_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distbelief.tasks.arithmetic.autocast.FIRST_SCALE", 2.0**30)
+    for strategy in ("single", "downpour"):
+        found = db.run(db.Job("digits", strategy, precision="fp16"), on="simulated")
+        told = found["overflows"]
+        assert told["overflows"] > 5
+        assert told["counted"] == found["steps"] + told["overflows"]
+
+
 def test_no_other_precision_is_taken() -> None:
     with pytest.raises(UsageError, match="unknown precision 'fp61'; did you mean 'fp16'"):
         db.Job("digits", precision="fp61").settings()

@@ -263,6 +263,7 @@ ALL: dict[str, Cases] = {
     "warmup": Case("constant", "told", {"warmup_epochs": 0.5}),  # refused, where the rate is not scaled
     "clip_norm": Case(0.1),
     "precision": (Case("bf16"), Case("fp16")),
+    "fixed_point": (Case("dynamic:10,12"), Case("dynamic:10,24")),
     "seed": Case(1),
     "target_accuracy": Case(1e-9, "told", {"epochs": 3, "evaluate_every": 1}),
     "evaluate_every": Case(2, "told", {"epochs": 4, "evaluate_every": 1}),

@@ -438,7 +438,7 @@ class _Process:
         step as the cluster's compute model has it.
         """
         s, padding, pump = self.spec.settings, self._padding(), self.pump()
-        trainer = Trainer(task, flat.module, s.data.batch_size, s.seed, clip_norm, s.data.drop_last, s.precision)
+        trainer = Trainer(task, flat.module, s.data.batch_size, s.seed, clip_norm, s.data.drop_last, s.arithmetic)
 
         def padded(batch: Batch) -> Computed:
             computed = trainer.compute(batch)

@@ -352,8 +352,8 @@ class Simulation:
         if flat is None:
             return phantom(len(self._data), data.batch_size)
         task = with_data(self.task, self._data)
-        precision = self.settings.precision
-        trainer = Trainer(task, flat.module, data.batch_size, seed, clip_norm, data.drop_last, precision)
+        arithmetic = self.settings.arithmetic
+        trainer = Trainer(task, flat.module, data.batch_size, seed, clip_norm, data.drop_last, arithmetic)
         return lambda batch, _: trainer.compute(batch)
 
     def _flat(self, model: nn.Module) -> FlatModule:

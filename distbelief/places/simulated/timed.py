@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from distbelief.core.effects import Batch, Computed
 from distbelief.places.compute_model import Stopwatch
 from distbelief.runtime.player import Answer, Compute
@@ -20,7 +22,7 @@ def timed(compute: Compute, thread: Thread, stopwatch: Stopwatch, timing: StepTi
         seconds = stopwatch.draw()
         if timing.more:
             thread.owe(timing.more)
-        thread.step(seconds * timing.first, answer, Computed(computed.loss, computed.samples, seconds))
+        thread.step(seconds * timing.first, answer, msgspec.structs.replace(computed, seconds=seconds))
 
     return step
 

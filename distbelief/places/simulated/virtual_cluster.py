@@ -29,6 +29,7 @@ PHANTOM_LACKS: Mapping[str, str] = {
     "keep_checkpoints": "that could be kept",
     "init_from": "that could begin there",
     "precision": "in any precision",
+    "fixed_point": "in any precision",
 }
 """Options of any job that a phantom has no use for, and why; of what only values depend on (rates, clipping) it takes
 any. A strategy names those of its own.

@@ -35,6 +35,7 @@ class Sandblaster(Served):
         "epochs": "it counts --iterations",
         "batch_size": "give the strategy its own, beside --portion-size",
         **dict.fromkeys(("lr_schedule", "lr_steps", "lr_gamma", "lr_power", "warmup", "warmup_epochs"), SEARCHED),
+        "fixed_point": "its line search needs a gradient that fits the loss, and no update is rounded; use downpour",
         "clip_norm": "its line search bounds each step",
         "drop_last": "a batch is the sum of its portions, of whatever size",
     }

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,6 +27,9 @@ class Mapped(Replicated):
     """
 
     own: ClassVar[type[StrategySettings]] = MappedSettings
+    meaningless: ClassVar[Mapping[str, str]] = {
+        "fixed_point": "rounding a parameter would undo what others add to it at the same time; use downpour"
+    }
 
     replicas: int = 2
     """Copies of the model, each in its own process; its parameters are the mapping itself."""

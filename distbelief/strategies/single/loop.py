@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from distbelief.codecs.fixed_point import round_each
 from distbelief.coordination import admission
 from distbelief.coordination.cadence import is_due, snapshot_due, target_reached
 from distbelief.core import records, roles
@@ -22,6 +23,7 @@ from distbelief.core.effects import Batch
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import Dealer
+from distbelief.core.settings import fixed_point
 from distbelief.errors import CheckpointError, LossNotFinite
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.record.restore import load_part
@@ -48,11 +50,13 @@ class _Since:
 
 @dataclass
 class _Times:
-    """What its steps were made of, in seconds."""
+    """What its steps were made of, in seconds; and what overflowed in them, of how much."""
 
     steps: int = 0
     compute: float = 0.0
     update: float = 0.0
+    overflows: int = 0
+    counted: int = 0
 
 
 class SingleLoop:
@@ -73,7 +77,7 @@ class SingleLoop:
             settings.seed,
             settings.clip_norm,
             settings.data.drop_last,
-            settings.precision,
+            settings.arithmetic,
         )
         groups = groups_of(model, settings.optimizer)
         self._flat = FlatModule(model, groups, rows=True)
@@ -86,6 +90,7 @@ class SingleLoop:
         ]
         self._optimizers = _build(settings.optimizer, groups or [{"params": list(model.parameters())}], self._dense)
         self._update = [torch.no_grad()(optimizers.stepper(optimizer)) for optimizer in self._optimizers]
+        self._fixed_point = fixed_point(settings.fixed_point)
         self._plan = admission.plan(settings, Join(0, layout, len(self._trainer.data)))
         self._store = Checkpoints(run) if run else None
         self._start = start = context.start
@@ -116,7 +121,12 @@ class SingleLoop:
         cause, reason = self._train()
         timed = self._times
         if timed.steps:
-            self._note(records.StepsTimed(roles.SINGLE, timed.steps, timed.compute, timed.update, 0.0, 0.0))
+            seconds = timed.compute, timed.update, 0.0, 0.0
+            self._note(
+                records.StepsTimed(
+                    roles.SINGLE, timed.steps, *seconds, overflows=timed.overflows, counted=timed.counted
+                )
+            )
         self._note(records.Applied(roles.SINGLE, self._steps, self._samples, {0: self._steps}))
         self._note(records.Finished.of(*records.ended(cause, reason, self._unsaved)))
 
@@ -158,6 +168,8 @@ class SingleLoop:
                 group["lr"] = self.settings.optimizer.lr * factor
         for update in self._update:
             update()
+        if self._fixed_point:
+            round_each((p.detach() for p in self._flat.trained), self._fixed_point.updates)
 
     def _step(self, batch: Batch) -> None:
         computed = self._timed.compute(batch)
@@ -172,6 +184,7 @@ class SingleLoop:
         self._timed.update()
         times.steps, times.compute = times.steps + 1, times.compute + computed.seconds
         times.update += self._now() - begin
+        times.overflows, times.counted = times.overflows + computed.overflows, times.counted + computed.counted
         self._steps += 1
         self._samples += computed.samples
         since = self._since

@@ -42,6 +42,8 @@ class Autocast:
         self.scale = FIRST_SCALE if precision == "fp16" else 1.0
         self.overflows = 0
         """Minibatches that were computed again, so far."""
+        self.counted = 0
+        """Minibatches in fp16, so far, each as often as it was computed."""
         self._steps = 0
 
     def backward(self, loss_of: Callable[[], Tensor]) -> Tensor:
@@ -72,6 +74,7 @@ class Autocast:
         kept = [buffer.clone() for buffer in self._model.buffers()]
         while True:
             loss = self._cast(loss_of, torch.float16)
+            self.counted += 1
             if not loss.isfinite().all():
                 self._explain()
                 return loss

@@ -8,6 +8,8 @@ FILE = "A compressed file is read as it was written"
 ZERO = "What was pruned stays zero"
 HALF = "In fp16, a gradient that overflows"
 RATIO = "The ratio that `compress` tells"
+POINT = "With `--fixed-point`, what is multiplied"
+FIXED = "tests/core/test_fixed_point.py"
 CAST = "tests/core/test_autocast.py"
 CHECK = "tests/core/test_codecs.py::test_every_codec_keeps_its_promises"
 NEAR = "tests/core/test_codecs.py::test_a_huffman_code_is_within_3_percent_of_the_entropy"
@@ -149,5 +151,45 @@ MUTANTS = [
         "            buffer.copy_(before)\n",
         "            buffer.copy_(buffer)\n",
         (f"{CAST}::test_what_overflows_is_computed_again_with_half_the_scale_and_told",),
+    ),
+    Mutant(
+        "gradients-are-multiplied-unrounded",
+        POINT,
+        "tasks/arithmetic/fixed_point.py",
+        "            loss = loss_of()\n            loss.backward()\n",
+        "            loss = loss_of()\n        loss.backward()\n",
+        (f"{FIXED}::test_a_step_multiplies_rounded_values_only",),
+    ),
+    Mutant(
+        "overflows-raise-no-scale",
+        POINT,
+        "codecs/fixed_point.py",
+        "            self.exponent += 1\n",
+        "            self.exponent += 0\n",
+        (f"{FIXED}::test_the_scale_is_raised_by_overflows_and_lowered_where_half_would_do",),
+    ),
+    Mutant(
+        "what-is-cut-is-not-counted",
+        POINT,
+        "tasks/worker.py",
+        "overflows=overflows, counted=counted",
+        "counted=counted",
+        (f"{FIXED}::test_ten_bits_learn_as_float32_does_and_overflows_are_told",),
+    ),
+    Mutant(
+        "infinity-is-cut-in-silence",
+        POINT,
+        "codecs/fixed_point.py",
+        "if not math.isfinite(largest):",
+        "if math.isnan(largest):",
+        (f"{FIXED}::test_what_is_not_finite_is_never_silent",),
+    ),
+    Mutant(
+        "shards-keep-all-digits",
+        POINT,
+        "server/slice.py",
+        "        if self._fixed_point:\n",
+        "        if False:\n",
+        (f"{FIXED}::test_parameters_of_a_job_are_on_the_grid_of_its_updates",),
     ),
 ]
