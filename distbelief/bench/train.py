@@ -29,6 +29,7 @@ PAIR = "two independent singles"
 LOCKSTEP = "two singles in lockstep"
 SYNCHRONOUS = "synchronous, 2 replicas"
 ALLREDUCE = "allreduce, 2 replicas"
+DIRECT = "downpour on the direct path"
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def _of_model(model: str, options: TrainOptions) -> dict[str, Any]:
     samples = len(as_data(resolve(task).train())) * epochs
     steps = samples // options.batch_size
 
-    def job(strategy: Strategy, threads: int = 1) -> Callable[[], float]:
+    def job(strategy: Strategy, threads: int = 1, path: str = "served") -> Callable[[], float]:
         made = Job(
             task=task,
             strategy=strategy,
@@ -93,10 +94,11 @@ def _of_model(model: str, options: TrainOptions) -> dict[str, Any]:
             evaluate_every=0,
             checkpoint_every=0,
         )
-        return partial(_job, made, options.transport)
+        return partial(_job, made, Local(options.transport, path=path))
 
-    def downpour(replicas: int, prefetch: int) -> Callable[[], float]:
-        return job(Downpour(replicas=replicas, shards=1, optimizer=Optimizer("sgd", RATE), prefetch=prefetch))
+    def downpour(replicas: int, prefetch: int = 0, path: str = "served") -> Callable[[], float]:
+        strategy = Downpour(replicas=replicas, shards=1, optimizer=Optimizer("sgd", RATE), prefetch=prefetch)
+        return job(strategy, path=path)
 
     alone, halved = (loops.Workload(task, count, options.batch_size, RATE) for count in (steps, max(1, steps // 2)))
     contenders: dict[str, Callable[[], float]] = {
@@ -108,6 +110,11 @@ def _of_model(model: str, options: TrainOptions) -> dict[str, Any]:
             f"downpour, {replicas} replicas, prefetch {prefetch}": downpour(replicas, prefetch)
             for replicas in options.replicas
             for prefetch in (0, 1)
+        },
+        **{
+            f"{DIRECT}, {replicas} replicas": downpour(replicas, path="direct")
+            for replicas in options.replicas
+            if options.transport == "shared"
         },
         SYNCHRONOUS: job(Synchronous(replicas=2, shards=1, optimizer=Optimizer("sgd", RATE))),
         ALLREDUCE: job(Allreduce(replicas=2, optimizer=Optimizer("sgd", RATE))),
@@ -128,9 +135,9 @@ def _of_model(model: str, options: TrainOptions) -> dict[str, Any]:
     }
 
 
-def _job(job: Job, transport: str) -> float:
+def _job(job: Job, place: Local) -> float:
     """Samples per second of a job's training: from its first minibatch dealt to its last step reported."""
-    return float(workloads.run(job, Local(transport))["samples_per_second"])
+    return float(workloads.run(job, place)["samples_per_second"])
 
 
 def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
@@ -147,6 +154,13 @@ def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
             for name in names:
                 figures.append(figure(f"{model}: {name}, of {against}", one[key][name], promised))
                 figures.append(figure(f"{model}: {name}, of ddp on gloo, 2 ranks", one["of_ddp"][name], 1.0))
+    for model, key, against, promised in (
+        ("mlp", "of_single", "single, 1 thread", 1.8),
+        ("lenet", "of_pair", PAIR, 0.97),
+    ):
+        name = f"{DIRECT}, 2 replicas"
+        if (one := measured.get(model)) and name in one[key]:
+            figures.append(figure(f"{model}: {name}, of {against}", one[key][name], promised))
     for model, of_ddp, of_pair in (("mlp", 1.2, 0.85), ("lenet", 1.0, 0.96)):
         found: dict[str, Any] = measured.get(model, {})
         if found:

@@ -125,8 +125,8 @@ def test_train_measures_every_contender_on_the_same_samples(tmp_path):
     one = run("train", tmp_path, models=("mlp",), replicas=(1,))["models"]["mlp"]
     assert min(one["samples_per_second"].values()) > 0
     assert {name.partition(",")[0] for name in one["of_single"]} == {
-        "single", "two independent singles", "two singles in lockstep", "downpour", "synchronous", "allreduce",
-        "ddp on gloo",
+        "single", "two independent singles", "two singles in lockstep", "downpour",
+        "downpour on the direct path", "synchronous", "allreduce", "ddp on gloo",
         "ddp with our hook", "hogwild",
     }  # fmt: skip
     assert one["of_single"]["single, 1 thread"] == 1
