@@ -163,7 +163,7 @@ def test_a_forward_pass_writes_buffers_in_place_only_where_nothing_is_locked(pla
     written = not torch.equal(mapping_of(simulation)[start:stop], before)
     assert written == (way in ("hogwild", "none"))
     if not written:
-        last = peer.held.locked_steps()[-1]
+        last = peer.held().locked_steps()[-1]
         with torch.no_grad():
             last.act()
         assert last.locks == (0,)
@@ -264,8 +264,8 @@ SIGNALLING = 0x7F800001
 def test_a_sparse_update_writes_to_its_rows_only() -> None:
     _, simulation = race(bags(), Hogwild(replicas=1, optimizer=optim("sgd", lr=0.05)), epochs=1)
     peer = updater(simulation)
-    [sparse] = [part for part in peer.held.locked_steps() if part.size == 16 * 3 * 4 or part.size == 8 * 3 * 4]
-    rows = peer.held.flat.module.rows.weight
+    [sparse] = [part for part in peer.held().locked_steps() if part.size == 16 * 3 * 4 or part.size == 8 * 3 * 4]
+    rows = peer.held().flat.module.rows.weight
     touched = rows.grad.coalesce().indices()[0]
     others = torch.ones(50, dtype=torch.bool)
     others[touched] = False
@@ -295,7 +295,7 @@ def test_the_optimizers_state_is_one_for_all(plain: SimpleNamespace, way: str) -
         task.loss(model(inputs), targets).backward()
         for total, p in zip(expected, model.parameters(), strict=True):
             total += p.grad**2
-    sums = updater(simulation).held.arrays()["state.0.sum"]
+    sums = updater(simulation).held().arrays()["state.0.sum"]
     torch.testing.assert_close(sums, torch.cat([total.view(-1) for total in expected]))
 
 
@@ -397,7 +397,7 @@ def test_a_death_at_any_message_ends_in_a_whole_job(plain: SimpleNamespace, vict
     )
     assert run.outcome == "done"
     assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 120
-    assert updater(simulation).held.counts.facts()["updates"] >= 30
+    assert updater(simulation).held().counts.facts()["updates"] >= 30
 
 
 def test_a_checkpoint_whose_writer_dies_is_made_by_another(plain: SimpleNamespace) -> None:

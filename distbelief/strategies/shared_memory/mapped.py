@@ -41,58 +41,47 @@ class _MappedPiece(NamedTuple):
 
 
 class MappedModel:
-    """One replica's model, optimizer and counts in a mapping.
+    """One replica's model, optimizer and counts in a mapping: the model lives there from here on.
 
     Args:
         flat: the model.
         index: of the replica.
         process: a number that tells who holds a lock: the id of its process.
+        plan: of the job.
+        memory: 1-D uint8, `mapping.mapping_layout(...).length` bytes.
+        cut: parts in which an update is made where nothing is locked; one where none are given.
     """
 
-    def __init__(self, flat: FlatModule, index: int, process: int = 0) -> None:
-        self.flat, self._index, self._process = flat, index, process
-        self._factor, self._live = 1.0, False
-
-    def bind(self, plan: Plan, memory: torch.Tensor, cut: Sequence[Range] = ()) -> None:
-        """Have the model live in a mapping from here on.
-
-        Args:
-            plan: of the job.
-            memory: 1-D uint8, `mapping.mapping_layout(...).length` bytes.
-            cut: parts in which an update is made where nothing is locked; one where none are given.
-        """
-        self._plan, layout, settings = plan, plan.layout, plan.settings
+    def __init__(
+        self, flat: FlatModule, index: int, process: int, plan: Plan, memory: torch.Tensor, cut: Sequence[Range] = ()
+    ) -> None:
+        layout, settings = plan.layout, plan.settings
         check(layout, settings)
-        self._layout = mapping.mapping_layout(layout, settings.optimizer, settings.shards, settings.replicas)
+        self.flat, self._process, self._plan = flat, process, plan
+        self._factor, self._live, self._scheduled = 1.0, False, settings.rate.varies
+        found = mapping.mapping_layout(layout, settings.optimizer, settings.shards, settings.replicas)
         self._key = mapping.state_of(settings.optimizer)
-        self._vector, self._state = memory[: layout.total], memory[self._layout.state : self._layout.steps]
-        self._steps = memory[self._layout.steps : self._layout.counts].view(torch.float32)
-        self.counts = Counts(
-            memory[self._layout.counts : self._layout.length].numpy().data.cast("q"), settings.replicas, self._index
-        )
-        self.flat.bind([], [self._vector])
-        self._locks = settings.own(MappedSettings).locks
-        self._cut = tuple(cut) or mapping.ranges(layout, settings.shards if self._locks == "shard" else 1)
-        self._stops = torch.tensor([part.stop for part in self._cut])
+        self._vector, self._state = memory[: layout.total], memory[found.state : found.steps]
+        self._steps = memory[found.steps : found.counts].view(torch.float32)
         self._made = 0
-        self._scheduled = settings.rate.varies
-        self._dense = [(part, list(self._pieces(part))) for part in self._cut]
-        locked_steps = [
-            LockedStep((i,), part.size, self._optimizer(pieces))
-            for i, (part, pieces) in enumerate(self._dense)
+        """How many of the steps' counts have an optimizer that counts there."""
+        counted = memory[found.counts : found.length].numpy().data.cast("q")
+        self.counts = Counts(counted, settings.replicas, index)
+        flat.bind([], [self._vector])
+        self._locks = settings.own(MappedSettings).locks
+        cut = tuple(cut) or mapping.ranges(layout, settings.shards if self._locks == "shard" else 1)
+        self._stops = torch.tensor([part.stop for part in cut])
+        dense = [(part, list(self._pieces(part))) for part in cut]
+        self._locked_steps = [
+            LockedStep((i,) if self._locks == "shard" else (), part.size, self._optimizer(pieces))
+            for i, (part, pieces) in enumerate(dense)
             if pieces
         ]
-        self._partial = [piece for _, pieces in self._dense for piece in pieces if piece.within is not None]
+        self._partial = [piece for _, pieces in dense for piece in pieces if piece.within is not None]
         self._sparse = [(entry, piece.source, self._optimizer([piece], rows=True)) for entry, piece in self._rows()]
-        self._locked_steps = (
-            locked_steps if self._locks == "shard" else [one._replace(locks=()) for one in locked_steps]
-        )
-        named = dict(self.flat.module.named_buffers()) if self._locks != "none" else {}
+        named = dict(flat.module.named_buffers()) if self._locks != "none" else {}
         self._buffers = [
-            (
-                named[e.tensor.name],
-                self._vector[e.start : e.stop].view(getattr(torch, e.tensor.dtype)).view(e.shape),
-            )
+            (named[e.tensor.name], self._vector[e.start : e.stop].view(getattr(torch, e.tensor.dtype)).view(e.shape))
             for e in layout.entries
             if e.tensor.kind == "buffer" and named
         ]

@@ -8,7 +8,7 @@ moment: the ranges that have locks, or `RANGES` where nothing is locked; `--hand
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -37,8 +37,18 @@ class Updated(Protocol):
 
     counts: Counts
 
+    def begin(self, arrays: Mapping[str, torch.Tensor] | None, facts: Mapping[str, object]) -> None:
+        """Fill the mapping: with the model's own values, or those of a checkpoint."""
+
+    def look(self) -> None:
+        """Begin a step."""
+
     def locked_steps(self) -> list[LockedStep]:
         """The update with the gradient of the step, in its parts."""
+        ...
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """Everything in the mapping, by name."""
         ...
 
 
@@ -48,10 +58,10 @@ class SimulatedUpdater:
     Args:
         virtual: where it is played.
         role: of the replica.
-        held: what it updates.
+        held: gives what it updates.
     """
 
-    def __init__(self, virtual: SimulatedContext, role: str, held: Updated) -> None:
+    def __init__(self, virtual: SimulatedContext, role: str, held: Callable[[], Updated]) -> None:
         self._virtual, self._role, self.held, self._dead = virtual, role, held, False
         self._race = virtual.shared(Race)
         self._race.updaters[role] = self
@@ -72,10 +82,10 @@ class SimulatedUpdater:
         """Make one part of the update after the other."""
 
         def done() -> None:
-            self.held.counts.add(samples)
+            self.held().counts.add(samples)
             self._virtual.clock.call_later(0.0, answer, True)
 
-        self._parts.extend(self.held.locked_steps())
+        self._parts.extend(self.held().locked_steps())
         self._then = done
         self._line_up()
         self._advance()
@@ -133,24 +143,27 @@ class SimulatedUpdater:
         self._line_up()
 
 
+def check_phantom(layout: Layout) -> None:
+    """Refuse a phantom whose updates' parts nobody can tell.
+
+    Raises:
+        UsageError: some gradients are rows.
+    """
+    if any(layout.is_sparse(entry) for entry in layout.trained_entries):
+        raise UsageError("--phantom computes no gradients, and which rows an update writes to is in them: leave it off")
+
+
 class PhantomModel:
     """What a phantom has of a mapping: how long the parts of an update are, and its counts.
 
     Args:
-        layout: of the model.
         index: of the replica.
+        plan: of the job.
+        memory: as a `MappedModel`'s.
+        cut: as a `MappedModel`'s.
     """
 
-    def __init__(self, layout: Layout, index: int) -> None:
-        if any(layout.is_sparse(entry) for entry in layout.trained_entries):
-            raise UsageError(
-                "--phantom computes no gradients, and which rows an update writes to is in them: leave it off"
-            )
-        self._index, self.counts = index, Counts([], 0, index)
-        self._parts: list[LockedStep] = []
-
-    def bind(self, plan: Plan, memory: torch.Tensor, cut: tuple[Range, ...] = ()) -> None:
-        """Count in a mapping from here on."""
+    def __init__(self, index: int, plan: Plan, memory: torch.Tensor, cut: Sequence[Range] = ()) -> None:
         settings, locks = plan.settings, plan.settings.own(MappedSettings).locks
         locked = {"none": mapping.RANGES, "shard": settings.shards, "global": 1}[locks]
         found = cut or mapping.ranges(plan.layout, min(locked, plan.layout.parameters))
@@ -160,7 +173,7 @@ class PhantomModel:
         ]
         there = mapping.mapping_layout(plan.layout, settings.optimizer, settings.shards, settings.replicas)
         counted = memory[there.counts : there.length].numpy().data.cast("q")
-        self.counts = Counts(counted, settings.replicas, self._index)
+        self.counts = Counts(counted, settings.replicas, index)
 
     def begin(self, arrays: Mapping[str, torch.Tensor] | None, facts: Mapping[str, object]) -> None:
         """Begin with what was done before."""

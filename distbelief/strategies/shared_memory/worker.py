@@ -11,12 +11,13 @@ from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.settings import Plan
 from distbelief.runtime.player import Answer, Part, Worker
+from distbelief.sharding.layout import Range
 from distbelief.strategies.context import Context, Process, open_memory
 from distbelief.strategies.shared_memory import mapping
 from distbelief.strategies.shared_memory.mapped import LockedStep, MappedModel
 from distbelief.strategies.shared_memory.replica import SharedMemoryReplica
 from distbelief.strategies.shared_memory.settings import MappedSettings
-from distbelief.strategies.shared_memory.simulated import PhantomModel, SimulatedUpdater
+from distbelief.strategies.shared_memory.simulated import PhantomModel, SimulatedUpdater, Updated, check_phantom
 from distbelief.tasks.worker import measure
 from distbelief.transport.base import Arena
 from distbelief.transport.locks import Locks
@@ -27,12 +28,13 @@ class ProcessUpdater:
 
     Args:
         process: that it is.
-        held: what it updates.
+        held: gives what it updates.
     """
 
-    def __init__(self, process: Process, held: MappedModel) -> None:
+    def __init__(self, process: Process, held: Callable[[], Updated]) -> None:
         self._held = held
-        self._locks = Locks(open_memory(process.spec, process.spec.memory), lambda process: held.counts.holder(process))
+        memory = open_memory(process.spec, process.spec.memory)
+        self._locks = Locks(memory, lambda process: held().counts.holder(process))
         self._left: list[LockedStep] | None = None
 
     def waits(self) -> str:
@@ -42,51 +44,60 @@ class ProcessUpdater:
     def update(self, samples: int, told: Callable[[], bool], answer: Callable[[bool], None]) -> bool | None:
         """Step the parameters, each part under its locks."""
         with torch.no_grad():
-            left = self._left = self._left or self._held.locked_steps()
+            left = self._left = self._left or self._held().locked_steps()
             while left:
                 if left[0].locks and not self._locks.take(left[0].locks, told):
                     return False
                 left[0].act()
                 self._locks.give(left.pop(0).locks)
         self._left = None
-        self._held.counts.add(samples)
+        self._held().counts.add(samples)
         return True
 
 
 def replica(context: Context) -> Part:
     """What a replica plays."""
     index, process, virtual = roles.index_of(context.role), context.process, context.virtual
-    held: MappedModel | PhantomModel
+    attached = list[Updated]()
+
+    def held() -> Updated:
+        return attached[-1]
+
     updater: ProcessUpdater | SimulatedUpdater
     if process is not None:
-        held = MappedModel(context.module, index, os.getpid())
         updater = ProcessUpdater(process, held)
     else:
         assert virtual is not None
-        held = PhantomModel(context.layout, index) if context.flat is None else MappedModel(context.flat, index)
+        if context.flat is None:
+            check_phantom(context.layout)
         updater = SimulatedUpdater(virtual, context.role, held)
     compute = context.computes(context.settings.clip_norm)
 
     def looked(batch: Batch, answer: Answer) -> Computed | None:
-        held.look()
+        held().look()
         return compute(batch, answer)
 
     def attach(plan: Plan, _: Arena) -> None:
-        apart = (
-            virtual is not None and plan.settings.own(MappedSettings).locks == "none"
-        )  # which race in parts, each at one moment
-        count = min(mapping.RANGES, plan.layout.parameters)
-        held.bind(plan, memory_of(context, plan), mapping.ranges(plan.layout, count) if apart else ())
+        memory, cut = memory_of(context, plan), tuple[Range, ...]()
+        if virtual is not None and plan.settings.own(MappedSettings).locks == "none":
+            cut = mapping.ranges(plan.layout, min(mapping.RANGES, plan.layout.parameters))  # each part at one moment
+        if context.flat is None:
+            attached.append(PhantomModel(index, plan, memory, cut))
+        else:
+            holder = os.getpid() if process is not None else 0
+            attached.append(MappedModel(context.flat, index, holder, plan, memory, cut))
 
     story = SharedMemoryReplica(
         context.role,
         context.layout,
         context.samples,
         context.incarnation,
-        lambda: (held.arrays(), held.counts.facts()),
+        lambda: (held().arrays(), held().counts.facts()),
         updater.waits,
     )
-    return Part(story, Worker(attach, looked, begin=held.begin, update=updater.update))
+    return Part(
+        story, Worker(attach, looked, begin=lambda arrays, facts: held().begin(arrays, facts), update=updater.update)
+    )
 
 
 def reader(context: Context) -> Worker:
