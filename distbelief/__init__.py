@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from distbelief.fabric.hook import Reduce, comm_hook
     from distbelief.job import Job
     from distbelief.places.attempt import View
-    from distbelief.places.cluster.cluster import Cluster
+    from distbelief.places.cluster.cluster import Cluster, Ray
     from distbelief.places.compute_model import ComputeModel
     from distbelief.places.evaluate import evaluate
     from distbelief.places.prediction.predict import predict
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 _PLACES = {
     "Local": "places.processes.local",
     "Cluster": "places.cluster.cluster",
+    "Ray": "places.cluster.cluster",
     "Simulated": "places.simulated.simulated",
     "Crash": "places.simulated.virtual_cluster",
     "ComputeModel": "places.compute_model",
@@ -91,9 +92,9 @@ _NAMED = {"local": "Local", "simulated": "Simulated"}
 __all__ = [
     "Allreduce", "Bounded", "CheckpointError", "Cluster", "Compression", "Crash", "DataError", "DistbeliefError",
     "Downpour", "Handling", "Hogwild", "Hosts", "INSTANT", "Job", "JobFailed", "Local", "Locking", "Outage",
-    "ComputeModel", "Reduce", "Sandblaster", "Simulated", "Single", "Softsync", "Synchronous", "Task", "TensorData",
-    "TrainingError", "UsageError", "View", "NetworkModel", "__version__", "comm_hook", "compress", "evaluate",
-    "expand", "integrations", "join", "load", "optim", "plan", "predict", "run", "split", "tasks",
+    "ComputeModel", "Ray", "Reduce", "Sandblaster", "Simulated", "Single", "Softsync", "Synchronous", "Task",
+    "TensorData", "TrainingError", "UsageError", "View", "NetworkModel", "__version__", "comm_hook", "compress",
+    "evaluate", "expand", "integrations", "join", "load", "optim", "plan", "predict", "run", "split", "tasks",
 ]  # fmt: skip
 
 

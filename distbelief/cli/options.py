@@ -26,8 +26,9 @@ from distbelief.core.settings import option
 from distbelief.core.values import read_as
 from distbelief.errors import UsageError
 from distbelief.job import Job
+from distbelief.places.cluster import launched
 from distbelief.places.cluster.cluster import Cluster
-from distbelief.places.cluster.slurm import check_started_once, is_allocated
+from distbelief.places.cluster.slurm import is_allocated
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.processes.local import Local
 from distbelief.strategies import STRATEGIES, Strategy, find
@@ -450,11 +451,17 @@ class Options:
         padded = Padded(**self._of(Padded))
         slow = {"step": words.duration(padded.pad, "--pad"), **words.stragglers(padded.straggle, "--straggle")}
         compute = ComputeModel(**slow, spread="constant") if any(slow.values()) else None
-        own = self._of(Cluster)
-        check_started_once(os.environ)
-        if any(own.get(name) for name in ("hosts", "hostfile", "on")) or (own and is_allocated(os.environ)):
-            return Cluster(**own, compute=compute)
-        for name in ("remote_shell", "interface", "oversubscribe", "dry_run"):
+        own, start = self._of(Cluster), launched.own()
+        if start is not None and "hosts" not in own:
+            raise UsageError(
+                f"{start.launcher} has started this command {start.size} times, and {self.kind.name} is of one "
+                f"process: start it once, without {start.launcher}"
+            )
+        if start or any(own.get(name) for name in ("hosts", "hostfile", "on")) or (own and is_allocated(os.environ)):
+            cluster = Cluster(**own, compute=compute)
+            cluster.attend()
+            return cluster
+        for name in ("tickets", "remote_shell", "interface", "oversubscribe", "dry_run"):
             if (value := self.values.get(name)) and value != getattr(Cluster, name, False):
                 raise UsageError(f"{option(name)} {value}: is of several hosts; name them with --hosts or --hostfile")
         return Local(**self._of(Local), compute=compute)

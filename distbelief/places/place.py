@@ -54,6 +54,8 @@ class Interruption(msgspec.Struct, frozen=True):
     """Event: the person who runs the job wants it to end."""
 
     why: str
+    host: str = ""
+    """Where he said so; "" for here. A launcher tells all hosts at once, which is once."""
 
 
 class Unable(msgspec.Struct, frozen=True):

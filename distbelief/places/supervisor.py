@@ -97,7 +97,7 @@ class Supervisor:
         """When they are to."""
         self._moving: dict[str, _Life] = {}
         """By standby: who is its shard as soon as it has heard so."""
-        self._interrupts: list[str] = []
+        self._interrupts: list[Interruption] = []
         self._heard = 0.0
         self._leave_by = self._end_by = float("inf")
 
@@ -167,7 +167,7 @@ class Supervisor:
             case Moved():
                 return self._moved(now, event.standby)
             case Interruption():
-                return self._interrupted(now, event.why)
+                return self._interrupted(now, event)
             case Unable():
                 bare = type(event.error) is JobFailed
                 self.failure = self.failure or (self.explanation.failed(str(event.error)) if bare else event.error)
@@ -208,7 +208,7 @@ class Supervisor:
         told: list[Effect] = [Tell(role, word) for role in self._here]
         told += [Tell(said.role, died) for died in self._gone.values()]
         if self._interrupts:
-            told.append(Tell(said.role, Interrupt(self._interrupts[0])))
+            told.append(Tell(said.role, Interrupt(self._interrupts[0].why)))
         return told
 
     def _leaves(self, role: str) -> None:
@@ -393,10 +393,14 @@ class Supervisor:
             return self._kill(life, f"it was stopped (SIGSTOP) for {seconds}, and was killed")
         return []
 
-    def _interrupted(self, now: float, why: str) -> list[Effect]:
+    def _interrupted(self, now: float, event: Interruption) -> list[Effect]:
         """The first time: let the job end in peace, with a checkpoint. The second: end it now."""
-        self._interrupts.append(why)
-        known, again = self.explanation, len(self._interrupts) > 1
+        again = any(event.host == one.host for one in self._interrupts)
+        elsewhere = bool(self._interrupts) and not again
+        self._interrupts.append(event)
+        if elsewhere:
+            return []
+        known = self.explanation
         if self.finished is not None:
             self._end_by = float("-inf")
         elif self._guest and again:
@@ -416,5 +420,5 @@ class Supervisor:
         else:
             self._leave_by, self._end_by = now + self.deadlines.ending, now + self.deadlines.closing
             heads = [role for role in (roles.COORDINATOR, roles.SINGLE) if role in self._here]
-            return [Tell(role, Interrupt(why)) for role in heads]
+            return [Tell(role, Interrupt(event.why)) for role in heads]
         return []

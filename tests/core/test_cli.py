@@ -50,7 +50,7 @@ OWN = {
 VIRTUAL = "--network --handling --hosts --compute --stragglers --faults --phantom --keep --sweep"
 LOCAL = (
     "--transport --path --bind --advertise --insecure --tls --listen --pad --straggle "
-    "--hosts --hostfile --on --remote-shell --interface --oversubscribe --dry-run"
+    "--hosts --hostfile --on --remote-shell --interface --tickets --oversubscribe --dry-run"
 )
 FROZEN = {
     ("train", "single"): f"{SCALED} {SHARED} {TASK}",

@@ -24,6 +24,8 @@ from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import option
 from distbelief.costs import cost, splitting
 from distbelief.places import evaluate, status
+from distbelief.places.cluster import meeting
+from distbelief.places.cluster.hosts import Host
 from distbelief.places.join import guest
 from distbelief.places.prediction import predict
 from distbelief.places.processes import forkserver
@@ -104,6 +106,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     made = {"layers": [], "left_alone": {}, "file": "", "bytes": 1, "dense_bytes": 1, "ratio": 1.0}
     monkeypatch.setattr(compressing, "compress", lambda *_, **__: made)
     monkeypatch.setattr(expanding, "expand", lambda *_: "")
+    nodes = SimpleNamespace(hosts=(Host("n0", 1), Host("n1", 1)))
+    monkeypatch.setattr(meeting, "meet_by_ray", lambda *_: nodes)
     monkeypatch.setattr(status, "status", lambda _: {"running": False})
     monkeypatch.setattr(status, "lines", lambda _: [])
     monkeypatch.setattr(guest.Guest, "run", lambda _: None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 from time import perf_counter
@@ -13,13 +14,12 @@ from hypothesis import strategies as st
 
 from distbelief.cli import main
 from distbelief.core import roles
-from distbelief.errors import UsageError
-from distbelief.places.cluster import network
+from distbelief.errors import JobFailed, UsageError
+from distbelief.places.cluster import launched, meeting, network, tickets
 from distbelief.places.cluster.cluster import Cluster
 from distbelief.places.cluster.engines import RemoteShell
 from distbelief.places.cluster.hosts import Host, parse_hostfile, parse_hosts
 from distbelief.places.cluster.placement import HOME, Placement, Site
-from distbelief.places.cluster.slurm import check_started_once
 from distbelief.sharding.mesh import Mesh
 from distbelief.strategies.base import servers
 
@@ -245,22 +245,126 @@ def test_slurm_is_asked_for_where_there_is_none(capsys: pytest.CaptureFixture[st
     assert "get one with salloc" in capsys.readouterr().err
 
 
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "3", "RANK": "2", "LOCAL_RANK": "1"}
+MPIRUN = {
+    "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:5",
+}  # fmt: skip
+SRUN = {
+    "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0",
+    "SLURM_CPUS_ON_NODE": "3",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("environment", "told"),
+    ("environment", "found"),
     [
-        ({"OMPI_COMM_WORLD_SIZE": "2"}, "mpirun has started this command 2 times"),
-        ({"SLURM_STEP_NUM_TASKS": "4"}, "srun has started this command 4 times"),
-        ({"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "3"}, "torchrun has started this command 3 times"),
+        (TORCHRUN, ("torchrun", 3, 2, 1, 0)),
+        (TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "2"}, ("torchrun", 3, 2, 1, 2)),
+        (MPIRUN, ("mpirun", 2, 0, 0, 0)),
+        (SRUN, ("srun", 4, 1, 1, 0)),
+        (SRUN | TORCHRUN, ("torchrun", 3, 2, 1, 0)),  # srun has started torchrun, and that this
+        (SRUN | {"SLURM_STEP_NUM_TASKS": "1"}, None),
+        ({"WORLD_SIZE": "3", "RANK": "2"}, None),  # names that others use too
+        ({}, None),
     ],
 )
-def test_a_command_that_was_started_several_times_is_refused(
-    environment: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_process_knows_which_one_of_those_of_a_launcher_it_is(
+    environment: dict[str, str], found: tuple[str, int, int, int, int] | None
 ) -> None:
-    for name, value in environment.items():
+    one = launched.launched(environment)
+    assert (one and (one.launcher, one.size, one.rank, one.local_rank, one.restarts)) == found
+
+
+def test_starts_are_told_apart_and_processes_of_one_are_not() -> None:
+    first, second = launched.launched(SRUN), launched.launched(SRUN | {"SLURM_PROCID": "3"})
+    other = launched.launched(SRUN | {"SLURM_STEP_ID": "1"})
+    assert first
+    assert second
+    assert other
+    assert (first.name, first.cores) == (second.name, 3)
+    assert first.name != other.name
+
+
+def test_roles_see_nothing_of_the_process_that_a_launcher_has_started() -> None:
+    environment = TORCHRUN | {"MASTER_ADDR": "a", "PATH": "/bin", "TORCH_HOME": "/t"}
+    launched.forget(environment)
+    assert environment == {"PATH": "/bin", "TORCH_HOME": "/t"}
+
+
+def test_a_rank_that_is_none_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"torchrun says that there are 3 processes .*, and that this is number '3'"):
+        launched.launched(TORCHRUN | {"RANK": "3"})
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("downpour --hosts a:2", "--hosts a:2: mpirun has started this command 2 times, and where it did are the"),
+        ("downpour --on ssh", "--on ssh: mpirun has started this command 2 times"),
+        ("single", "single is of one process: start it once, without mpirun"),
+        ("downpour --tickets {folder}/nowhere", "no ticket can be written to"),
+    ],
+)
+def test_what_means_nothing_to_a_command_that_was_started_several_times_is_refused(
+    words: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name, value in MPIRUN.items():
         monkeypatch.setenv(name, value)
-    assert main.run(["train", "mnist", "downpour"]) == 2
+    assert main.run(["train", "mnist", *words.format(folder=tmp_path).split()]) == 2
     assert told in capsys.readouterr().err
 
 
-def test_names_that_others_use_too_refuse_nobody() -> None:
-    check_started_once({"WORLD_SIZE": "3", "OMPI_COMM_WORLD_SIZE": "1", "SLURM_STEP_NUM_TASKS": "1"})
+def test_tickets_are_of_launchers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["train", "mnist", "downpour", "--tickets", "/tmp"]) == 2
+    assert "--tickets /tmp: is of several hosts" in capsys.readouterr().err
+    assert main.run(["train", "mnist", "downpour", "--hosts", "a:2", "--tickets", "/tmp"]) == 2
+    assert "--tickets /tmp: is of a command that srun, torchrun or mpirun" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o660])
+def test_a_ticket_that_others_can_read_is_refused(tmp_path: Path, mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "MEET_SECONDS", 0.2)
+    start = launched.launched(TORCHRUN)
+    assert start
+    path = tickets.ticket_path(start, str(tmp_path))
+    path.write_text("{}")
+    path.chmod(mode)
+    with pytest.raises(UsageError, match=rf"mode {mode:o}; a ticket is of user .* alone"):
+        meeting.attend(start, str(tmp_path))
+
+
+def test_who_finds_no_ticket_or_nobody_who_answers_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "MEET_SECONDS", 0.2)
+    first, other = launched.launched(MPIRUN), launched.launched(MPIRUN | {"OMPI_COMM_WORLD_RANK": "1"})
+    assert first
+    assert other
+    with pytest.raises(JobFailed, match=r"process 1 of the 2 .* does not find the first one: there is no .*--tickets"):
+        meeting.attend(other, str(tmp_path))
+    with pytest.raises(
+        JobFailed, match=r"within .*1 of the 2 processes that mpirun has started have not come, by rank 1: is "
+    ):
+        meeting.Meeting(tickets.TicketFile(first, str(tmp_path)), "")
+    assert not list(tmp_path.iterdir()), "a ticket is left"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--on ray --hosts a:2", "--hosts a:2: with --on ray the hosts are the nodes of the cluster"),
+        ("--on ray:a:6379 --hostfile f", "--hostfile f: with --on ray:a:6379 the hosts are"),
+        ("--on ray --tickets /tmp", "--tickets /tmp: is of a command that srun, torchrun or mpirun"),
+        ("--on rya", "unknown engine 'rya'; did you mean 'ray'?"),
+    ],
+)
+def test_what_means_nothing_on_ray_is_refused(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["train", "mnist", "downpour", *words.split()]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_ray_that_is_not_installed_is_told_with_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main.run(["train", "mnist", "downpour", "--on", "ray"]) == 2
+    assert "Ray is not installed for this Python; pip install 'distbelief[ray]'" in capsys.readouterr().err

@@ -345,6 +345,18 @@ def test_an_interruption_is_told_to_whoever_ends_the_job_and_the_second_ends_it(
         )
 
 
+def test_what_several_hosts_are_told_at_once_is_told_once() -> None:
+    """A launcher tells all of its processes to end, in any order; the same one told again ends the job."""
+    told = Told("coordinator", "replica 0")
+    told.say(Listening(""), "coordinator")
+    assert words(told.at(1.0, Interruption("SIGTERM", "n1")), "coordinator") == [Interrupt("SIGTERM")]
+    assert told.at(1.1, Interruption("SIGTERM")) == []
+    assert told.at(1.2, Interruption("SIGTERM", "n2")) == []
+    assert told.supervisor.failure is None
+    told.at(2.0, Interruption("SIGTERM", "n1"))
+    assert told.error.startswith("Interrupted: interrupted twice")
+
+
 def test_an_interruption_before_anybody_listens_ends_the_job() -> None:
     told = Told()
     told.at(0.0, Interruption("Ctrl-C"))

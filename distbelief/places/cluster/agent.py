@@ -23,7 +23,7 @@ from distbelief.core.settings import read_own
 from distbelief.errors import DistbeliefError
 from distbelief.places import signals
 from distbelief.places.channel_messages import ChannelMessage, Noted
-from distbelief.places.cluster import network
+from distbelief.places.cluster import launched, network
 from distbelief.places.cluster.words import (
     BEAT_SECONDS,
     MARK,
@@ -32,18 +32,21 @@ from distbelief.places.cluster.words import (
     Beat,
     Begin,
     Broken,
+    Dismiss,
     EndLife,
     Greeting,
     LifeEnded,
     LifeSaid,
     LifeStarted,
     Line,
+    Part,
     Printed,
     Reach,
     Reached,
     StartLife,
     StoppedLives,
     TellLife,
+    ToldToEnd,
 )
 from distbelief.places.place import Ended, Event, Unable
 from distbelief.places.processes import forkserver
@@ -100,22 +103,23 @@ class Agent:
         self._processes = Processes(self._spec, self._take, self._happens)
         self._probe = network.open_probe()
         self._heard = self._beaten = time.monotonic()
+        self._status = 1
 
-    def run(self, woken: Connection) -> None:
-        """Serve until the line ends, or a signal says so."""
+    def run(self, woken: Connection) -> int:
+        """Serve until the line ends; returns the status of the job, 1 where nobody tells it any more."""
         try:
             while self._turn(woken):
                 pass
         finally:
             self._processes.close()
+        return self._status
 
     def _turn(self, woken: Connection) -> bool:
         """Wait for whatever comes next, and do it; False at the end."""
         waiting = [self._line.reads, woken, self._probe, *self._outputs.values(), *self._processes.waitables]
         ready = set(map(id, multiprocessing.connection.wait(waiting, BEAT_SECONDS)))
         if id(woken) in ready:
-            self._line.say(Broken(f"its agent was told to end ({woken.recv_bytes().decode()})"))
-            return False
+            self._line.say(ToldToEnd(woken.recv_bytes().decode()))
         if id(self._line.reads) in ready and not self._line.hear_all(self._obey):
             return False
         network.admit(self._probe)
@@ -146,6 +150,10 @@ class Agent:
             case EndLife():
                 if (child := self._child(word.life)) is not None:
                     self._processes.end(child.role, child.incarnation)
+            case Part():
+                self._processes.close()
+            case Dismiss():
+                self._status = word.status
             case TellLife():
                 if (child := self._child(word.life)) is not None:
                     child.say(word.word)
@@ -212,9 +220,17 @@ def greeting(port: int, mark: str) -> Greeting:
     )  # fmt: skip
 
 
+def serve(line: Line) -> int:
+    """Be the agent of this host; returns the status of the job."""
+    setproctitle.setproctitle("distbelief: agent")
+    launched.forget(os.environ)
+    forkserver.start()
+    with signals.waitable() as woken:
+        return Agent(line).run(woken)
+
+
 def main() -> None:
     """Be the agent of this host, on standard input and output."""
-    setproctitle.setproctitle("distbelief: agent")
     # what anybody prints is output of this host, and no word; a process that is started has no part in the line
     line = Line(Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False))
     os.write(1, MARK)
@@ -223,9 +239,7 @@ def main() -> None:
     os.dup2(2, 1)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the end of a login: its line ends with it
     sys.path[:0] = [os.getcwd()]
-    forkserver.start()
-    with signals.waitable() as woken:
-        Agent(line).run(woken)
+    serve(line)
 
 
 if __name__ == "__main__":

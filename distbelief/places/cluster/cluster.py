@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distbelief.core import roles
+from distbelief.core.outcomes import Outcome
 from distbelief.core.settings import Settings, option
-from distbelief.errors import UsageError, unknown
+from distbelief.errors import Interrupted, UsageError, unknown
 from distbelief.job import Job
+from distbelief.places.cluster import launched, meeting, tickets
 from distbelief.places.cluster.engines import Engine, RemoteShell
 from distbelief.places.cluster.host_processes import HostProcesses
 from distbelief.places.cluster.hosts import Host, parse_hostfile, parse_hosts
 from distbelief.places.cluster.opening import Opened, open_hosts
 from distbelief.places.cluster.placement import Placement, Site
+from distbelief.places.cluster.ray_cluster import address_of
 from distbelief.places.cluster.slurm import Slurm, allocated_hosts, is_allocated
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.processes import Hooks
@@ -39,10 +42,13 @@ class Cluster(Local):
     remote_shell: str = "ssh"
     """The command, with its options, by which a host is logged in to; it must ask for no password."""
     on: str = ""
-    """What starts a job on its hosts: ssh, or slurm, inside an allocation of several nodes (which is seen), whose nodes
-    are the hosts."""
+    """What starts a job on its hosts: ssh; slurm, inside an allocation of several nodes (which is seen), whose nodes
+    are the hosts; or ray, or ray:HOST:PORT, on the nodes of a running cluster of Ray."""
     interface: str = ""
     """The network interface by whose address hosts are reached, such as eth1; else each is tried until one answers."""
+    tickets: str = ""
+    """Where the processes that srun, torchrun or mpirun has started find each other: a folder that all hosts share;
+    else the working directory."""
     oversubscribe: bool = False
     """Let a host have more replicas than slots."""
 
@@ -53,6 +59,11 @@ class Cluster(Local):
         Raises:
             UsageError: none are, or both ways, or not as hosts are written.
         """
+        if self.engine == RAY and (self.hosts or self.hostfile):
+            named = f"--hosts {self.hosts}" if self.hosts else f"--hostfile {self.hostfile}"
+            raise UsageError(f"{named}: with --on {self.on} the hosts are the nodes of the cluster; leave one off")
+        if self.engine in (LAUNCHED, RAY):
+            return self._meeting().hosts
         if self.engine == "slurm":
             if self.hosts or self.hostfile:
                 named = f"--hosts {self.hosts}" if self.hosts else f"--hostfile {self.hostfile}"
@@ -74,9 +85,31 @@ class Cluster(Local):
 
     @property
     def engine(self) -> str:
-        """What starts agents: as `on` says, else Slurm inside an allocation of several nodes, else SSH."""
-        if self.on not in ENGINES:
+        """What starts agents: a launcher that has started this command several times, else as `on` says, else Slurm
+        inside an allocation of several nodes, else SSH.
+
+        Raises:
+            UsageError: there is no such engine, or a launcher has named the hosts already.
+        """
+        address = address_of(self.on)
+        if self.on not in ENGINES and address is None:
             raise unknown("engine", self.on, ENGINES[1:])
+        if (start := launched.own()) is not None:
+            for name in ("hosts", "hostfile", "on", "remote_shell"):
+                if getattr(self, name) != getattr(Cluster, name):
+                    raise UsageError(
+                        f"{option(name)} {getattr(self, name)}: {start.launcher} has started this command "
+                        f"{start.size} times, and where it did are the hosts; leave it off, or start it once, without "
+                        f"{start.launcher}"
+                    )
+            return LAUNCHED
+        if self.tickets:
+            raise UsageError(
+                f"--tickets {self.tickets}: is of a command that srun, torchrun or mpirun has started several times; "
+                "leave it off"
+            )
+        if address is not None:
+            return RAY
         return self.on or ("slurm" if is_allocated(os.environ) else "ssh")
 
     @property
@@ -95,12 +128,33 @@ class Cluster(Local):
         """Whether links are TLS: unless `insecure`."""
         return not self.insecure
 
+    def attend(self) -> None:
+        """Of several processes that a launcher has started, all but the first stay here until the job is over.
+
+        Raises:
+            SystemExit: then, with its status.
+        """
+        start = launched.own()
+        if self.engine == LAUNCHED and start and start.rank:
+            raise SystemExit(meeting.attend(start, self.tickets))
+
+    def _start(self) -> tuple[launched.Launched, str]:
+        start = launched.own()
+        assert start
+        return start, self.tickets
+
+    def _meeting(self) -> meeting.Meeting:
+        if (address := address_of(self.on)) is not None:
+            return meeting.meet_by_ray(address, self.interface)
+        return meeting.meet(*self._start(), self.interface)
+
     def settings(self, job: Job) -> Settings:
         """What every role of a job is told here.
 
         Raises:
             UsageError: as of `Local`; also of hosts that are not written well, or have too few slots.
         """
+        self.attend()
         for name, instead in ELSEWHERE.items():
             if getattr(self, name) != getattr(Local, name):
                 raise UsageError(
@@ -137,9 +191,28 @@ class Cluster(Local):
         script: list[str] | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         self._starter()  # before there is a run folder
-        return super()._run(job, settings, view, began, evaluated, script)
+        if self.engine not in (LAUNCHED, RAY):
+            return super()._run(job, settings, view, began, evaluated, script)
+        status, meeting = 1, self._meeting()
+        try:
+            if self.engine == LAUNCHED and (before := tickets.run_before(*self._start())) is not None:
+                job = _again(job, before)
+            result = super()._run(job, settings, view, began, evaluated, script)
+            status = INTERRUPTED if result["outcome"] == Outcome.INTERRUPTED else 0
+            if self.engine == LAUNCHED and not status:
+                tickets.run_path(*self._start()).unlink(missing_ok=True)
+            return result
+        except Interrupted:
+            status = INTERRUPTED
+            raise
+        finally:
+            meeting.dismiss(status)
 
     def _starter(self) -> Engine:
+        if self.engine in (LAUNCHED, RAY):
+            if self.remote_shell != "ssh":
+                raise UsageError(f"--remote-shell {self.remote_shell}: --on {self.on} starts the agents; leave it off")
+            return self._meeting()
         if self.engine == "ssh":
             return RemoteShell(self.remote_shell)
         if self.remote_shell != "ssh":
@@ -151,6 +224,8 @@ class Cluster(Local):
     ) -> Callable[[Hooks], HostProcesses]:
         """What makes the place of a job's processes."""
         cast, run = job.strategy.roles(evaluated), attempt.folder.path if attempt.folder else Path()
+        if self.engine == LAUNCHED:
+            tickets.run_path(*self._start()).write_text(str(run.absolute()))
 
         def begin(woken: Connection) -> Opened:
             mark = run.absolute() / f".hosts-{secrets.token_hex(8)}"
@@ -173,7 +248,37 @@ class Cluster(Local):
         return lambda hooks: HostProcesses(hooks, begin, place)
 
 
-ENGINES = ("", "ssh", "slurm")
+class Ray(Cluster):
+    """The nodes of a running cluster of Ray: `Ray("10.0.0.1:6379")`.
+
+    Args:
+        address: of the cluster; "" for the one of this machine.
+        options: as those of `Cluster`.
+    """
+
+    def __init__(self, address: str = "", **options: Any) -> None:
+        super().__init__(on=f"ray:{address}" if address else "ray", **options)
+
+
+def _again(job: Job, before: Path) -> Job:
+    """The job that a launcher has started again: it goes on from the newest checkpoint, or anew where there is none."""
+    from distbelief.record.checkpoints import Checkpoints  # with torch
+
+    if Checkpoints(before).latest() is not None:
+        return replace(job, out=str(before), resume=True)
+    if before.exists():
+        number = 1
+        while (aside := before.with_name(f"{before.name}.{number}")).exists():
+            number += 1
+        before.rename(aside)
+    return job
+
+
+ENGINES = ("", "ssh", "slurm", "ray")
+INTERRUPTED = 130
+"""The status of a job that was."""
+LAUNCHED, RAY = "launched", "ray"
+"""Those whose agents come to a meeting; the first is of a command which a launcher has started several times."""
 ELSEWHERE = {
     "transport": "between hosts it is always tcp: leave it off",
     "bind": "each listens at its own address: leave it off, or choose that with --interface",

@@ -24,13 +24,31 @@ PASSED_ON = ("DISTBELIEF_", "OMP_", "MKL_", "NCCL_", "GLOO_", "CUDA_", "TORCH_")
 """What the names of environment variables begin with that hosts are told of."""
 
 
-class Started(NamedTuple):
-    """An agent that is being started: the process here through which it is, and what it says and prints."""
+class Through(Protocol):
+    """The process here through which an agent is, or what stands for one, with the calls of `subprocess.Popen`."""
 
-    process: subprocess.Popen[bytes]
+    def poll(self) -> int | None:
+        """How it has ended; None where it has not."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; raises `subprocess.TimeoutExpired` where that does not come."""
+        ...
+
+    def kill(self) -> None:
+        """End it."""
+        ...
+
+
+class Started(NamedTuple):
+    """An agent that is being started, and what it says and prints."""
+
+    process: Through
     line: Connection
     printed: int
     """A descriptor: the standard error of that process."""
+    stays: bool = False
+    """Whether it is there after its part is over, until it is dismissed with the status of the job."""
 
 
 class Engine(Protocol):
@@ -70,9 +88,14 @@ class RemoteShell:
 
 
 def agent_command() -> str:
-    """What a shell on a host runs: this Python, in this directory, both as they are called here."""
+    """What a shell on a host runs to be an agent."""
+    return module_command(AGENT)
+
+
+def module_command(module: str) -> str:
+    """What a shell on a host runs: a module with this Python, in this directory, both as they are called here."""
     own = [os.path.abspath(one) for one in sys.path if not one.startswith((sys.prefix, sys.base_prefix))]
-    words = ["env", f"PYTHONPATH={os.pathsep.join(own)}", sys.executable, "-m", AGENT]
+    words = ["env", f"PYTHONPATH={os.pathsep.join(own)}", sys.executable, "-m", module]
     return f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(words)}"
 
 

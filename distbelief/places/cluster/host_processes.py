@@ -30,8 +30,9 @@ from distbelief.places.cluster.words import (
     Printed,
     StartLife,
     StoppedLives,
+    ToldToEnd,
 )
-from distbelief.places.place import Ended, Unable
+from distbelief.places.place import Ended, Interruption, Unable
 from distbelief.places.processes.child import Child
 from distbelief.places.processes.processes import Hooks, Processes
 from distbelief.places.processes.spec import Spec
@@ -175,6 +176,8 @@ class HostProcesses:
         match word:
             case Broken():
                 self._hooks.happens(Unable(JobFailed(f"host {agent.name}: {word.why}")))
+            case ToldToEnd():
+                self._hooks.happens(Interruption(f"{word.why} on host {agent.name}", agent.name))
             case StoppedLives():
                 agent.stopped = word.lives
             case LifeStarted() if life:

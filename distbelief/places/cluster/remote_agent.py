@@ -9,7 +9,7 @@ import time
 
 from distbelief.places.channel_messages import ChannelMessage
 from distbelief.places.cluster.engines import Started
-from distbelief.places.cluster.words import MARK, AgentWord, Greeting, Line, Reached, TellLife
+from distbelief.places.cluster.words import MARK, AgentWord, Greeting, Line, Part, Reached, TellLife
 
 REMEDIES = {
     "Permission denied": "log in there once without a password: ssh-copy-id {host}",
@@ -38,7 +38,7 @@ class RemoteAgent:
 
     def __init__(self, name: str, started: Started) -> None:
         self.name, self.line = name, Line(started.line, started.line)
-        self._process, self.printed = started.process, started.printed
+        self._process, self.printed, self._stays = started.process, started.printed, started.stays
         self.greeting: Greeting | None = None
         self.reached: Reached | None = None
         self.address = ""
@@ -96,11 +96,17 @@ class RemoteAgent:
         return f"{said}; {remedy.format(host=self.name)}" if remedy else said
 
     def hang_up(self) -> None:
-        """End its line: then it ends."""
-        self.line.close()
+        """End what it has started, and itself with its line; where it stays, that is ended when it is dismissed."""
+        if self._stays:
+            self.line.say(Part())
+        else:
+            self.line.close()
 
     def bury(self, until: float) -> None:
         """Wait until a moment for the process here to end, and end it then."""
+        if self._stays and not self.gone:
+            os.close(self.printed)
+            return
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, until - time.monotonic()))
         self._process.kill()

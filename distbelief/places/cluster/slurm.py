@@ -13,34 +13,6 @@ from distbelief.places.cluster.hosts import Host
 
 _COUNT = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 LIST_SECONDS = 20.0
-TIMES = {
-    "srun": ("SLURM_STEP_NUM_TASKS", "start it once, in the batch script or under salloc, without srun"),
-    "mpirun": ("OMPI_COMM_WORLD_SIZE", "start it once, without mpirun, and name the hosts with --hosts"),
-    "mpiexec": ("PMI_SIZE", "start it once, without mpiexec, and name the hosts with --hosts"),
-    "torchrun": ("WORLD_SIZE", "start it once, without torchrun, and name the hosts with --hosts"),
-}
-"""Launchers that start a command several times: the variable that says how often, and what to do instead."""
-
-
-def check_started_once(environment: Mapping[str, str]) -> None:
-    """Refuse a command that a launcher has started several times: each would be a job of its own.
-
-    Raises:
-        UsageError: naming the launcher, and the remedy.
-
-    >>> check_started_once({"OMPI_COMM_WORLD_SIZE": "4"})
-    Traceback (most recent call last):
-    distbelief.errors.UsageError: mpirun has started this command 4 times (OMPI_COMM_WORLD_SIZE), and each ...
-    """
-    for launcher, (variable, instead) in TIMES.items():
-        times = environment.get(variable, "")
-        if launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in environment:
-            continue  # a name that others use too
-        if times.isdecimal() and int(times) > 1:
-            raise UsageError(
-                f"{launcher} has started this command {times} times ({variable}), and each would be a job of its own: "
-                f"{instead}"
-            )
 
 
 def is_allocated(environment: Mapping[str, str]) -> bool:

@@ -133,13 +133,50 @@ class Broken(AgentWord, frozen=True, tag=True):
     why: str
 
 
+class ToldToEnd(AgentWord, frozen=True, tag=True):
+    """Of an agent: a signal has told it to end; it goes on until the job has ended in peace."""
+
+    why: str
+
+
+class Attend(AgentWord, frozen=True, tag=True):
+    """Of one of several processes that a launcher has started: where it is, and what it offers."""
+
+    rank: int
+    local_rank: int
+    network: str
+    """As that of `Greeting`: those with the same are on one host."""
+    hostname: str
+    processors: list[int]
+    """Those that it may use, by number."""
+    cores: int
+    """How many the launcher says are allotted on its host; 0 where it says nothing of that."""
+    version: str
+
+
+class Appoint(AgentWord, frozen=True, tag=True):
+    """To one of them: be the agent of its host, with these processors."""
+
+    processors: list[int]
+
+
+class Part(AgentWord, frozen=True, tag=True):
+    """To one of them: end what you have started, and wait to be dismissed."""
+
+
+class Dismiss(AgentWord, frozen=True, tag=True):
+    """To one of them: the job is over; end with this status."""
+
+    status: int
+
+
 class Beat(AgentWord, frozen=True, tag=True):
     """A sign of life."""
 
 
 AnyAgentWord = (
     Begin | Greeting | Reach | Reached | StartLife | EndLife | TellLife | LifeStarted | LifeSaid | LifeEnded | Printed
-    | StoppedLives | Broken | Beat
+    | StoppedLives | Broken | ToldToEnd | Attend | Appoint | Part | Dismiss | Beat
 )  # fmt: skip
 """Everything that is said."""
 

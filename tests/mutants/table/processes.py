@@ -6,9 +6,26 @@ LEFT = "No process, socket or shared-memory segment outlives a job"
 LIVES = "A replica that dies is started anew"
 PREDICTED = "What `predict` writes is what the model answers"
 
+LAUNCHED = "The processes that srun, torchrun or mpirun has started"
 SCRIPTS = "A script with its own schedule of the rate"
 
 MUTANTS = [
+    Mutant(
+        "a-ticket-is-anybodys",
+        LAUNCHED,
+        "places/cluster/tickets.py",
+        "if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:",
+        "if found.st_uid != os.getuid():",
+        ("tests/core/test_hosts.py::test_a_ticket_that_others_can_read_is_refused",),
+    ),
+    Mutant(
+        "what-a-launcher-tells-all-is-told-several-times",
+        LAUNCHED,
+        "places/supervisor.py",
+        "again = any(event.host == one.host for one in self._interrupts)",
+        "again = bool(self._interrupts)",
+        ("tests/machines/test_supervisor.py::test_what_several_hosts_are_told_at_once_is_told_once",),
+    ),
     Mutant(
         "the-rate-of-a-script-stays-behind",
         SCRIPTS,

@@ -1,0 +1,94 @@
+"""A line by TLS: what goes between a connection of this process and one to another host, in a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+from multiprocessing.connection import Connection
+
+from distbelief.transport.secure import RECORD, TlsSocket
+
+_PIECE = 1 << 16
+_MOST = 1 << 22
+"""Bytes that wait for either end, beyond which no more are read from the other."""
+PARTING_SECONDS = 5.0
+"""How long the last words may take to be sent."""
+
+
+class Bridge:
+    """Carries bytes both ways between a TLS connection and `line`, until either ends.
+
+    Args:
+        far: greeted already.
+    """
+
+    def __init__(self, far: TlsSocket) -> None:
+        ours, near = socket.socketpair()
+        self.line = Connection(ours.detach())
+        self._far, self._near = far, near
+        self._out, self._back = bytearray(), bytearray()
+        self._thread = threading.Thread(target=self._run, name="line to another host", daemon=True)
+        far.setblocking(False)
+        near.setblocking(False)
+        self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return not self._thread.is_alive()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait so long for its end; whether it has."""
+        self._thread.join(seconds)
+        return self.over
+
+    def cut(self) -> None:
+        """End it, whatever is still to be sent."""
+        with contextlib.suppress(OSError):
+            self._far.shutdown(socket.SHUT_RDWR)
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+            self._far.settimeout(PARTING_SECONDS)
+            while self._out:
+                del self._out[: self._far.send(bytes(self._out[:_PIECE]))]
+        except OSError:
+            pass
+        finally:
+            self._far.close()
+            self._near.close()
+
+    def _turn(self) -> bool:
+        """Carry what is there; False when an end has said its last."""
+        poll = select.poll()
+        for end, comes, goes in ((self._far, self._back, self._out), (self._near, self._out, self._back)):
+            poll.register(end, (len(comes) <= _MOST) * select.POLLIN | bool(goes) * select.POLLOUT)
+        poll.poll(0 if self._far.pending() and len(self._back) <= _MOST else None)
+        near = self._take(self._near, self._out)
+        far = self._take(self._far, self._back)
+        self._give(self._near, self._back)
+        self._give(self._far, self._out)
+        if not far:  # its last words are handed on, as long as anybody hears them
+            self._near.setblocking(True)
+            self._near.sendall(self._back)
+        return near and far
+
+    def _take(self, end: socket.socket, into: bytearray) -> bool:
+        """Read what is there; False at the end."""
+        room = bytearray(max(_PIECE, RECORD))
+        with contextlib.suppress(BlockingIOError):
+            while len(into) <= _MOST:
+                count = end.recv_into(room)
+                if not count:
+                    return False
+                into += room[:count]
+        return True
+
+    def _give(self, end: socket.socket, data: bytearray) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while data:
+                del data[: end.send(bytes(data[:_PIECE]))]

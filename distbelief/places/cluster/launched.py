@@ -1,0 +1,111 @@
+"""Launchers that start a command several times (srun, torchrun, mpirun): which of those processes this one is."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from collections.abc import Mapping, MutableMapping
+from typing import NamedTuple
+
+import msgspec
+
+from distbelief.errors import UsageError
+
+
+class _Variables(NamedTuple):
+    """Of a launcher: which variables say what, and which of them are nobody's but the launcher's."""
+
+    size: str
+    rank: str
+    local_rank: str
+    names: tuple[str, ...]
+    """Those that are the same in all processes of one start, and in no other's; the first is always there."""
+    own: tuple[str, ...]
+    """What the names of those begin with that the roles of a job are not to see: they are other processes."""
+
+
+LAUNCHERS = {
+    "torchrun": _Variables(
+        "WORLD_SIZE", "RANK", "LOCAL_RANK", ("TORCHELASTIC_RUN_ID",),
+        (
+            *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_"),
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        ),
+    ),
+    "mpirun": _Variables(
+        "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", ("OMPI_MCA_orte_hnp_uri",),
+        ("OMPI_", "PMIX_"),
+    ),
+    "srun": _Variables(
+        "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+        ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_STEP_", "PMI_", "PMIX_"),
+    ),
+}  # fmt: skip
+"""The innermost first: torchrun and mpirun are started by srun where there is Slurm, and what they start sees both."""
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+
+
+class Launched(msgspec.Struct, frozen=True):
+    """One of the processes that a launcher has started with one command."""
+
+    launcher: str
+    size: int
+    rank: int
+    local_rank: int
+    """Among those of its host."""
+    name: str
+    """Of the start: all of its processes have the same, and those of no other."""
+    restarts: int = 0
+    """How often the launcher has started all of them again."""
+    cores: int = 0
+    """Processors that it says are allotted on this host; 0 where it says nothing of that."""
+
+
+def launched(environment: Mapping[str, str]) -> Launched | None:
+    """Which of several processes this one is; None where no launcher has started more than one.
+
+    Raises:
+        UsageError: the variables of a launcher contradict each other.
+
+    >>> one = launched({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "a"})
+    >>> one.launcher, one.rank, one.size
+    ('torchrun', 1, 2)
+    >>> launched({"WORLD_SIZE": "2", "RANK": "1"})  # names that others use too
+    """
+    for launcher, known in LAUNCHERS.items():
+        size = environment.get(known.size, "")
+        if not size.isdecimal() or int(size) < 2 or known.names[0] not in environment:
+            continue
+        rank, local = (environment.get(name, "") for name in (known.rank, known.local_rank))
+        if not rank.isdecimal() or int(rank) >= int(size):
+            raise UsageError(
+                f"{launcher} says that there are {size} processes ({known.size}), and that this is number {rank!r} "
+                f"({known.rank}): start the command with {launcher}, or with both variables unset"
+            )
+        said = " ".join(environment.get(name, "") for name in known.names)
+        cores = environment.get("SLURM_CPUS_ON_NODE", "") if launcher == "srun" else ""
+        restarts = environment.get(RESTARTS, "") if launcher == "torchrun" else ""
+        return Launched(
+            launcher, int(size), int(rank), int(local) if local.isdecimal() else int(rank),
+            hashlib.sha256(said.encode()).hexdigest()[:16], int(restarts or 0), int(cores or 0),
+        )  # fmt: skip
+    return None
+
+
+def own() -> Launched | None:
+    """Which of several processes this one is."""
+    return launched(os.environ)
+
+
+def forget(environment: MutableMapping[str, str]) -> None:
+    """Take away what a launcher says of the process that it has started: the roles of a job are others."""
+    start = launched(environment)
+    if start is not None:
+        for name in [name for name in environment if name.startswith(LAUNCHERS[start.launcher].own)]:
+            del environment[name]
+
+
+def hostname() -> str:
+    """Of this host."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()

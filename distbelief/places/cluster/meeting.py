@@ -1,0 +1,345 @@
+"""How the processes that a launcher has started find each other: the first listens and writes a ticket into a folder
+that all hosts share; the others read it, and one of each host is appointed its agent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import socket
+import ssl
+import sys
+import threading
+import time
+from importlib import metadata
+from multiprocessing.connection import wait
+from pathlib import Path
+
+import msgspec
+
+from distbelief.core import roles
+from distbelief.errors import JobFailed, UsageError
+from distbelief.places import signals
+from distbelief.places.cluster import network
+from distbelief.places.cluster.bridge import Bridge
+from distbelief.places.cluster.engines import Started, agent_command, spawn
+from distbelief.places.cluster.hosts import Host
+from distbelief.places.cluster.launched import Launched, hostname
+from distbelief.places.cluster.ray_cluster import RayInvitation
+from distbelief.places.cluster.tickets import (
+    TICKET_LIMIT,
+    Invitation,
+    MeetingTicket,
+    TicketFile,
+    read_ticket_file,
+    ticket_path,
+)
+from distbelief.places.cluster.words import MARK, AgentWord, Appoint, Attend, Dismiss, Line
+from distbelief.transport.secure import Identity, TlsSocket, context
+
+VERSION = metadata.version("distbelief")
+MEET_SECONDS = 45.0
+"""How long all of the processes may take to come together."""
+GREET_SECONDS = 5.0
+"""How long a handshake may take."""
+PAUSE = 0.1
+ATTENDANT = "attendant"
+"""What the certificate in a ticket names."""
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Have a connection end when the other host has not answered for as long as a line may be silent."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+
+
+class Attendant:
+    """Another of the processes, as the first one sees it; what an engine of a process here would be."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self.bridge, self.line = bridge, Line(bridge.line, bridge.line)
+        self.attend: Attend | None = None
+        self.printed, self._prints = os.pipe()
+        """It prints to where the launcher says, and nothing to here."""
+
+    def take(self, word: AgentWord) -> None:
+        """Take a word of it, before it is an agent."""
+        if isinstance(word, Attend):
+            self.attend = word
+
+    def poll(self) -> int | None:
+        """1 when it is gone."""
+        return 1 if self.bridge.over else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it is gone."""
+        self.bridge.wait(0.0 if timeout is None else timeout)
+        return 1
+
+    def kill(self) -> None:
+        """Have nothing to do with it any more: it ends when its line has."""
+        self.bridge.cut()
+        with contextlib.suppress(OSError):
+            os.close(self._prints)
+
+
+class Meeting:
+    """The first of the processes: lets the others in until all are here, and appoints an agent for each host.
+
+    Args:
+        invitation: how the others get their ticket.
+        interface: by whose address they reach this host; "" for any.
+
+    Raises:
+        UsageError: no ticket can be written there.
+        JobFailed: not all have come in time, or one is of another version.
+    """
+
+    def __init__(self, invitation: Invitation, interface: str) -> None:
+        from distbelief.places.join.authority import Authority  # with what it encrypts by
+
+        self._invitation = invitation
+        self._listener = socket.create_server(("", 0), backlog=128)
+        authority = Authority(f"start {secrets.token_hex(8)}")
+        self._context = context(ssl.PROTOCOL_TLS_SERVER, authority.issue(roles.SUPERVISOR))
+        own = network.own_addresses()
+        addresses = [own[interface]] if interface in own else list(own.values())
+        port = self._listener.getsockname()[1]
+        self._let_in: list[Attendant] = []
+        self.attendants: dict[int, Attendant] = {}
+        self.hosts: tuple[Host, ...] = ()
+        self.is_over = False
+        self._agents: dict[str, tuple[Attendant | None, list[int]]] = {}
+        """By host: who is to be its agent, None where this process starts that; and its processors."""
+        atexit.register(invitation.withdraw)
+        try:
+            invitation.send(MeetingTicket([f"{one}:{port}" for one in addresses], authority.issue(ATTENDANT)))
+            threading.Thread(target=self._serve, name="meeting", daemon=True).start()
+            self._gather()
+        finally:
+            self._listener.close()
+            invitation.withdraw()
+        self._name_hosts()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        connection.settimeout(GREET_SECONDS)
+        try:
+            far = self._context.wrap_socket(connection, server_side=True)
+            assert isinstance(far, TlsSocket)
+            far.greet()
+        except (OSError, ValueError):
+            connection.close()
+            return
+        keep_alive(far)
+        if far.peer == ATTENDANT:
+            self._let_in.append(Attendant(Bridge(far)))
+        else:
+            far.close()
+
+    def _gather(self) -> None:
+        end = time.monotonic() + MEET_SECONDS
+        while len(self.attendants) < len(self._invitation.ranks):
+            self._invitation.check()
+            wait([one.line.reads for one in self._let_in if not one.bridge.over], PAUSE)
+            for one in list(self._let_in):
+                if one.line.hear_all(one.take) and one.attend:
+                    self._let_in.remove(one)
+                    self._admit(one, one.attend)
+            if time.monotonic() > end:
+                missing = [rank for rank in self._invitation.ranks if rank not in self.attendants]
+                raise JobFailed(f"within {MEET_SECONDS:.0f} s, {self._invitation.late(missing)}")
+
+    def _admit(self, one: Attendant, attend: Attend) -> None:
+        if attend.version != VERSION:
+            raise JobFailed(
+                f"host {attend.hostname} runs distbelief {attend.version}, this is {VERSION}: install the same on all"
+            )
+        self.attendants[attend.rank] = one
+
+    def _name_hosts(self) -> None:
+        """One host for each that has processes, in the order of their ranks, with the processors of all of them."""
+        found: dict[str, list[tuple[Attend, Attendant | None]]] = {}
+        if self._invitation.here:
+            own = _attend(self._invitation.here)
+            found[own.network] = [(own, None)]
+        for _, one in sorted(self.attendants.items()):
+            assert one.attend
+            found.setdefault(one.attend.network, []).append((one.attend, one))
+        hosts = []
+        for several in found.values():
+            several.sort(key=lambda each: (each[1] is not None, each[0].local_rank))
+            first, agent = several[0]
+            name, number = first.hostname, 1
+            while name in self._agents:
+                number += 1
+                name = f"{first.hostname}.{number}"
+            processors = sorted({one for attend, _ in several for one in attend.processors})
+            self._agents[name] = agent, processors
+            hosts.append(Host(name, max(attend.cores for attend, _ in several) or len(processors)))
+        self.hosts = tuple(hosts)
+
+    def start(self, host: str) -> Started:
+        """Begin to start the agent of a host, as an engine does."""
+        agent, processors = self._agents[host]
+        if agent is None:
+            before = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, processors)  # a launcher may have bound this process to one of them
+            try:
+                return spawn(["sh", "-c", agent_command()])
+            finally:
+                os.sched_setaffinity(0, before)
+        agent.line.say(Appoint(processors))
+        return Started(agent, agent.bridge.line, agent.printed, stays=True)
+
+    def dismiss(self, status: int) -> None:
+        """Have all of the others end, with a status; who is an agent has ended what it has started first."""
+        self.is_over = True
+        for one in self.attendants.values():
+            one.line.say(Dismiss(status))
+            one.line.close()
+        end = time.monotonic() + GREET_SECONDS
+        for one in self.attendants.values():
+            one.bridge.wait(max(0.0, end - time.monotonic()))
+        self.attendants.clear()
+        self._invitation.close()
+
+
+_HELD: dict[str, Meeting] = {}
+"""Those of this process: of a launcher, and of each cluster of Ray."""
+
+
+def meet(start: Launched, folder: str, interface: str) -> Meeting:
+    """The meeting of the first of several processes that a launcher has started: held once."""
+    if start.name not in _HELD:
+        _HELD[start.name] = Meeting(TicketFile(start, folder), interface)
+    if _HELD[start.name].is_over:
+        raise UsageError(
+            f"{start.launcher} has started this command {start.size} times, for one job, and that is over: start it "
+            "again for the next one"
+        )
+    return _HELD[start.name]
+
+
+def meet_by_ray(address: str, interface: str) -> Meeting:
+    """The meeting of the nodes of a cluster of Ray: held once for each job."""
+    key = f"ray:{address}"
+    if key not in _HELD or _HELD[key].is_over:
+        _HELD[key] = Meeting(RayInvitation(address), interface)
+    return _HELD[key]
+
+
+def attend(start: Launched, folder: str) -> int:
+    """Be another of the processes until the job is over, the agent of its host where it is appointed that.
+
+    Returns:
+        The status of the job; 1 where the first process is gone.
+
+    Raises:
+        JobFailed: no ticket is found, or nobody answers who wrote it.
+    """
+    return _stay(start, _find(start, ticket_path(start, folder)))
+
+
+def _stay(start: Launched, far: TlsSocket) -> int:
+    """Do what the first process says, until it dismisses this one; returns the status of the job."""
+    bridge = Bridge(far)
+    line = Line(bridge.line, bridge.line)
+    line.say(_attend(start))
+    try:
+        with signals.waitable():  # a launcher tells all of its processes to end: the first one sees to that
+            match _first_word(line):
+                case Appoint() as appointed:
+                    from distbelief.places.cluster.agent import serve
+
+                    os.sched_setaffinity(0, appointed.processors)
+                    os.write(bridge.line.fileno(), MARK)
+                    return serve(line)
+                case Dismiss() as dismissed:
+                    return dismissed.status
+            return 1
+    finally:
+        line.close()
+        bridge.wait(GREET_SECONDS)
+
+
+def _first_word(line: Line) -> AgentWord | None:
+    """What is said first; None where the other end is gone before."""
+    said: list[AgentWord] = []
+    there = True
+    while there and not said:
+        wait([line.reads])
+        there = line.hear_all(said.append)
+    return said[0] if said else None
+
+
+def main() -> None:
+    """Come to the meeting of the ticket on standard input."""
+    start, ticket = msgspec.json.decode(sys.stdin.buffer.readline(TICKET_LIMIT), type=tuple[Launched, MeetingTicket])
+    far, why = _reach(ticket)
+    if far is None:
+        raise SystemExit(f"nobody answers who made the ticket: {why}")
+    raise SystemExit(_stay(start, far))
+
+
+def _find(start: Launched, path: Path) -> TlsSocket:
+    """A connection to the first process, by its ticket, as soon as that is there."""
+    end = time.monotonic() + MEET_SECONDS
+    why = f"there is no {path}: is its folder one that all hosts share? Name one with --tickets"
+    while time.monotonic() < end:
+        if (ticket := read_ticket_file(path)) is not None:
+            far, tried = _reach(ticket)
+            if far is not None:
+                return far
+            why = f"nobody answers who wrote {path}: {tried}; open the ports between the hosts, or mend the route"
+        time.sleep(PAUSE)
+    raise JobFailed(
+        f"process {start.rank} of the {start.size} that {start.launcher} has started does not find the first one: {why}"
+    )
+
+
+def _reach(ticket: MeetingTicket) -> tuple[TlsSocket | None, str]:
+    """A connection to whoever made a ticket; None where nobody answers, and what was tried."""
+    reached = network.try_all({"first": ticket.where})["first"]
+    for where, wrong in zip(ticket.where, reached, strict=True):
+        if not wrong:
+            with contextlib.suppress(OSError, ValueError):  # an older ticket, or another's address
+                return _connect(where, ticket.identity), ""
+    return None, ", ".join(
+        f"{where} ({wrong or 'another'})" for where, wrong in zip(ticket.where, reached, strict=True)
+    )
+
+
+def _connect(where: str, identity: Identity) -> TlsSocket:
+    host, _, port = where.rpartition(":")
+    connection = socket.create_connection((host, int(port)), GREET_SECONDS)
+    try:
+        far = context(ssl.PROTOCOL_TLS_CLIENT, identity).wrap_socket(connection)
+        assert isinstance(far, TlsSocket)
+        far.greet()
+        if far.peer != roles.SUPERVISOR:
+            raise PermissionError(f"the certificate there is of {far.peer!r}")
+    except BaseException:
+        connection.close()
+        raise
+    keep_alive(far)
+    return far
+
+
+def _attend(start: Launched) -> Attend:
+    """What this process is, and offers."""
+    allowed = sorted(os.sched_getaffinity(0))
+    return Attend(start.rank, start.local_rank, network.network_identity(), hostname(), allowed, start.cores, VERSION)
+
+
+if __name__ == "__main__":
+    main()

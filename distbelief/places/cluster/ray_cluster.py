@@ -1,0 +1,132 @@
+"""Ray as an engine: every node of a running cluster that has processors is a host, on which a task of Ray's holds the
+agent; that comes to the meeting by a ticket which Ray hands it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from typing import Any
+
+import msgspec
+
+from distbelief.errors import JobFailed, UsageError
+from distbelief.places.cluster.engines import module_command
+from distbelief.places.cluster.launched import Launched
+from distbelief.places.cluster.tickets import MeetingTicket
+
+MEETING = "distbelief.places.cluster.meeting"
+
+
+class RayInvitation:
+    """Has Ray start an agent on each of its nodes, and hand it the ticket.
+
+    Args:
+        address: of the cluster, as `ray.init` takes it; "" for the one of this machine.
+
+    Raises:
+        UsageError: Ray is not installed, no cluster runs there, or it has no processors.
+    """
+
+    here: Launched | None = None
+
+    def __init__(self, address: str) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise UsageError("--on ray: Ray is not installed for this Python; pip install 'distbelief[ray]'") from error
+        try:
+            ray.init(
+                address=address or "auto", log_to_driver=False, logging_level="error", configure_logging=False,
+                include_dashboard=False,
+            )  # fmt: skip
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise UsageError(
+                f"--on ray{':' if address else ''}{address}: no cluster answers there: {str(error).strip()[:200]}; "
+                "start one (ray start --head), or name its address: --on ray:HOST:6379"
+            ) from error
+        self._ray: Any = ray
+        self._nodes = [
+            (str(node["NodeID"]), str(node["NodeManagerHostname"]), cores)
+            for node in sorted(ray.nodes(), key=lambda node: str(node["NodeManagerHostname"]))
+            if node["Alive"] and (cores := int(node["Resources"].get("CPU", 0)))
+        ]
+        if not self._nodes:
+            raise UsageError("--on ray: none of the cluster's nodes has processors (ray start --num-cpus N)")
+        self.ranks = range(1, len(self._nodes) + 1)
+        self._tasks: dict[int, Any] = {}
+
+    def send(self, ticket: MeetingTicket) -> None:
+        """Start a task on each node, which takes the processors that it has, and ends with its agent."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        name = secrets.token_hex(8)
+        for rank, (node, _, cores) in zip(self.ranks, self._nodes, strict=True):
+            own = Launched("ray", len(self._nodes) + 1, rank, 0, name, cores=cores)
+            told = msgspec.json.encode((own, ticket)) + b"\n"
+            affinity = NodeAffinitySchedulingStrategy(node, soft=False)
+            task = self._ray.remote(num_cpus=cores, max_retries=0, scheduling_strategy=affinity)(_task())
+            self._tasks[rank] = task.remote(module_command(MEETING), self._ray.put(told))
+
+    def check(self) -> None:
+        """Raise where a task has ended: its agent will not come.
+
+        Raises:
+            JobFailed: naming its host, and what it said.
+        """
+        ended, _ = self._ray.wait(list(self._tasks.values()), num_returns=1, timeout=0)
+        for rank, task in self._tasks.items():
+            if task in ended:
+                said = ""
+                with contextlib.suppress(Exception):  # whatever Ray raises for a task that failed
+                    said = str(self._ray.get(task))
+                raise JobFailed(
+                    f"host {self._nodes[rank - 1][1]}: its agent has ended, {said or 'and Ray does not say how'}; "
+                    "distbelief and Python must be at the same path on every node"
+                )
+
+    def withdraw(self) -> None:
+        """All are told by now."""
+
+    def close(self) -> None:
+        """Give Ray back the processors."""
+        self._ray.shutdown()
+
+    def late(self, missing: list[int]) -> str:
+        """Which nodes have not come, and why that may be."""
+        names = ", ".join(self._nodes[rank - 1][1] for rank in missing[:8])
+        return (
+            f"{len(missing)} of the {len(self._nodes)} nodes of Ray have not come ({names}): are their processors "
+            "taken by other work (ray status), and can they reach this host?"
+        )
+
+
+def _task() -> Any:
+    """What a task of Ray's does: a function that needs no module of ours where it runs."""
+
+    def hold(command: str, ticket: bytes) -> str:
+        import subprocess
+
+        process = subprocess.Popen(
+            ["sh", "-c", command], stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+        assert process.stdin
+        assert process.stderr
+        process.stdin.write(ticket)
+        process.stdin.close()
+        last = b""
+        for line in process.stderr:
+            last = line
+        return f"with status {process.wait()}: {last.decode(errors='replace').strip()}"
+
+    return hold
+
+
+def address_of(on: str) -> str | None:
+    """The address that `--on ray:ADDRESS` names; None where it is no `ray`.
+
+    >>> address_of("ray"), address_of("ray:10.0.0.1:6379"), address_of("slurm")
+    ('', '10.0.0.1:6379', None)
+    """
+    name, _, address = on.partition(":")
+    return address if name == "ray" else None

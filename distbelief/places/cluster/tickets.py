@@ -1,0 +1,157 @@
+"""Tickets: by what the processes of one start find the first of them, and how each engine hands them out."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from distbelief.errors import UsageError
+from distbelief.places.cluster.launched import Launched
+from distbelief.transport.secure import Identity
+
+TICKET_LIMIT = 1 << 16
+"""Longest ticket, in bytes."""
+
+
+class MeetingTicket(msgspec.Struct, frozen=True):
+    """Where the first process is, and by what the others prove that they are of the same job."""
+
+    where: list[str]
+    """As `host:port`."""
+    identity: Identity
+
+
+class Invitation(Protocol):
+    """How the other processes of a job get their ticket."""
+
+    ranks: range
+    """Theirs."""
+    here: Launched | None
+    """The first one, where it offers slots itself."""
+
+    def send(self, ticket: MeetingTicket) -> None:
+        """Hand it out.
+
+        Raises:
+            UsageError: it cannot be.
+        """
+        ...
+
+    def check(self) -> None:
+        """Raise, where some of them will never come, a JobFailed."""
+        ...
+
+    def withdraw(self) -> None:
+        """All have come, or nobody is waited for any more."""
+        ...
+
+    def close(self) -> None:
+        """The job is over."""
+        ...
+
+    def late(self, missing: list[int]) -> str:
+        """What to say, with what to do, when some ranks have not come."""
+        ...
+
+
+class TicketFile:
+    """A ticket for processes that a launcher has started: a file in a folder that all hosts share.
+
+    Args:
+        start: the first of them.
+        folder: "" for the working directory.
+    """
+
+    def __init__(self, start: Launched, folder: str) -> None:
+        self.here: Launched | None = start
+        self.ranks = range(1, start.size)
+        self.path, self._start = ticket_path(start, folder), start
+
+    def send(self, ticket: MeetingTicket) -> None:
+        """Write it for its owner only."""
+        _write(self.path, ticket)
+
+    def check(self) -> None:
+        """Whoever has not come may still come."""
+
+    def withdraw(self) -> None:
+        """Remove it."""
+        self.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Nothing is left to do."""
+
+    def late(self, missing: list[int]) -> str:
+        """Whom the launcher has started, and who has not come."""
+        more = ", ..." if len(missing) > 8 else ""
+        return (
+            f"{len(missing)} of the {self._start.size} processes that {self._start.launcher} has started have not "
+            f"come, by rank {', '.join(map(str, missing[:8]))}{more}: is {self.path.parent} a folder that all hosts "
+            "share (name one with --tickets), and can they reach this host?"
+        )
+
+
+def ticket_path(start: Launched, folder: str) -> Path:
+    """The ticket of a start."""
+    return Path(folder or ".").absolute() / f".distbelief-{start.launcher}-{start.name}-{start.restarts}.ticket"
+
+
+def run_path(start: Launched, folder: str) -> Path:
+    """The file that says which run folder a start trains into, for when a launcher starts all of it again."""
+    return Path(folder or ".").absolute() / f".distbelief-{start.launcher}-{start.name}.run"
+
+
+def run_before(start: Launched, folder: str) -> Path | None:
+    """The run folder of the start before, where the launcher has started all of it again; None where it has not."""
+    try:
+        return Path(run_path(start, folder).read_text()) if start.restarts else None
+    except OSError:
+        return None
+
+
+def _write(path: Path, ticket: MeetingTicket) -> None:
+    """Write a ticket that only its owner can read.
+
+    Raises:
+        UsageError: the folder keeps none.
+    """
+    made = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                made.unlink()
+                raise UsageError(
+                    f"{path.parent} keeps no file for its owner alone, and a ticket must be one: name another folder "
+                    "that all hosts share, with --tickets"
+                )
+            file.write(msgspec.json.encode(ticket))
+        made.rename(path)
+    except OSError as error:
+        raise UsageError(
+            f"no ticket can be written to {path.parent}: {error.strerror}; name a folder that all hosts share, with "
+            "--tickets"
+        ) from error
+
+
+def read_ticket_file(path: Path) -> MeetingTicket | None:
+    """A ticket; None where there is none (yet).
+
+    Raises:
+        UsageError: others could have read or written it.
+    """
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+                raise UsageError(
+                    f"{path} is of user {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}; a ticket is of user "
+                    f"{os.getuid()} alone (600): remove it, and name another shared folder with --tickets"
+                )
+            return msgspec.json.decode(file.read(TICKET_LIMIT), type=MeetingTicket)
+    except (OSError, msgspec.MsgspecError):
+        return None

@@ -1,0 +1,131 @@
+"""A command that a launcher has started several times: one job, whose processes find each other by a ticket."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic, sleep
+
+import jobs
+import pytest
+
+from distbelief.places.cluster.network import own_addresses
+
+SECONDS = 60.0
+SIZE = 3
+ELSEWHERE = (
+    "from distbelief.places.cluster import network; network.network_identity = lambda: 'of another host'; "
+    "from distbelief.cli.main import main; main()"
+)
+"""Runs a command as one on another host would."""
+pytestmark = pytest.mark.skipif(
+    all(one.startswith("127.") for one in own_addresses().values()), reason="this machine has no address but loopback"
+)
+
+
+class Start:
+    """The three processes of a start: two here, one on what passes for another host."""
+
+    def __init__(self, folder: Path, restarts: int, words: tuple[str, ...]) -> None:
+        self.folder = folder
+        path = os.pathsep.join([str(Path(jobs.__file__).parent), *sys.path])
+        command = ["train", "jobs:tiny", "downpour", "--batch-size", "16", "--json", "--shards", "1", *words]
+        common = dict(os.environ, PYTHONPATH=path, WORLD_SIZE=str(SIZE), TORCHELASTIC_RUN_ID="a start")
+        common["TORCHELASTIC_RESTART_COUNT"] = str(restarts)
+        self.processes = [self._begin(rank, command, common) for rank in range(SIZE)]
+
+    def _begin(self, rank: int, command: list[str], common: dict[str, str]) -> subprocess.Popen[str]:
+        program = ["-c", ELSEWHERE] if rank == 2 else ["-m", "distbelief"]
+        told = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
+        own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank % 2)}
+        return subprocess.Popen(
+            [sys.executable, *program, *command], env=own, cwd=self.folder, text=True, stdout=told,
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def until(self, name: str) -> dict[str, object]:
+        """The first record that has a field, or is of an event, of a name."""
+        first = self.processes[0]
+        assert first.stdout
+        for line in first.stdout:
+            record: dict[str, object] = json.loads(line)
+            if name in record or record.get("event") == name:
+                return record
+        raise AssertionError(f"it has ended: {[one.communicate() for one in self.processes]}")
+
+    def statuses(self) -> list[int]:
+        """How each has ended."""
+        for one in self.processes:
+            one.communicate(timeout=SECONDS)
+        return [one.returncode for one in self.processes]
+
+    def leaves_nobody(self) -> None:
+        """Within seconds."""
+        end = monotonic() + SECONDS
+        while left := [one for one in Path("/proc").glob("[0-9]*") if self._is_ours(one)]:
+            assert monotonic() < end, left
+            sleep(0.05)
+        assert not list(self.folder.glob(".distbelief-*.ticket"))
+
+    def _is_ours(self, process: Path) -> bool:
+        try:
+            alive = (process / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+            return alive and os.readlink(process / "cwd") == str(self.folder)
+        except OSError:
+            return False
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Start]]:
+    """Starts such a command; none outlives the test."""
+    started: list[Start] = []
+
+    def begin(*words: str, restarts: int = 0) -> Start:
+        started.append(Start(tmp_path, restarts, words))
+        return started[-1]
+
+    yield begin
+    for one in started:
+        for process in one.processes:
+            process.kill()
+            process.communicate()
+        one.leaves_nobody()
+
+
+def test_they_are_one_job_which_outlives_the_agent_of_a_host(start: Callable[..., Start]) -> None:
+    """Each host has one agent; when one is killed its replica goes on where a slot is left; all others end with 0."""
+    one = start("--replicas", "2", "--epochs", "20", "--pad", "10ms", "--standby", "1", "--oversubscribe", "--out", "r")
+    one.until("Stepped")
+    os.kill(one.processes[2].pid, signal.SIGKILL)
+    result = one.until("per_replica")
+    assert result["outcome"] == "done", result
+    assert result["samples"] == 20 * jobs.SAMPLES
+    assert one.statuses() == [0, 0, -signal.SIGKILL]
+    one.leaves_nobody()
+    assert not list(one.folder.glob(".distbelief-*"))
+
+
+def test_a_start_that_ends_early_goes_on_from_its_newest_checkpoint_when_it_is_started_again(
+    start: Callable[..., Start],
+) -> None:
+    """A launcher ends all by SIGTERM, which is one interruption; after kill -9 of the first, nobody else stays."""
+    one = start("--replicas", "2", "--epochs", "10000")
+    one.until("Stepped")
+    for process in one.processes:
+        process.send_signal(signal.SIGTERM)
+    assert one.statuses() == [130] * SIZE
+    one.leaves_nobody()
+    [run] = (one.folder / "runs").iterdir()
+    assert list((run / "checkpoints").iterdir())
+
+    again = start("--replicas", "2", "--epochs", "10000", restarts=1)
+    again.until("Stepped")
+    assert [run] == list((one.folder / "runs").iterdir())
+    again.processes[0].kill()
+    assert again.statuses() == [-signal.SIGKILL, 1, 1]
+    again.leaves_nobody()
