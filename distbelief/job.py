@@ -68,14 +68,18 @@ class Job:
     seed: int = 0
     """Of the initial parameters, the order of the data and all other chance."""
     target_accuracy: float = 0.0
-    """Test accuracy (0 to 1) at which the job ends; 0 sets no target."""
-    evaluate_every: int = 1
-    """Epochs between evaluations of the server's model; 0 evaluates never."""
+    """Test accuracy (0 to 1) that ends the job once two evaluations in a row hold it; 0 sets no target."""
+    target_loss: float = field(default=0.0, kw_only=True)
+    """Loss on the test set that ends the job once two evaluations in a row are at most that; 0 sets no target."""
+    budget: str = field(default="0", kw_only=True)
+    """Training time (45s, 5min) after which the job ends; 0 for none."""
+    evaluate_every: int | str = 1
+    """Epochs between evaluations of the server's model, or applied minibatches (500minibatches); 0 evaluates never."""
     checkpoint_every: int = 1
     """Epochs between checkpoints; one is written at the end in any case."""
     snapshot_every: str = "60s"
-    """Training time (30s, 5min) or pushes (500) between checkpoints beside those, which a shard that died goes back to;
-    0 for none.
+    """Training time (30s, 5min), pushes (500) or applied minibatches (500minibatches) between checkpoints beside those,
+    which a shard that died goes back to; 0 for none.
     """
     keep_checkpoints: int = 2
     """Checkpoints kept."""
@@ -120,24 +124,76 @@ class Job:
                 )
         known = declared(self.strategy.own)
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name in known}
-        seconds, pushes = _intervals(self.snapshot_every)
-        snapshots = {"snapshot_seconds": seconds, "snapshot_pushes": pushes}
-        settings = from_options({**own, **self.strategy.settings(), **snapshots}, self.strategy.own)
+        cadence = {**_evaluations(self.evaluate_every), **_snapshots(self.snapshot_every), **_budget(self.budget)}
+        for name in ("evaluate_every", "snapshot_every"):
+            if self.strategy.counts != "minibatches" and cadence[name.replace("every", "minibatches")]:
+                raise UsageError(
+                    f"{option(name)} {getattr(self, name)}: strategy {self.strategy.name} counts "
+                    f"{self.strategy.counts}: give a number of them"
+                )
+        settings = from_options({**own, **self.strategy.settings(), **cadence}, self.strategy.own)
         self.strategy.check_device(self.device)
         settings.check()
         return settings
 
 
-def _intervals(every: str) -> tuple[float, int]:
-    """The seconds and the pushes that `snapshot_every` stands for.
+def _evaluations(every: int | str) -> dict[str, int]:
+    """The settings that `evaluate_every` stands for.
 
-    >>> _intervals("5min"), _intervals("500"), _intervals("0")
-    ((300.0, 0), (0.0, 500), (0.0, 0))
+    >>> _evaluations(2), _evaluations("500minibatches")
+    ({'evaluate_every': 2, 'evaluate_minibatches': 0}, {'evaluate_every': 0, 'evaluate_minibatches': 500})
     """
-    found = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*({'|'.join(UNITS)})|(\d+)", str(every).strip())
-    if not found:
+    found = re.fullmatch(r"(-?\d+)\s*(minibatches)?", str(every).strip())
+    if not found or (found[2] and int(found[1]) < 1):
         raise UsageError(
-            f"--snapshot-every {every!r}: is a time such as 30s or 5min, a number of pushes such as 500, or 0 for none"
+            f"--evaluate-every {every!r}: is a number of epochs such as 2, one of minibatches such as 500minibatches, "
+            "or 0 for never"
         )
-    number, unit, pushes = found.groups()
-    return (float(number) * UNITS[unit], 0) if unit else (0.0, int(pushes))
+    number = int(found[1])
+    return {"evaluate_every": 0 if found[2] else number, "evaluate_minibatches": number if found[2] else 0}
+
+
+def _snapshots(every: str) -> dict[str, float]:
+    """The settings that `snapshot_every` stands for.
+
+    >>> _snapshots("5min")
+    {'snapshot_seconds': 300.0, 'snapshot_pushes': 0, 'snapshot_minibatches': 0}
+    >>> _snapshots("500minibatches")["snapshot_minibatches"], _snapshots("500")["snapshot_pushes"]
+    (500, 500)
+    """
+    found = re.fullmatch(r"(?:(\d+)\s*(minibatches)?)|(.*)", str(every).strip())
+    number = int(found[1]) if found and found[1] else 0
+    seconds = _seconds(every) if not found or found[1] is None else 0.0
+    if seconds is None:
+        raise UsageError(
+            f"--snapshot-every {every!r}: is a time such as 30s or 5min, a number of pushes such as 500, of "
+            "minibatches such as 500minibatches, or 0 for none"
+        )
+    counted = bool(found and found[2])
+    return {
+        "snapshot_seconds": seconds,
+        "snapshot_pushes": 0 if counted else number,
+        "snapshot_minibatches": number if counted else 0,
+    }
+
+
+def _budget(told: str) -> dict[str, float]:
+    """The settings that `budget` stands for.
+
+    >>> _budget("45s"), _budget("0")
+    ({'budget_seconds': 45.0}, {'budget_seconds': 0.0})
+    """
+    seconds = 0.0 if str(told).strip() == "0" else _seconds(told)
+    if seconds is None:
+        raise UsageError(f"--budget {told!r}: is a time such as 45s, 5min or 2h, or 0 for none")
+    return {"budget_seconds": seconds}
+
+
+def _seconds(told: str) -> float | None:
+    """The seconds of a time with its unit; None of anything else.
+
+    >>> _seconds("5min"), _seconds("500ms"), _seconds("5")
+    (300.0, 0.5, None)
+    """
+    found = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*({'|'.join(UNITS)})", str(told).strip())
+    return float(found[1]) * UNITS[found[2]] if found else None

@@ -89,7 +89,7 @@ def launch(args: list[str]) -> int:
 
 def _dry_run(place: Any, job: Job, settings: Settings) -> int:
     """Show who would be where on several hosts."""
-    for line in place.plan(settings, job.strategy.roles(measured=settings.evaluate_every > 0)).lines():
+    for line in place.plan(settings, job.strategy.roles(measured=settings.evaluates)).lines():
         print(line)
     links = "TLS" if place.encrypted else "plain TCP (--insecure)"
     print(f"links: {links}, each role at a free port of its host's address, which is found when the job starts")

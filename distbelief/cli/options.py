@@ -131,7 +131,7 @@ def groups(command: str, strategy: str) -> Mapping[str, list[Source]]:
         "task",
         "strategy",
         *kind.meaningless,
-        *(("evaluate_every", "target_accuracy", "data_dir") if command == "launch" else ()),
+        *(("evaluate_every", "target_accuracy", "target_loss", "data_dir") if command == "launch" else ()),
     )
     place: list[Source] = []
     if command == "simulate":

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from distbelief.core.effects import Effect, Wake
+from distbelief.core.records import Tested
 from distbelief.core.settings import Settings
-from distbelief.core.timers import CheckpointDue
+from distbelief.core.timers import BudgetSpent, CheckpointDue
 
 
 def is_due(every: int, done: int) -> bool:
@@ -16,28 +19,60 @@ def is_due(every: int, done: int) -> bool:
     return every > 0 and done % every == 0
 
 
-def target_reached(settings: Settings, accuracy: float | None) -> str:
-    """That an accuracy on the test set is what the job was to reach, in a sentence; "" where it is not, or none was
-    measured.
+class Target:
+    """Whether evaluations in a row hold what a job is to reach."""
 
-    >>> target_reached(Settings(target_accuracy=0.9), 0.91), target_reached(Settings(), 1.0)
-    ('test accuracy 0.9100 reached the target 0.9', '')
+    def __init__(self) -> None:
+        self._held = False
+        """Whether the last one did."""
+
+    def reached(self, settings: Settings, tested: Tested) -> str:
+        """That the last two evaluations hold the target, in a sentence; "" where they do not.
+
+        >>> target, aimed = Target(), Settings(target_accuracy=0.9)
+        >>> target.reached(aimed, Tested(1, 0.3, 0.91)), target.reached(aimed, Tested(2, 0.3, 0.92))
+        ('', 'test accuracy 0.9200 reached the target 0.9, as the evaluation before it')
+        """
+        before, self._held = self._held, tested.holds(settings.target_accuracy, settings.target_loss)
+        if not (before and self._held):
+            return ""
+        found = {"accuracy": (tested.accuracy, settings.target_accuracy), "loss": (tested.loss, settings.target_loss)}
+        told = [f"test {name} {value:.4f} reached the target {aim}" for name, (value, aim) in found.items() if aim]
+        return f"{' and '.join(told)}, as the evaluation before it"
+
+    def forget(self) -> None:
+        """What held it is lost."""
+        self._held = False
+
+
+def budget_spent(settings: Settings, seconds: float = math.inf) -> str:
+    """That a job has trained for as long as it was to, in a sentence; "" where it has not.
+
+    >>> budget_spent(Settings(budget_seconds=2.0)), budget_spent(Settings(), 5.0)
+    ('the budget of 2 s is spent', '')
     """
-    target = settings.target_accuracy
-    if not target or accuracy is None or accuracy < target:
-        return ""
-    return f"test accuracy {accuracy:.4f} reached the target {target}"
+    budget = settings.budget_seconds
+    return f"the budget of {budget:g} s is spent" if 0 < budget <= seconds else ""
 
 
-def snapshot_due(settings: Settings, pushes: int, seconds: float = 0.0) -> bool:
-    """Whether a checkpoint within an epoch is due, so many pushes and seconds after the one before.
+def budget_timer(settings: Settings) -> list[Effect]:
+    """Sets the clock for the end of a budget, where there is one."""
+    return [Wake(settings.budget_seconds, BudgetSpent())] if settings.budget_seconds else []
+
+
+def snapshot_due(settings: Settings, pushes: int, seconds: float = 0.0, minibatches: int = 0) -> bool:
+    """Whether a checkpoint within an epoch is due, so many pushes, seconds and minibatches after the one before.
 
     >>> [snapshot_due(Settings(snapshot_pushes=5), pushes, 10.0) for pushes in (4, 5)]
     [False, True]
-    >>> snapshot_due(Settings(), 0, 60.0)
-    True
+    >>> snapshot_due(Settings(), 0, 60.0), snapshot_due(Settings(snapshot_minibatches=9), 3, minibatches=9)
+    (True, True)
     """
-    return 0 < settings.snapshot_pushes <= pushes or 0 < settings.snapshot_seconds <= seconds
+    return (
+        0 < settings.snapshot_pushes <= pushes
+        or 0 < settings.snapshot_seconds <= seconds
+        or 0 < settings.snapshot_minibatches <= minibatches
+    )
 
 
 class SnapshotTimer:

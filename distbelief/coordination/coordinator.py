@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from distbelief.coordination import admission
-from distbelief.coordination.cadence import is_due, target_reached
+from distbelief.coordination.cadence import Target, budget_spent, budget_timer, is_due
 from distbelief.coordination.closing import Closing, ClosingStep
 from distbelief.coordination.dealing import DataDealer
 from distbelief.coordination.evaluations import Evaluations
@@ -31,6 +31,7 @@ from distbelief.core.portions import StartingPoint
 from distbelief.core.protocol import SERVED, heard_by
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Holder, Plan, Settings
+from distbelief.core.timers import BudgetSpent
 from distbelief.errors import LayoutError, RemoteProtocolError, UsageError
 from distbelief.server.machine import Answering, Answers
 
@@ -124,6 +125,7 @@ class Coordinator(Answering):
         self.data: DataDealer | None = None
         self.holders, self.work = holders, work
         self.evaluations = Evaluations(evaluator)
+        self.target = Target()
         self.saving = Saving(settings, start)
         self.shards = ShardRegistry(settings.shards if settings.strategy.held_by is Holder.SHARDS else 0)
         self.membership = Membership(settings.restarts)
@@ -247,6 +249,7 @@ class Coordinator(Answering):
             WriteRecord(admission.started(self.plan, self.data.samples, self.epochs)),
             *self._welcome_all(),
             *self.standbys.pair(self.plan),
+            *budget_timer(self.settings),
         ]
         if self.data.finished:
             return effects + self.finish(Cause.DONE_BEFORE, "every epoch was done before")
@@ -272,12 +275,19 @@ class Coordinator(Answering):
 
     def _on_evaluated(self, sender: str, event: evaluating.Evaluated) -> list[Effect]:
         self.evaluations.measuring = False
-        effects: list[Effect] = [WriteRecord(records.Tested(event.number, event.loss, event.accuracy, event.metrics))]
-        if self.may(May.DEAL) and (reached := target_reached(self.settings, event.accuracy)):
+        tested = records.Tested(event.number, event.loss, event.accuracy, event.metrics, event.seconds)
+        effects: list[Effect] = [WriteRecord(tested)]
+        reached = self.target.reached(self.settings, tested)
+        if reached and self.may(May.DEAL):
             return effects + self.finish(Cause.TARGET_REACHED, reached)
         if self.evaluations.owed:
             effects += self.evaluations.measure(self.epochs)
         return effects + self.close()
+
+    def measure_in_time(self, minibatches: int) -> list[Effect]:
+        """So many more are applied: measure, where that is due by them."""
+        due = self.evaluations.counted(minibatches, self.settings.evaluate_minibatches)
+        return self.evaluations.measure(self.epochs) if due and self.may(May.DEAL) else []
 
     # checkpoints
 
@@ -294,6 +304,8 @@ class Coordinator(Answering):
         return [*self.saving.begin(self.data, self.membership.members), *self.deal(), *self.write()]
 
     def _on_woke(self, sender: str, event: events.Woke) -> list[Effect]:
+        if isinstance(event.timer, BudgetSpent):
+            return self.finish(Cause.BUDGET_SPENT, budget_spent(self.settings)) if self.may(May.DEAL) else []
         self.shards.woke(event.timer)
         due = self.saving.woke(event.timer) and self.data is not None and self.data.pushes and self.may(May.DEAL)
         return (self.greet() if self.may(May.WELCOME) else []) + (self.save() if due else self.write())
@@ -357,7 +369,7 @@ class Coordinator(Answering):
             and not (self.evaluations.pending or self.saving.busy or self.closing.describing)
         ):
             step = self.closing.steps.pop(0)
-            if step is ClosingStep.MEASURE and self.settings.evaluate_every:
+            if step is ClosingStep.MEASURE and self.settings.evaluates:
                 effects += self.evaluations.measure(self.epochs)
             elif step is ClosingStep.SAVE:
                 effects += self.save()

@@ -23,6 +23,8 @@ class DataDealer(Protocol):
     """How many are done."""
     pushes: int
     """Reported since somebody last set it to 0."""
+    minibatches: int
+    """Applied since somebody last set it to 0."""
 
     @property
     def finished(self) -> bool:
@@ -62,8 +64,8 @@ class Dealing:
         self.settings, self.samples = settings, samples
         self.dealer = Dealer(plan.batches, settings.data.epochs, settings.replicas, position)
         self.epochs = self.dealer.completed
-        self.pushes = 0
-        """Reported since somebody last set it to 0."""
+        self.pushes = self.minibatches = 0
+        """Reported since somebody last set them to 0."""
         self._wanting: dict[str, bool] = {}
         self._warming, self._warmed, self._warmer = (
             settings.strategy.pushing.warm_start_steps,
@@ -82,6 +84,7 @@ class Dealing:
         completed = len(self.dealer.report(sender, event.steps, event.dropped))
         self.samples += event.samples
         self.pushes += event.pushes
+        self.minibatches += event.steps - len(event.dropped)
         if self._warming:
             self._warmed += event.steps
         if event.wants:

@@ -60,6 +60,8 @@ class PortionWork:
         ]
         for _ in range(completed):
             effects += job.epoch_done(data)
+        if not data.finished:
+            effects += job.measure_in_time(event.steps - len(event.dropped))
         if not job.may(May.DEAL):
             return effects
         if data.finished:

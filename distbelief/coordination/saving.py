@@ -63,11 +63,12 @@ class Saving:
         """Whether it is time for a checkpoint, by the pushes made; and the clock is set for the next where any were
         made.
         """
-        return self._timer.start(self.settings, data.pushes), snapshot_due(self.settings, data.pushes)
+        due = snapshot_due(self.settings, data.pushes, minibatches=data.minibatches)
+        return self._timer.start(self.settings, data.pushes), due
 
     def begin(self, data: DataDealer, members: Collection[str]) -> list[Effect]:
         """Begin a checkpoint: have replicas push nothing more."""
-        data.pushes = 0
+        data.pushes = data.minibatches = 0
         self._holding, self._failed = set() if self.settings.strategy.one_moment else set(members), ""
         self._move(CheckpointStage.HOLDING)
         self._holds, self._patient = self._holds + 1, True

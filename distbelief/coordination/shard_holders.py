@@ -134,6 +134,7 @@ class ShardHolders:
         """Take the whole job back to the newest checkpoint: every shard loads it, and every replica begins anew."""
         job.membership.go_back()
         job.standbys.alone(*job.shards.roles)
+        job.target.forget()
         job.data = job.work.begin(job)
         again, told = job.closing.go_back() if job.may(May.AWAIT) else (False, [])
         if again:

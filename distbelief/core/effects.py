@@ -230,13 +230,14 @@ class Computed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Measured(msgspec.Struct, frozen=True, gc=False):
-    """Mean loss and accuracy (0 to 1) on the test set, None where the task has none, and the means of its other
-    metrics by name.
+    """Mean loss and accuracy (0 to 1) on the test set, None where the task has none, the means of its other metrics by
+    name, and the seconds that measuring took.
     """
 
     loss: float
     accuracy: float | None
     metrics: dict[str, float] = {}
+    seconds: float = 0.0
 
 
 Story = Generator[Effect, Any, None]

@@ -26,6 +26,7 @@ class Cause(StrEnum):
     DONE_BEFORE = "all epochs were done before"
     CONVERGED = "the gradient is within the tolerance"
     NO_DESCENT = "nothing lowers the loss"
+    BUDGET_SPENT = "the budget is spent"
 
     TARGET_REACHED = "the target is reached"
 
@@ -65,7 +66,15 @@ class Cause(StrEnum):
 
 _OUTCOMES = {
     **dict.fromkeys(
-        (Cause.EPOCHS_DONE, Cause.SCRIPT_STOPPED, Cause.DONE_BEFORE, Cause.CONVERGED, Cause.NO_DESCENT), Outcome.DONE
+        (
+            Cause.EPOCHS_DONE,
+            Cause.SCRIPT_STOPPED,
+            Cause.DONE_BEFORE,
+            Cause.CONVERGED,
+            Cause.NO_DESCENT,
+            Cause.BUDGET_SPENT,
+        ),
+        Outcome.DONE,
     ),
     Cause.TARGET_REACHED: Outcome.TARGET,
     Cause.INTERRUPTED: Outcome.INTERRUPTED,

@@ -114,14 +114,25 @@ class EpochDone(Record, frozen=True, tag=True, gc=False):
 
 
 class Tested(Record, frozen=True, tag=True, gc=False):
-    """The server's model was measured after `epoch` epochs: its accuracy (0 to 1), None where the task has none, and
-    the means of other metrics by name.
+    """The server's model was measured after `epoch` epochs: its accuracy (0 to 1), None where the task has none, the
+    means of other metrics by name, and the seconds that it took.
     """
 
     epoch: int
     loss: float
     accuracy: float | None
     metrics: dict[str, float] = {}
+    took: float = 0.0
+
+    def holds(self, accuracy: float, loss: float) -> bool:
+        """Whether it holds all targets that are set (0 for none); False where none is.
+
+        >>> tested = Tested(1, 0.2, 0.91)
+        >>> tested.holds(0.9, 0.0), tested.holds(0.9, 0.1), tested.holds(0.0, 0.2), tested.holds(0.0, 0.0)
+        (True, False, True, False)
+        """
+        right = not accuracy or (self.accuracy is not None and self.accuracy >= accuracy)
+        return bool(accuracy or loss) and right and (not loss or self.loss <= loss)
 
 
 class Gone(Record, frozen=True, tag=True, gc=False):

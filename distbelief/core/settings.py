@@ -252,15 +252,23 @@ class Settings(msgspec.Struct, frozen=True):
     fixed_point: str = ""
     """Of which bits what they multiply is, and parameters are after an update; "" for none."""
     evaluate_every: int = 1
-    """Epochs between evaluations; 0 evaluates never."""
+    """Epochs between evaluations; 0 evaluates never, or by minibatches."""
+    evaluate_minibatches: int = 0
+    """Applied minibatches between evaluations; 0 evaluates by epochs."""
     checkpoint_every: int = 1
     """Epochs between checkpoints; 0 writes one at the end only."""
     snapshot_seconds: float = 60.0
     """Seconds of training between checkpoints, beside those of epochs; 0 for none."""
     snapshot_pushes: int = 0
     """Pushes between checkpoints, beside those of epochs; 0 for none."""
+    snapshot_minibatches: int = 0
+    """Applied minibatches between checkpoints, beside those of epochs; 0 for none."""
     target_accuracy: float = 0.0
-    """Test accuracy (0 to 1) at which the job ends; 0 sets no target."""
+    """Test accuracy (0 to 1) at which the job ends, once two evaluations in a row hold it; 0 sets no target."""
+    target_loss: float = 0.0
+    """Loss on the test set at which it does; 0 sets no target."""
+    budget_seconds: float = 0.0
+    """Seconds of training after which the job ends; 0 sets no end."""
     keep_checkpoints: int = 2
     standby: int = 0
     """1: every shard has a standby, which holds all that it has acknowledged."""
@@ -276,7 +284,7 @@ class Settings(msgspec.Struct, frozen=True):
         spelled = self.strategy.spelled
         at_least(self, 1, ("shards", "keep_checkpoints"), spelled)
         at_least(self, 0, ("evaluate_every", "checkpoint_every", "snapshot_seconds", "snapshot_pushes"), spelled)
-        at_least(self, 0, ("restarts", "clip_norm", "target_accuracy"), spelled)
+        at_least(self, 0, ("restarts", "clip_norm", "target_accuracy", "target_loss"), spelled)
         fit(self, spelled)
         if self.shards > MOST:
             raise UsageError(f"--shards {self.shards}: must be at most {MOST}")
@@ -292,8 +300,9 @@ class Settings(msgspec.Struct, frozen=True):
             )
         if self.standby not in (0, 1):
             raise UsageError(f"--standby {self.standby}: is 0 or 1")
-        if self.target_accuracy and not self.evaluate_every:
-            raise UsageError("--target-accuracy needs evaluations: set --evaluate-every to 1 or more")
+        for name in ("target_accuracy", "target_loss"):
+            if getattr(self, name) and not self.evaluates:
+                raise UsageError(f"{option(name)} needs evaluations: set --evaluate-every to 1 or more")
         self.data.check(spelled)
         self.strategy.check(self)
         self.rate.check(self.data.epochs)
@@ -390,7 +399,16 @@ class Settings(msgspec.Struct, frozen=True):
     @property
     def snapshots(self) -> bool:
         """Whether there are checkpoints while an epoch is made: then there is one at the beginning too."""
-        return bool(self.snapshot_seconds or self.snapshot_pushes)
+        return bool(self.snapshot_seconds or self.snapshot_pushes or self.snapshot_minibatches)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the model is measured."""
+        return bool(self.evaluate_every or self.evaluate_minibatches)
+
+    def unmeasured(self) -> Settings:
+        """The same, without evaluations."""
+        return msgspec.structs.replace(self, evaluate_every=0, evaluate_minibatches=0)
 
     @property
     def slots(self) -> int:

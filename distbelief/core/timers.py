@@ -13,6 +13,10 @@ class CheckpointDue(Timer, frozen=True, array_like=True, tag=True):
     """Time for a checkpoint."""
 
 
+class BudgetSpent(Timer, frozen=True, array_like=True, tag=True):
+    """The job has trained for as long as it was to."""
+
+
 class HoldOver(Timer, frozen=True, array_like=True, tag=True):
     """Replicas have held their pushes for long enough: what has not said that it does is not waited for."""
 
@@ -35,5 +39,5 @@ class BucketDue(Timer, frozen=True, array_like=True, tag=True):
     bucket: int
 
 
-AnyTimer = CheckpointDue | HoldOver | DoubtOver | BucketDue
+AnyTimer = CheckpointDue | BudgetSpent | HoldOver | DoubtOver | BucketDue
 """Every timer."""

@@ -11,7 +11,7 @@ from typing import Any
 from distbelief.core.portions import ANEW, StartingPoint
 from distbelief.core.records import Note, Record, Started
 from distbelief.core.roles import SUPERVISOR
-from distbelief.core.settings import Settings, flat
+from distbelief.core.settings import Settings, flat, option
 from distbelief.core.values import CheckedStruct, admit, shown
 from distbelief.errors import CheckpointError, UsageError
 from distbelief.job import Job
@@ -38,19 +38,17 @@ def evaluates(settings: Settings, task: Task) -> bool:
     Raises:
         UsageError: a target or a rhythm that the task has no test set for.
     """
-    lacks = (
-        "test set to reach it on" if task.test is None else "" if ACCURACY in task.metrics else "accuracy to reach it"
-    )
-    if settings.target_accuracy and lacks:
+    aims = {"target_accuracy": "" if ACCURACY in task.metrics else "accuracy to reach it", "target_loss": ""}
+    for name, lacks in aims.items():
+        missing = "test set to reach it on" if task.test is None else lacks
+        if (aim := getattr(settings, name)) and missing:
+            raise UsageError(f"{option(name)} {aim}: task {task.reference!r} has no {missing}; leave it off")
+    every = f"{settings.evaluate_minibatches}minibatches" if settings.evaluate_minibatches else settings.evaluate_every
+    if every not in (0, 1) and task.test is None:
         raise UsageError(
-            f"--target-accuracy {settings.target_accuracy}: task {task.reference!r} has no {lacks}; leave it off"
+            f"--evaluate-every {every}: task {task.reference!r} has no test set to measure on; leave it off"
         )
-    if settings.evaluate_every > 1 and task.test is None:
-        raise UsageError(
-            f"--evaluate-every {settings.evaluate_every}: task {task.reference!r} has no test set to measure on; "
-            "leave it off"
-        )
-    return settings.evaluate_every > 0 and task.test is not None
+    return settings.evaluates and task.test is not None
 
 
 class Attempt:

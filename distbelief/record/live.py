@@ -339,13 +339,15 @@ def summary(result: Mapping[str, Any], folder: str | Path | None = None) -> str:
         what, _, rest = told.partition(" ")
         rows.append((what, rest))
     target = result["target"]
-    if target["accuracy"]:
+    if target["accuracy"] or target["loss"]:
         reached = (
             f"reached after {_time(target['seconds'])}{mark}, {_many(target['epochs'], 'epoch')}"
             if target["reached"]
             else "not reached"
         )
-        rows.append(("target", f"{100 * target['accuracy']:.2f} % {reached}"))
+        accuracy, loss = target["accuracy"], target["loss"]
+        aims = [*([f"{100 * accuracy:.2f} %"] if accuracy else []), *([f"loss {loss:g}"] if loss else [])]
+        rows.append(("target", f"{', '.join(aims)} {reached}"))
     # pushes are to shards
     applied = _many(result["pushes"], "push", "es") if result["shards"] else _many(result["updates"], "update")
     work = f"{result['samples']:,} samples, {_many(result['steps'], 'step')}, {applied}"

@@ -74,6 +74,10 @@ class Summary:
         self.seconds = 0.0
         """Training time: from `Started` to the last `Stepped`, summed over the attempts of a resumed run."""
         self.reached: dict[str, Any] | None = None
+        self._holding: dict[str, Any] | None = None
+        """When the last evaluation held the target, where it did."""
+        self.evaluating = 0.0
+        """Seconds that evaluations took."""
         self.outcome, self.cause, self.reason = "", "", ""
         self.descent: dict[str, Any] | None = None
         self.split: dict[str, str] | None = None
@@ -101,7 +105,7 @@ class Summary:
             self._replica(record.role).gone = ""
 
     def _take_rewound(self, _: float, record: records.Rewound) -> None:
-        self.samples, self.reached = record.samples, None  # what had reached a target is lost
+        self.samples, self.reached, self._holding = record.samples, None, None  # what had reached a target is lost
         self.epochs = min(self.epochs, self._done(record, self.started.samples_per_epoch)) if self.started else 0
 
     def _take_forgotten(self, _: float, record: records.Forgotten) -> None:
@@ -111,7 +115,7 @@ class Summary:
 
     def _take_epoch_done(self, seconds: float, record: records.EpochDone) -> None:
         self.epochs = max(self.epochs, record.epoch)
-        if not self.settings.get("evaluate_every", 1):
+        if not (self.settings.get("evaluate_every", 1) or self.settings.get("evaluate_minibatches", 0)):
             self._row(seconds, record.epoch)
 
     def _take_gone(self, _: float, record: records.Gone) -> None:
@@ -169,9 +173,12 @@ class Summary:
 
     def _take_tested(self, seconds: float, record: records.Tested) -> None:
         self._row(seconds, record.epoch, record)
-        target, accuracy = self.settings.get("target_accuracy", 0.0), record.accuracy
-        if target and self.reached is None and accuracy is not None and accuracy >= target:
-            self.reached = {"seconds": self.history[-1]["seconds"], "epochs": record.epoch}
+        self.evaluating += record.took
+        accuracy, loss = (self.settings.get(name, 0.0) for name in ("target_accuracy", "target_loss"))
+        held = record.holds(accuracy, loss)
+        if held and self.reached is None:
+            self.reached = self._holding
+        self._holding = {"seconds": self.history[-1]["seconds"], "epochs": record.epoch} if held else None
 
     def _row(self, seconds: float, epoch: int, tested: records.Tested | None = None) -> None:
         row: dict[str, Any] = {
@@ -222,7 +229,8 @@ class Summary:
 
     def result(self) -> dict[str, Any]:
         """What `result.json` holds, in JSON's own types; numbers that are not finite become null."""
-        started, target = self.started, self.settings.get("target_accuracy", 0.0) or None
+        started = self.started
+        aims = {name: self.settings.get(f"target_{name}", 0.0) or None for name in ("accuracy", "loss")}
         replicas = started.replicas if started else self.settings.get("replicas", 0)
         known = {**{index: ReplicaCounts() for index in range(replicas)}, **self.replicas}
         return {
@@ -238,11 +246,12 @@ class Summary:
             "updates": self.updates,
             "seconds": self.seconds,
             "samples_per_second": self.rate,
+            "evaluating_seconds": self.evaluating,
             "test_accuracy": self._tested.get("test_accuracy"),
             "test_loss": self._tested.get("test_loss"),
             "test_metrics": self._tested.get("test_metrics", {}),
             "target": {
-                "accuracy": target,
+                **aims,
                 "reached": self.reached is not None,
                 **(self.reached or {"seconds": None, "epochs": None}),
             },

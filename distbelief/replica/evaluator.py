@@ -77,7 +77,8 @@ class Evaluator:
                 self.vectors.swap(0)
                 measured: Measured = yield Measure()
                 yield Send(
-                    roles.COORDINATOR, evaluating.Evaluated(number, measured.loss, measured.accuracy, measured.metrics)
+                    roles.COORDINATOR,
+                    evaluating.Evaluated(number, measured.loss, measured.accuracy, measured.metrics, measured.seconds),
                 )
                 number = None
             yield from self._links.seek()

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from distbelief.core import events, messages, roles
 from distbelief.core.conversations import membership, pushing
 from distbelief.core.effects import (
@@ -428,7 +430,8 @@ class Driver:
         assert player.worker is not None
         player.endpoint.flush()
         if isinstance(effect, Measure):
-            return player.worker.measure()
+            began = self.clock.now()
+            return msgspec.structs.replace(player.worker.measure(), seconds=self.clock.now() - began)
         if isinstance(effect, Attach):
             held = effect.plan.layout.held(roles.parse(player.role).partition)
             arena = player.endpoint.allocate(held, effect.gradients, effect.parameters)

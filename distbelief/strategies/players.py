@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from distbelief.coordination.cadence import SnapshotTimer
+from distbelief.coordination.cadence import SnapshotTimer, Target
 from distbelief.coordination.closing import Closing, ClosingStep
 from distbelief.coordination.coordinator import Coordinator
 from distbelief.coordination.dealing import Dealing
@@ -38,8 +38,8 @@ from distbelief.strategies.context import Context, Memory
 from distbelief.strategies.served import common_memory, served_reader
 
 COORDINATOR_STATE = (
-    Coordinator, Evaluations, Saving, SnapshotTimer, ShardRegistry, Membership, PartitionRegistry, Standbys, Lives,
-    Dealing, Dealer,
+    Coordinator, Evaluations, Target, Saving, SnapshotTimer, ShardRegistry, Membership, PartitionRegistry, Standbys,
+    Lives, Dealing, Dealer,
     Address, Portion, Position, Plan, Settings, Cause, Closing, Phase, ClosingStep, ShardStanding, StandbyStanding,
     EvaluatorStanding, CheckpointStage,
 )  # fmt: skip

@@ -28,11 +28,11 @@ from distbelief.tasks.worker import Trainer
 
 SHARED = (
     "--optimizer --lr --weight-decay --decay-exempt --optimizer-options --epochs --batch-size --lr-schedule "
-    "--clip-norm --precision --fixed-point --seed --checkpoint-every"
+    "--clip-norm --precision --fixed-point --seed --budget --checkpoint-every"
     " --drop-last --snapshot-every --lr-steps --lr-gamma --lr-power --warmup --warmup-epochs"
     " --keep-checkpoints --device --threads --init-from --out --resume --config --quiet --json"
 )
-TASK = "--target-accuracy --evaluate-every --data-dir"
+TASK = "--target-accuracy --target-loss --evaluate-every --data-dir"
 SPLIT = "--partitions --split --microbatches --schedule"
 CADENCE = (
     "--replicas --shards --restarts --standby --push-every --fetch-every --local-lr --prefetch --warm-start-steps "

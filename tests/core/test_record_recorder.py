@@ -16,7 +16,7 @@ from distbelief.record.recorder import Recorder, line, read_metrics
 JOB = {
     "task": "mnist",
     "strategy": "downpour",
-    "settings": {"target_accuracy": 0.9, "replicas": 2},
+    "settings": {"target_accuracy": 0.8, "replicas": 2},
     "seed": 1,
     "device": "cpu",
 }
@@ -24,8 +24,8 @@ STARTED = r.Started(replicas=2, shards=2, parameters=100, samples_per_epoch=40, 
 CONTRACT = [
     "task", "strategy", "settings", "seed", "device", "replicas", "shards", "epochs", "steps", "samples", "pushes",
     "updates", "seconds",
-    "samples_per_second", "test_accuracy", "test_loss", "test_metrics", "target", "staleness", "bytes", "per_replica",
-    "dropped", "forgotten", "history", "versions",
+    "samples_per_second", "evaluating_seconds", "test_accuracy", "test_loss", "test_metrics", "target", "staleness",
+    "bytes", "per_replica", "dropped", "forgotten", "history", "versions",
 ]  # fmt: skip
 
 
@@ -45,7 +45,7 @@ RUN = [
     (4.0, r.Gone("replica 1", 2, "killed by signal 9", True)),
     (5.0, step(0, 4, 1.0)),
     (5.0, r.EpochDone(2)),
-    (5.5, r.Tested(2, 0.5, 0.95)),
+    (5.5, r.Tested(2, 0.5, 0.95, {}, 0.25)),
     (5.6, r.Applied("shard 0", 8, 80, {0: 6, 1: 2})),
     (5.6, r.Applied("shard 1", 7, 80, {0: 4, 3: 3})),
     (5.6, r.StepsTimed("replica 0", 7, 1.0, 0.0, 0.5, 1.5, "shard")),
@@ -67,11 +67,11 @@ def test_the_result_holds_the_contract_and_the_right_sums(tmp_path):
     assert json.loads(folder.result.read_text()) == result
     expected = {
         "replicas": 2, "shards": 2, "epochs": 2, "steps": 8, "samples": 80, "pushes": 8, "updates": 8, "seconds": 4.0,
-        "samples_per_second": 20.0,
+        "samples_per_second": 20.0, "evaluating_seconds": 0.25,
         "test_accuracy": 0.95, "test_loss": 0.5, "dropped": 0, "forgotten": 0, "outcome": "done",
         "cause": "all epochs are done",
         "reason": "all 2 epochs are trained", "task": "mnist", "seed": 1,
-        "target": {"accuracy": 0.9, "reached": True, "seconds": 4.5, "epochs": 2},
+        "target": {"accuracy": 0.8, "loss": None, "reached": True, "seconds": 2.5, "epochs": 1},
         "staleness": {"mean": 11 / 15, "max": 3, "histogram": {"0": 10, "1": 2, "3": 3}},
         "bytes": {"pushed": 1200, "fetched": 900},
         "per_replica": [{"id": 0, "steps": 8, "samples": 80, "pushes": 8, "lost": 0, "times": {"steps": 7,
@@ -116,6 +116,30 @@ def test_a_loss_weighs_as_many_steps_as_it_is_the_mean_of():
     assert played(None, run)["history"][0]["train_loss"] == 3.25
 
 
+@pytest.mark.parametrize(
+    ("aims", "accuracies", "losses", "reached"),
+    [
+        ({"target_accuracy": 0.9}, [0.9, 0.8, 0.9, 0.95, 0.7], [1.0] * 5, 3),
+        ({"target_accuracy": 0.9}, [0.9, 0.8, 0.9, 0.8, 0.9], [0.0] * 5, None),
+        ({"target_loss": 0.5}, [None] * 5, [0.5, 0.6, 0.5, 0.4, 0.3], 3),
+        ({"target_loss": 0.5}, [1.0] * 5, [math.nan, 0.5, math.inf, 0.6, 0.4], None),
+        ({"target_accuracy": 0.9, "target_loss": 0.5}, [0.9] * 5, [0.6, 0.6, 0.6, 0.5, 0.5], 4),
+    ],
+)
+def test_a_target_is_reached_at_the_first_of_two_evaluations_in_a_row_that_hold_it(aims, accuracies, losses, reached):
+    tested = [r.Tested(at, *one) for at, one in enumerate(zip(losses, accuracies, strict=True), 1)]
+    target = played(None, [(0.0, STARTED), *((float(one.epoch), one) for one in tested)], {**JOB, "settings": aims})[
+        "target"
+    ]
+    assert (target["reached"], target["epochs"]) == (reached is not None, reached)
+    assert target["seconds"] == (None if reached is None else float(reached))
+
+
+def test_what_held_a_target_before_all_went_back_holds_nothing():
+    run = [(0.0, STARTED), (1.0, r.Tested(1, 0.1, 0.9)), (2.0, r.Rewound(0)), (3.0, r.Tested(1, 0.1, 0.9))]
+    assert not played(None, run)["target"]["reached"]
+
+
 def test_a_job_that_ends_before_it_starts_has_the_contract_too():
     result = played(None, [(0.0, r.Finished.of(Cause.REPLICAS_DIED, "no replica came"))])
     assert list(result) == [*CONTRACT, "outcome", "cause", "reason"]
@@ -125,7 +149,7 @@ def test_a_job_that_ends_before_it_starts_has_the_contract_too():
         None,
         [],
     )
-    assert result["target"] == {"accuracy": 0.9, "reached": False, "seconds": None, "epochs": None}
+    assert result["target"] == {"accuracy": 0.8, "loss": None, "reached": False, "seconds": None, "epochs": None}
     assert result["staleness"] == {"mean": None, "max": None, "histogram": {}}
 
 

@@ -266,9 +266,14 @@ ALL: dict[str, Cases] = {
     "fixed_point": (Case("dynamic:10,12"), Case("dynamic:10,24")),
     "seed": Case(1),
     "target_accuracy": Case(1e-9, "told", {"epochs": 3, "evaluate_every": 1}),
-    "evaluate_every": Case(2, "told", {"epochs": 4, "evaluate_every": 1}),
+    "target_loss": Case(1e9, "told", {"epochs": 3, "evaluate_every": 1}),
+    "budget": Case("5ms", "told", {"epochs": 9}),
+    "evaluate_every": (
+        Case(2, "told", {"epochs": 4, "evaluate_every": 1}),
+        Case("7minibatches", "told", {"epochs": 4, "evaluate_every": 0}),
+    ),
     "checkpoint_every": Case(2, "told", {"epochs": 4}),
-    "snapshot_every": (Case("3", "told"), Case("2ms", "told", {"epochs": 3})),
+    "snapshot_every": (Case("3", "told"), Case("2ms", "told", {"epochs": 3}), Case("3minibatches", "told")),
     "keep_checkpoints": Case(1, "files", {"epochs": 4, "out": "run"}),
     "init_from": Case(weights_of_another_start),
     "device": Case("cuda:77", "told"),
@@ -281,7 +286,11 @@ ALL: dict[str, Cases] = {
 
 SINGLE: dict[str, Cases] = {
     "checkpoint_every": Case(2, "told", {"epochs": 4, "out": "run"}),
-    "snapshot_every": (Case("3", "told", {"out": "run"}), Case("2ms", "told", {"epochs": 3, "out": "run"})),
+    "snapshot_every": (
+        Case("3", "told", {"out": "run"}),
+        Case("2ms", "told", {"epochs": 3, "out": "run"}),
+        Case("3minibatches", "told", {"out": "run"}),
+    ),
     "warmup": Case("constant", beside={**SCALED, "warmup_epochs": 0.5}),
 }
 OWN: dict[str, dict[str, Cases]] = {
@@ -291,6 +300,7 @@ OWN: dict[str, dict[str, Cases]] = {
         "warmup": SINGLE["warmup"],
         "snapshot_every": (
             Case("3", "told"),
+            Case("6minibatches", "told"),
             Case("100ms", "told", {"epochs": 12, "checkpoint_every": 0}, {"compute": ComputeModel(step=0.05)}),
         ),
         "restarts": (*ALL["restarts"], Case(0, "told", {"epochs": 3, "on_death": "stop"}, dying("coordinator"))),  # type: ignore[misc]
@@ -298,6 +308,8 @@ OWN: dict[str, dict[str, Cases]] = {
     "softsync": {"staleness_scaling": Case("inverse", beside={"replicas": 4, "n": 4})},
     "locking": {"shards": Case(4, "traffic", {"locks": "shard"}, ADDING)},
     "sandblaster": {
+        "evaluate_every": Case(2, "told", {"epochs": 4, "evaluate_every": 1}),
+        "snapshot_every": (Case("3", "told"), Case("2ms", "told", {"epochs": 3})),
         "iterations": Case(5),
         "batch_size": Case(20),
         "overlap": Case(0.4, beside={"batch_size": 20}),

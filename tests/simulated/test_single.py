@@ -96,9 +96,10 @@ def test_evaluate_every_and_target_accuracy(plain: SimpleNamespace, target: floa
             if isinstance(record, records.Tested)
         ]
 
-    assert tested(epochs=4) == ([1] if target else [1, 2, 3, 4])
-    assert tested(epochs=4, evaluate_every=2) == ([2] if target else [2, 4])
-    assert tested(epochs=4, evaluate_every=3) == ([3] if target else [3, 4])
+    assert tested(epochs=4) == ([1, 2] if target else [1, 2, 3, 4])
+    assert tested(epochs=6, evaluate_every=2) == ([2, 4] if target else [2, 4, 6])
+    assert tested(epochs=4, evaluate_every=3) == [3, 4]
+    assert tested(epochs=4, evaluate_every="15minibatches") == ([1, 3] if target else [1, 3, 4])
     if not target:
         assert tested(epochs=4, evaluate_every=0) == []
 

@@ -24,6 +24,7 @@ class Evaluated(Message, frozen=True, array_like=True, tag=True, gc=False):
     loss: float
     accuracy: float | None
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    seconds: float = 0.0
 
 
 class EvaluatorStanding(TextEnum):

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from distbelief.core.settings import Settings
 from distbelief.job import Job
 from distbelief.places import signals
@@ -64,7 +62,7 @@ class Local(LocalOptions):
             DistbeliefError: as `run`.
         """
         began = time.monotonic()
-        settings = msgspec.structs.replace(self.settings(job), evaluate_every=0)
+        settings = self.settings(job).unmeasured()
         requirements.allow_files(settings)
         requirements.check_script(job, script)
         return self._run(job, settings, view, began, evaluated=False, script=script)

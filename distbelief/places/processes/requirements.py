@@ -131,7 +131,7 @@ def check_script(job: Job, script: list[str]) -> None:
     Raises:
         UsageError: there is no such script, or the strategy or an option has no meaning for one.
     """
-    for name in ("evaluate_every", "target_accuracy", "data_dir", "precision", "fixed_point"):
+    for name in ("evaluate_every", "target_accuracy", "target_loss", "data_dir", "precision", "fixed_point"):
         if (value := getattr(job, name)) and value != getattr(Job, name):
             raise UsageError(
                 f"{option(name)} {value}: is of a task, and a script reads and measures by itself: leave it off"

@@ -24,6 +24,7 @@ from distbelief.transport.virtual import NetworkModel
 
 PHANTOM_LACKS: Mapping[str, str] = {
     "target_accuracy": "that could reach it",
+    "target_loss": "that could reach it",
     "evaluate_every": "that could be measured",
     "checkpoint_every": "that could be kept",
     "keep_checkpoints": "that could be kept",
@@ -86,7 +87,7 @@ class VirtualCluster(Checked):
         self._check_used(job)
         job.strategy.check_virtual(settings, self)
         if self.phantom:
-            settings = job.strategy.phantom(msgspec.structs.replace(settings, evaluate_every=0, checkpoint_every=0))
+            settings = job.strategy.phantom(msgspec.structs.replace(settings.unmeasured(), checkpoint_every=0))
         self.network.check()
         self.compute.check(settings.replicas)
         self.handling.check()
@@ -193,7 +194,7 @@ class VirtualCluster(Checked):
 
 def _there(strategy: Strategy, settings: Settings) -> set[str]:
     """Whom a fault may strike."""
-    return set(strategy.roles(settings.evaluate_every > 0))
+    return set(strategy.roles(settings.evaluates))
 
 
 def _told(there: set[str]) -> str:

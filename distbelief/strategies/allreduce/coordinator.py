@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distbelief.coordination import admission
-from distbelief.coordination.cadence import SnapshotTimer, is_due, snapshot_due, target_reached
+from distbelief.coordination.cadence import SnapshotTimer, Target, budget_spent, budget_timer, is_due, snapshot_due
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import evaluating, grouping, membership
 from distbelief.core.conversations.grouping import GROUP_ALLOWED, GROUP_PHASES, Duty, GroupMay, GroupPhase
@@ -23,6 +23,7 @@ from distbelief.core.portions import StartingPoint
 from distbelief.core.protocol import GROUPED, heard_by
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan, Settings
+from distbelief.core.timers import BudgetSpent
 from distbelief.errors import LayoutError, UsageError
 from distbelief.server.machine import Answering, Answers
 from distbelief.strategies.allreduce.grouping import Grouping
@@ -68,8 +69,9 @@ class AllreduceCoordinator(Answering):
             tuple[Duty, int]
         ] = []  # what the first member is to do before more is dealt, the first of which it does now
         self._out = False
-        self._pushes = 0
-        self._timer = SnapshotTimer()
+        self._pushes = self._minibatches = self._unmeasured = 0
+        """Since the last checkpoint, and since the last evaluation was due."""
+        self._timer, self._target = SnapshotTimer(), Target()
         self._cause, self._reason = Cause.EPOCHS_DONE, ""
         self._interrupted = (
             ""  # why it was to end when it was ending already: what counts where all go back, and there is work again
@@ -171,7 +173,7 @@ class AllreduceCoordinator(Answering):
         effects: list[Effect] = [WriteRecord(begun), *(WriteRecord(records.Joined(role)) for role in here)]
         if self.data.finished:
             self._close(Cause.DONE_BEFORE, "every epoch was done before")
-        return effects + self._regroup()
+        return [*effects, *budget_timer(s), *self._regroup()]
 
     def _regroup(self) -> list[Effect]:
         """Have all who are in a group halt; or, where that was asked already, form the next one if nobody is waited
@@ -224,6 +226,7 @@ class AllreduceCoordinator(Answering):
         assert self.plan is not None
         held = self._bury(self._held)
         self.samples, self.rounds = self._kept.samples, 0
+        self._target.forget()
         self.data = self._round_batches(self.plan)
         if self._interrupted and self._cause is not Cause.INTERRUPTED:
             self._close(Cause.INTERRUPTED, self._interrupted)
@@ -264,7 +267,8 @@ class AllreduceCoordinator(Answering):
                 and (self._measures_after(self.epochs + 1) or self._keeps_after(self.epochs + 1))
             ):
                 break
-            portion = self.data.deal(len(group), min(ROUNDS_LIMIT, self.settings.snapshot_pushes or ROUNDS_LIMIT))
+            rounds = self._rounds_to_deal(len(group))
+            portion = self.data.deal(len(group), rounds) if rounds else None
             if portion is None:
                 break
             effects += [Send(role, grouping.RoundBatch(self._groups.number, portion)) for role in group]
@@ -279,6 +283,14 @@ class AllreduceCoordinator(Answering):
                 Send(group[0], evaluating.Evaluate(number) if what is Duty.MEASURE else grouping.Keep(number))
             )
         return effects
+
+    def _rounds_to_deal(self, members: int) -> int:
+        """How many may be dealt now: no more than there are to the next measure or checkpoint by minibatches."""
+        s, held = self.settings, sum(self._held)
+        every = ((s.evaluate_minibatches * self._evaluates, self._unmeasured),
+                 (s.snapshot_minibatches, self._minibatches))  # fmt: skip
+        left = [max(0, -(-(whole - done - held) // members)) for whole, done in every if whole]
+        return min(ROUNDS_LIMIT, s.snapshot_pushes or ROUNDS_LIMIT, *left)
 
     def _measures_after(self, epoch: int) -> bool:
         return self._evaluates and is_due(self.settings.evaluate_every, epoch)
@@ -306,6 +318,8 @@ class AllreduceCoordinator(Answering):
         before = self.data.completed
         shares = self.data.settle(rounds - self.rounds)
         self._pushes += rounds - self.rounds
+        done = sum(share.steps for share in shares)
+        self._minibatches, self._unmeasured = self._minibatches + done, self._unmeasured + done
         self.rounds = rounds
         self._barren = 0
         self.samples += sum(share.samples for share in shares)
@@ -335,16 +349,23 @@ class AllreduceCoordinator(Answering):
 
     def _in_time(self) -> list[Effect]:
         """Ask for a checkpoint by the pushes made, and set the clock for the next where any were made."""
-        if snapshot_due(self.settings, self._pushes):
+        if snapshot_due(self.settings, self._pushes, minibatches=self._minibatches):
             self._want_checkpoint()
+        if self._evaluates and 0 < self.settings.evaluate_minibatches <= self._unmeasured and self._may(GroupMay.DEAL):
+            self._unmeasured %= self.settings.evaluate_minibatches
+            self._duties.append((Duty.MEASURE, self.epochs))
         return self._timer.start(self.settings, self._pushes) if self._may(GroupMay.DEAL) else []
 
     def _want_checkpoint(self) -> None:
-        self._pushes = 0
+        self._pushes = self._minibatches = 0
         if self._may(GroupMay.DEAL) and not any(what is Duty.KEEP for what, _ in self._duties):
             self._duties.append((Duty.KEEP, self.number))
 
     def _on_woke(self, sender: str, event: events.Woke) -> list[Effect]:
+        if isinstance(event.timer, BudgetSpent):
+            if self._may(GroupMay.DEAL):
+                self._close(Cause.BUDGET_SPENT, budget_spent(self.settings))
+            return self._go_on()
         self._timer.woke()
         if not self._may(GroupMay.DEAL) or not self._pushes:
             return []
@@ -354,8 +375,10 @@ class AllreduceCoordinator(Answering):
     def _on_evaluated(self, sender: str, event: evaluating.Evaluated) -> list[Effect]:
         if not self._is_done(Duty.MEASURE, sender):
             return []
-        effects: list[Effect] = [WriteRecord(records.Tested(event.number, event.loss, event.accuracy, event.metrics))]
-        if self._may(GroupMay.DEAL) and (reached := target_reached(self.settings, event.accuracy)):
+        tested = records.Tested(event.number, event.loss, event.accuracy, event.metrics, event.seconds)
+        effects: list[Effect] = [WriteRecord(tested)]
+        reached = self._target.reached(self.settings, tested)
+        if reached and self._may(GroupMay.DEAL):
             self._close(Cause.TARGET_REACHED, reached, measured=True)
         return effects + self._go_on()
 
@@ -382,7 +405,7 @@ class AllreduceCoordinator(Answering):
         error = self._failed or event.error
         effects: list[Effect] = [WriteRecord(records.Checkpointed(event.number, error))]
         self.number += 1
-        self._pushes = 0
+        self._pushes = self._minibatches = 0
         if not error:
             self._kept = StartingPoint(event.checkpoint, self._cut, self.samples, self.number)
         self._duties = [(what, self.number if what is Duty.KEEP else number) for what, number in self._duties]
@@ -399,9 +422,7 @@ class AllreduceCoordinator(Answering):
         """Have the first member do what is left, then let all go."""
         self._enter(GroupPhase.CLOSING)
         self._cause, self._reason = cause, reason
-        self._duties = [(Duty.MEASURE, self.epochs)] * (
-            self._evaluates and not measured and bool(self.settings.evaluate_every)
-        )
+        self._duties = [(Duty.MEASURE, self.epochs)] * (self._evaluates and not measured and self.settings.evaluates)
         self._duties += [(Duty.KEEP, self.number), (Duty.DISMISS, 0)]
 
     def _on_stop(self, sender: str, event: membership.Stop) -> list[Effect]:

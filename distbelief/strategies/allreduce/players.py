@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distbelief.coordination.cadence import SnapshotTimer
+from distbelief.coordination.cadence import SnapshotTimer, Target
 from distbelief.core.conversations.grouping import Duty, Enter, GroupPhase, RoundsMade
 from distbelief.core.lives import Lives
 from distbelief.core.outcomes import Cause
@@ -28,6 +28,7 @@ PLAYERS = Players(
     (
         AllreduceCoordinator,
         SnapshotTimer,
+        Target,
         Grouping,
         Lives,
         RoundBatches,

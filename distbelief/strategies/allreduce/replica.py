@@ -392,7 +392,9 @@ class AllreduceReplica:
             measured: Measured = yield Measure()
             yield Send(
                 roles.COORDINATOR,
-                evaluating.Evaluated(asked.number, measured.loss, measured.accuracy, measured.metrics),
+                evaluating.Evaluated(
+                    asked.number, measured.loss, measured.accuracy, measured.metrics, measured.seconds
+                ),
             )
             return
         facts = {"updates": self._updates, "samples": self.samples, "staleness": {"0": self._updates}, "taken": []}

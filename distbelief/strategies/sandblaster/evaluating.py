@@ -31,7 +31,7 @@ class Evaluating:
     def __init__(self, plan: Plan, position: Position, samples: int, evaluation: int = 0) -> None:
         self.descent, self._size, self._all = plan.settings.own(Descent), plan.settings.data.batch_size, plan.samples
         self.epochs, self.state = position.epoch, dict(position.state)
-        self.samples, self.pushes = samples, 0
+        self.samples, self.pushes, self.minibatches = samples, 0, 0
         self.evaluation = max(evaluation, int(self.state.pop("evaluations", 0)))
         self.again = 0
         """Work units that were dealt to one more, since somebody last set it to 0."""

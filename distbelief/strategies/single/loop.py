@@ -16,7 +16,7 @@ import torch
 
 from distbelief.codecs.fixed_point import round_each
 from distbelief.coordination import admission
-from distbelief.coordination.cadence import is_due, snapshot_due, target_reached
+from distbelief.coordination.cadence import Target, budget_spent, is_due, snapshot_due
 from distbelief.core import records, roles
 from distbelief.core.conversations.membership import Join
 from distbelief.core.effects import Batch
@@ -100,17 +100,19 @@ class SingleLoop:
         self._saved = self._now(), 0
         """When there was a checkpoint last, and after how many steps."""
         self._unsaved = ""
+        self._target, self._began = Target(), self._now()
         self._since, self._times = _Since(), _Times()
         own = LoopSteps(self._trainer.compute, self._step_parameters, len(self._trainer.data), layout.trained.size)
         self._timed = context.timed(own)
-        if settings.evaluate_every and task.test is not None:
+        if settings.evaluates and task.test is not None:
             check_measure(task, model)
 
     def run(self) -> None:
         """Train to the end."""
         if self._start.checkpoint:
             self._load(self._start.checkpoint)
-        self._saved = self._now(), self._steps
+        self._began = self._now()
+        self._saved = self._began, self._steps
         plan, data = self._plan, self.settings.data
         self._note(
             records.Started(
@@ -138,14 +140,26 @@ class SingleLoop:
             for _ in dealer.done(roles.SINGLE, 1):
                 if ended := self._epoch_done():
                     return ended
-            if not dealer.finished and (reason := self._stopped()):
+            if dealer.finished:
+                continue
+            every = self.settings.evaluate_minibatches
+            reached = self._test(last=False) if every and self._steps % every == 0 else ""
+            ended = (Cause.TARGET_REACHED, reached) if reached else self._told_to_end()
+            if ended or self._is_time():
                 self._report()
                 self._save()
-                return Cause.INTERRUPTED, reason
-            if not dealer.finished and self._is_time():
-                self._report()
-                self._save()
+            if ended:
+                return ended
         return Cause.EPOCHS_DONE, "all epochs are done"
+
+    def _told_to_end(self) -> tuple[Cause, str] | None:
+        """Why the job ends within an epoch, where somebody says so, or its budget is spent."""
+        if reason := self._stopped():
+            return Cause.INTERRUPTED, reason
+        if spent := budget_spent(self.settings, self._now() - self._began):
+            self._test(last=True)
+            return Cause.BUDGET_SPENT, spent
+        return None
 
     def _epoch_done(self) -> tuple[Cause, str] | None:
         """Every minibatch of one more epoch is done; returns why the job ends here, where it does."""
@@ -153,7 +167,7 @@ class SingleLoop:
         self._epochs += 1
         done, s, last = self._epochs, self.settings, self._dealer.finished
         self._note(records.EpochDone(done))
-        reached = target_reached(s, self._test(done, last))
+        reached = self._test(last) if last or is_due(s.evaluate_every, done) else ""
         if last or reached or is_due(s.checkpoint_every, done):
             self._save()
         return (Cause.TARGET_REACHED, reached) if reached else None
@@ -204,20 +218,24 @@ class SingleLoop:
                 )
             )
 
-    def _test(self, epoch: int, last: bool) -> float | None:
-        every = self.settings.evaluate_every
-        if not every or self.task.test is None or not (last or is_due(every, epoch)):
-            return None
+    def _test(self, last: bool) -> str:
+        """Measure, where anything is measured; that it has reached the target, in a sentence."""
+        if not self.settings.evaluates or self.task.test is None:
+            return ""
+        self._report()
+        began = self._now()
         measured = measure(self.task, self.model)
-        self._note(records.Tested(epoch, measured.loss, measured.accuracy, measured.metrics))
-        return measured.accuracy
+        seconds = self._now() - began
+        tested = records.Tested(self._epochs, measured.loss, measured.accuracy, measured.metrics, seconds)
+        self._note(tested)
+        return self._target.reached(self.settings, tested)
 
     # checkpoints: those of one shard that holds everything
 
     def _is_time(self) -> bool:
         """Whether it is time for a checkpoint within an epoch; a step counts as a push."""
         moment, steps = self._saved
-        return snapshot_due(self.settings, self._steps - steps, self._now() - moment)
+        return snapshot_due(self.settings, self._steps - steps, self._now() - moment, self._steps - steps)
 
     def _save(self) -> None:
         self._saved = self._now(), self._steps
