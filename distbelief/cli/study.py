@@ -23,7 +23,7 @@ from distbelief.study.definition import Arm, Study
 if TYPE_CHECKING:
     from distbelief.study.running import Prepare, Prepared
 
-KEPT = ("--out", "--resume", "--seed", "--evaluate-every", "--keep-checkpoints", "--keep", "--sweep", "--phantom",
+KEPT = ("--out", "--resume", "--seed", "--target-loss", "--keep-checkpoints", "--keep", "--sweep", "--phantom",
         "--target-accuracy", "--json", "--quiet")  # fmt: skip
 """Options that are the study's, in none of its arms."""
 

@@ -12,6 +12,7 @@ import msgspec
 
 from distbelief.core.settings import option
 from distbelief.errors import UsageError, unknown
+from distbelief.study.claims import OF, SHAPES, VALUED, Claim
 
 STUDIES = Path(__file__).parent / "studies"
 """The package's own."""
@@ -61,6 +62,10 @@ class Study(msgspec.Struct, frozen=True):
     tuning_seeds: tuple[int, ...] = ()
     """On which grids are looked through: other ones than `seeds`."""
     question: str = ""
+    claims: tuple[Claim, ...] = ()
+    """What is expected of the arms."""
+    cosine: bool = False
+    """Whether each trial measures how alike a minibatch's gradient and the whole one are, at its end."""
 
     def arm(self, name: str) -> Arm:
         """The arm of a name."""
@@ -111,7 +116,9 @@ class Reader:
         table: the same, as a table.
     """
 
-    TOP = ("title", "question", "seeds", "tuning_seeds", "targets", "baseline", "place", "common", "cluster", "arms")
+    TOP = ("title", "question", "seeds", "tuning_seeds", "targets", "baseline", "place", "cosine", "common", "cluster",
+           "claims", "arms")  # fmt: skip
+    CLAIM = ("says", "of", "arms", "shape", "values", "within")
     ARM = ("name", "task", "strategy", "place", "options", "without", "each", "grid")
 
     def __init__(self, file: str, text: str, table: Table) -> None:
@@ -139,7 +146,36 @@ class Reader:
         if len(arms) * len(seeds) > MOST_TRIALS:
             raise self._wrong(f"{len(arms)} arms with {len(seeds)} seeds: at most {MOST_TRIALS} trials", "seeds")
         question = self._text(table, "question", 0) if "question" in table else ""
-        return Study(title, tuple(arms), seeds, self._targets(), baseline, tuning, question)
+        claims = tuple(self._claim(one, [arm.name for arm in arms]) for one in self._claims())
+        cosine = table.get("cosine", False) is True
+        return Study(title, tuple(arms), seeds, self._targets(), baseline, tuning, question, claims, cosine)
+
+    def _claims(self) -> list[Table]:
+        claims = self._table.get("claims", [])
+        if not isinstance(claims, list) or not all(isinstance(one, dict) for one in claims):
+            raise self._wrong("claims: begin each with [[claims]]", "claims")
+        return claims
+
+    def _claim(self, one: Table, names: Sequence[str]) -> Claim:
+        """A claim, whose arms are names, or one name for all of an arm that stands for several."""
+        self._known(one, self.CLAIM, "a claim", 0)
+        says, of, shape = (self._text(one, key, 0) for key in ("says", "of", "shape"))
+        for key, value, known in (("of", of, OF), ("shape", shape, SHAPES)):
+            if value not in known:
+                raise self._wrong(str(unknown(f"{key} of a claim", value, known)), value)
+        asked = [str(name) for name in _several(one.get("arms", list(names)))]
+        found = [name for want in asked for name in names if name == want or name.startswith(f"{want}, ")]
+        if missing := [want for want in asked if not any(n == want or n.startswith(f"{want}, ") for n in names)]:
+            raise self._wrong(str(unknown("arm", missing[0], names)), missing[0])
+        values, within = _several(one.get("values", [])), one.get("within", 0.0)
+        if not all(isinstance(value, int | float) for value in (*values, within)):
+            raise self._wrong("values, within: must be numbers", says)
+        if len(found) < 2 and shape not in VALUED:
+            raise self._wrong(f"a claim that {of} {shape} is about two arms at least", says)
+        if shape in VALUED and len(values) != len(found):
+            raise self._wrong(f"{len(values)} values for {len(found)} arms: give one for each", says)
+        numbers = tuple(float(value) for value in values)
+        return Claim(says, of, tuple(found), shape, numbers, float(within))  # type: ignore[arg-type]  # checked above
 
     def _check_arms(self, arms: Sequence[Arm], tuning: Sequence[int]) -> None:
         names: set[str] = set()
@@ -240,6 +276,8 @@ class Reader:
     def _wrong(self, told: str, where: str | int, arm: int = 0) -> UsageError:
         """The error at a key, or at a line."""
         line = where if isinstance(where, int) else self._line(where, arm)
+        if line == 1 and isinstance(where, str):
+            line = next((number for number, one in enumerate(self._lines, 1) if where in one), line)
         return UsageError(f"{self._file}:{line}: {told}")
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from distbelief.study import statistics
+from distbelief.study.claims import Judged, momentum
 from distbelief.study.definition import Arm, Study
 from distbelief.study.running import seconds_to
 from distbelief.study.statistics import Interval, median
@@ -57,14 +58,25 @@ class ArmFigures(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     samples_per_second: float
     seconds_per_step: float
+    seconds_per_update: float
     bytes_per_step: float
     staleness: float
     """Mean."""
+    most_staleness: float
+    momentum: float
+    """As which staleness acts."""
+    cosine: float
+    """Of a minibatch's gradient and the whole one, where the study measures it."""
     parts: dict[str, float]
     """Seconds of a step; empty where they are not known."""
     busy: float
     """The part of the machine that others took, at most."""
     targets: list[Reached]
+
+    @property
+    def accuracy_with_failed(self) -> float:
+        """At the end, where a trial that failed counts as knowing nothing."""
+        return 0.0 if self.failed > self.trials - self.failed else self.accuracy
 
     def at(self, target: float) -> Reached:
         """How it stands to a target."""
@@ -82,6 +94,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     trials: list[Trial]
     """Those that count, without those that chose values."""
     sentences: list[str] = []
+    claims: list[Judged] = []
+    """What was expected, and what was found."""
 
     def arm(self, name: str) -> ArmFigures:
         """The figures of an arm."""
@@ -99,7 +113,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                       for at, (cell, width) in enumerate(zip(row, widths, strict=True)))
             for row in rows
         ]  # fmt: skip
-        return [*table, "", *self.sentences, *([f"{self.left} trials are still to be run"] if self.left else [])]
+        judged = [one.line() for one in self.claims]
+        return [
+            *table,
+            "",
+            *self.sentences,
+            *([""] * bool(judged)),
+            *judged,
+            *([f"{self.left} trials are still to be run"] if self.left else []),
+        ]
 
     def _row(self, arm: ArmFigures, target: float | None) -> list[str]:
         if arm.failed == arm.trials:
@@ -126,8 +148,12 @@ def figures(study: Study, trials: Sequence[Trial], arm: Arm) -> ArmFigures:
         seconds=median([one.seconds for one in own]),
         samples_per_second=median([one.samples / one.seconds for one in own if one.seconds]),
         seconds_per_step=median([one.seconds / one.steps for one in own if one.steps]),
+        seconds_per_update=median([one.seconds / one.updates for one in own if one.updates]),
         bytes_per_step=median([one.bytes / one.steps for one in own if one.steps]),
         staleness=median([_mean(one.staleness) for one in own]),
+        most_staleness=median([max(map(int, one.staleness), default=0) for one in own]),
+        momentum=median([momentum(one.staleness) for one in own]),
+        cosine=median([one.cosine for one in own if one.cosine is not None]),
         parts={name: median([one.parts[name] for one in own]) for name in PARTS} if own and own[0].parts else {},
         busy=max((one.busy for one in own if one.busy is not None), default=math.nan),
         targets=[_reached(target, own, theirs, len(failed), len([t for t in trials if t.arm == base.name]))
@@ -176,6 +202,28 @@ def baseline_of(study: Study, arm: Arm) -> Arm:
     base = study.arm(study.baseline)
     alike = [one for one in study.arms if (one.task, one.place) == (arm.task, arm.place)]
     return base if base in alike else alike[0]
+
+
+def _seconds_to_target(arm: ArmFigures) -> float:
+    return arm.targets[-1].median if arm.targets else math.nan
+
+
+FIGURES: Mapping[str, Callable[[ArmFigures], float]] = {
+    "accuracy": lambda arm: arm.accuracy_with_failed,
+    "seconds to the target": _seconds_to_target,
+    "milliseconds a step": lambda arm: 1e3 * arm.seconds_per_step,
+    "milliseconds an update": lambda arm: 1e3 * arm.seconds_per_update,
+    "samples to the target": lambda arm: arm.targets[-1].samples if arm.targets else math.nan,
+    "microseconds a sample": lambda arm: 1e6 / arm.samples_per_second,
+    "samples a second": lambda arm: arm.samples_per_second,
+    "milliseconds of waiting": lambda arm: 1e3 * arm.parts.get("wait", math.nan),
+    "milliseconds of computing": lambda arm: 1e3 * arm.parts.get("compute", math.nan),
+    "mean staleness": lambda arm: arm.staleness,
+    "most staleness": lambda arm: arm.most_staleness,
+    "momentum": lambda arm: arm.momentum,
+    "cosine": lambda arm: arm.cosine,
+}
+"""The figures that a claim may be about, by the names of `study.claims.OF`."""
 
 
 def number(value: float) -> str:

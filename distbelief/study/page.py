@@ -76,6 +76,8 @@ def page(found: Report, script: str) -> str:
         "<meta name='viewport' content='width=device-width,initial-scale=1'><link rel='icon' href='data:,'>",
         f"<style>{STYLE}</style></head><body><main><h1>{title}</h1><p>{told(found.study.question)}</p>",
         "<h2>What was found</h2><ol>", *(f"<li>{told(one)}</li>" for one in found.sentences), "</ol>",
+        *(["<h2>What was expected</h2>"] if found.claims else []),
+        *(f"<p>{told(one.line())}.</p>" for one in found.claims),
         f"<p>{found.left} trials are still to be run.</p>" if found.left else "",
         f"<h2>The arms</h2><div class='wide'>{_table(found)}</div>",
         "<details><summary>The command of each arm</summary><ul>",

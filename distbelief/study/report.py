@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from distbelief.record.folder import write_atomically
+from distbelief.study.claims import judge
 from distbelief.study.definition import Study
-from distbelief.study.figures import Report, figures
+from distbelief.study.figures import FIGURES, Report, figures
 from distbelief.study.running import StudyFolder, seconds_to
 from distbelief.study.sentences import sentences
 from distbelief.study.trials import Trial
@@ -35,7 +36,12 @@ def make_report(study: Study, trials: Sequence[Trial], machine: Mapping[str, Any
         study=study, machine=dict(machine), left=whole - len(trials) if left is None else left,
         arms=[figures(study, counted, arm) for arm in study.arms], trials=counted,
     )  # fmt: skip
-    return msgspec.structs.replace(made, sentences=sentences(made))
+    arms = {one.name: one for one in made.arms}
+    judged = [
+        judge(claim, [FIGURES[claim.of](arms[name]) for name in claim.arms])
+        for claim in (() if made.left else study.claims)
+    ]
+    return msgspec.structs.replace(made, sentences=sentences(made), claims=judged)
 
 
 def write_report(path: Path, study: Study, trials: Sequence[Trial]) -> Report:

@@ -19,7 +19,7 @@ from distbelief.record.folder import RunFolder, write_atomically
 from distbelief.record.machine import busy, machine
 from distbelief.study import statistics
 from distbelief.study.definition import Arm, Study
-from distbelief.study.trials import Trial, measure_points, of_result, tidy
+from distbelief.study.trials import Trial, cosine, measure_points, of_result, tidy
 
 STUDY, MACHINE, TRIAL = "study.json", "machine.json", "trial.json"
 KEPT = 100_000
@@ -245,7 +245,7 @@ def _run(folder: StudyFolder, due: Due, prepare: Prepare, tell: Callable[[str], 
     prepared = prepare(arm, (*words, "--seed", str(due.seed)))
     told: dict[str, Any]
     try:
-        told = _train(prepared, out, arm.place == "local")
+        told = _train(prepared, out, arm.place == "local", folder.study().cosine)
     except Interrupted:
         raise
     except DistbeliefError as error:
@@ -258,12 +258,24 @@ def _run(folder: StudyFolder, due: Due, prepare: Prepare, tell: Callable[[str], 
     return trial
 
 
-def _train(prepared: Prepared, out: Path, measured: bool) -> dict[str, Any]:
+def _later(job: Job) -> dict[str, Any]:
+    """Options that keep the parameters at the moments at which a job would measure them, instead.
+
+    >>> _later(Job("digits", evaluate_every="500minibatches"))
+    {'evaluate_every': 0, 'checkpoint_every': 0, 'snapshot_every': '500minibatches'}
+    """
+    if isinstance(job.evaluate_every, str):
+        return {"evaluate_every": 0, "checkpoint_every": 0, "snapshot_every": job.evaluate_every}
+    every = job.evaluate_every if job.evaluate_every != 1 else job.checkpoint_every
+    return {"evaluate_every": 0, "checkpoint_every": every}
+
+
+def _train(prepared: Prepared, out: Path, measured: bool, cosines: bool) -> dict[str, Any]:
     """Run a job, and measure its model as it was at each checkpoint."""
     from distbelief.tasks import resolve
 
     out.parent.mkdir(parents=True, exist_ok=True)
-    job = replace(prepared.job, out=str(out), evaluate_every=0, keep_checkpoints=KEPT)
+    job = replace(prepared.job, out=str(out), keep_checkpoints=KEPT, **_later(prepared.job))
     before = busy() if measured else None
     result = prepared.place.run(job)
     after = busy() if measured else None
@@ -273,7 +285,9 @@ def _train(prepared: Prepared, out: Path, measured: bool) -> dict[str, Any]:
         raise Interrupted("the study was interrupted, and keeps all trials that had ended: the same command goes on")
     if result["cause"] == Cause.CHECKPOINT_FAILED:
         raise OSError(f"{result['reason']}; the same command goes on with the study")
-    points = measure_points(out, resolve(job.reference, job.data_dir), job.seed)
+    task = resolve(job.reference, job.data_dir)
+    points = measure_points(out, task, job.seed)
+    alike = cosine(out, task, job.batch_size, job.seed) if cosines else None
     tidy(out)
     taken = None if before is None or after is None else (before + after) / 2
-    return {**of_result(result), "points": points, "busy": taken}
+    return {**of_result(result), "points": points, "busy": taken, "cosine": alike}

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
+from safetensors.torch import load_file
 
 from distbelief.core import records
 from distbelief.errors import UsageError
@@ -20,6 +22,8 @@ from distbelief.tasks import Task
 from distbelief.tasks.flat import layout_of
 from distbelief.tasks.worker import build_model, load, measure
 
+DRAWS = 20
+"""Minibatches whose gradients are compared with the whole one."""
 PARTS = ("compute", "update", "communicate", "wait")
 """What a step is made of."""
 
@@ -70,6 +74,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     losses: list[tuple[float, float]] = []
     """Seconds, and the mean loss of the training minibatches since."""
     points: list[Point] = []
+    cosine: float | None = None
+    """Of the gradient of a minibatch and that of the whole training set, at the end: the mean of some minibatches."""
 
     @property
     def failed(self) -> bool:
@@ -136,6 +142,31 @@ def measure_points(run: Path, task: Task, seed: int) -> list[Point]:
             Point(made[number], samples / max(per_epoch, 1), samples, steps[number], found.loss, found.accuracy)
         )
     return points
+
+
+def cosine(run: Path, task: Task, batch_size: int, seed: int) -> float:
+    """How alike the gradient of a minibatch and the whole one are, in the last model of a run: the mean cosine of
+    `DRAWS` minibatches, drawn without replacement each.
+
+    Args:
+        run: the run folder.
+        task: on whose training set.
+        batch_size: samples in a minibatch.
+        seed: of the draws, and of the run.
+    """
+    data, model = load(task, "training"), build_model(task, seed, "cpu")
+    model.load_state_dict(load_file(run / "model.safetensors"))
+    chance = torch.Generator().manual_seed(seed)
+
+    def gradient(numbers: torch.Tensor) -> torch.Tensor:
+        model.zero_grad()
+        inputs, targets = data.batch(numbers)
+        task.loss(model(inputs), targets).backward()
+        return torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None])
+
+    whole = gradient(torch.arange(len(data)))
+    drawn = [gradient(torch.randperm(len(data), generator=chance)[:batch_size]) for _ in range(DRAWS)]
+    return float(sum(torch.cosine_similarity(one, whole, dim=0) for one in drawn)) / DRAWS
 
 
 def _kept(metrics: Path) -> tuple[dict[int, float], int, dict[int, int]]:
