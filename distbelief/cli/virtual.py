@@ -35,7 +35,7 @@ def cluster(virtual: VirtualOptions) -> Callable[[], Simulated]:
         return Simulated(
             NetworkModel(**line, **faults.delays, outages=outages), ComputeModel(**steps), crashes,
             phantom=virtual.phantom, keep=virtual.keep, handling=Handling(**handling),
-            hosts=Hosts(**hosts) if hosts else None, **faults.place,
+            hosts=Hosts(**hosts) if hosts else None, path=virtual.path, **faults.place,
         )  # fmt: skip
 
     return make

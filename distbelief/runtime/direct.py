@@ -20,10 +20,11 @@ from distbelief.core import messages, records, roles
 from distbelief.core.conversations import attendance, initialising, pushing
 from distbelief.core.effects import Arrival, Effect, Payload, Save, Send, WriteRecord
 from distbelief.core.events import Event
-from distbelief.core.settings import Plan
+from distbelief.core.settings import Plan, Settings
 from distbelief.errors import LocalProtocolError
 from distbelief.server.passed import PassedLayout, PassedSlice
 from distbelief.server.shard import Shard, ShardState
+from distbelief.sharding.layout import Layout
 from distbelief.transport.locks import Locks
 from distbelief.transport.shared import SharedEndpoint
 
@@ -174,13 +175,13 @@ def _kept(effect: Effect) -> Effect:
     return effect
 
 
-def reads_only(plan: Plan) -> bool:
+def reads_only(settings: Settings, layout: Layout) -> bool:
     """Whether a replica never writes to its parameters between two fetches, and fetches before each step: then it can
     compute where it made its update. A model's buffers are written by its forward passes.
     """
-    cadence = plan.settings.strategy.pushing
+    cadence = settings.strategy.pushing
     fetches = cadence.fetch_every == 1 and not cadence.prefetch and not cadence.local_lr
-    return fetches and not any(section.kind == "buffer" for section in plan.layout.sections)
+    return fetches and not any(section.kind == "buffer" for section in layout.sections)
 
 
 class DirectEndpoint(SharedEndpoint):
@@ -317,3 +318,5 @@ class DirectEndpoint(SharedEndpoint):
 
 DIRECT: Sequence[type] = (pushing.Push, pushing.Fetch, attendance.Attend, attendance.SitOut)
 """What a replica has answered where it is."""
+ANSWERS: Sequence[type] = (pushing.Pushed, pushing.Fetched, attendance.Admitted, attendance.Excused)
+"""The answers."""

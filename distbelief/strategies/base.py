@@ -165,7 +165,7 @@ class Strategy(Checked):
         """Whether the processes of a job share memory that outlives each of them."""
         return False
 
-    def served_because(self, settings: Settings, machine: LocalMachine) -> str:
+    def served_because(self, settings: Settings, carrier: str) -> str:
         """Why its replicas cannot update the shards' memory themselves; "" where they can."""
         return f"strategy {self.name} has no shards whose memory its replicas could update"
 
@@ -297,7 +297,7 @@ class Served(Replicated):
         """The shards of a job, and their standbys."""
         return servers(self.shards, self.standby)
 
-    def served_because(self, settings: Settings, machine: LocalMachine) -> str:
+    def served_because(self, settings: Settings, carrier: str) -> str:
         """Its shards' processes do what it asks of shards."""
         return f"strategy {self.name} has the shards' processes make the updates"
 

@@ -87,6 +87,14 @@ class MessageCosts(Protocol):
         """For what it says."""
         ...
 
+    def passing(self, message: Message, payload: Payload | None) -> float:
+        """For what it does in memory in the place of saying it."""
+        ...
+
+    def landing(self, payload: Payload | None) -> float:
+        """To have the answer to that where it wants it."""
+        ...
+
     def copy(self, length: int) -> float:
         """For so many bytes that are copied, or added to others."""
         ...

@@ -143,6 +143,10 @@ class VirtualNetwork:
         """Called as each message is delivered: where checkers stand."""
         self.adds: Callable[[Message], bool] = lambda _: False
         """Whether the bytes behind a message are added to others where they arrive, which costs `reduction`."""
+        self.passes: Callable[[str, Message], bool] = lambda *_: False
+        """Whether what a role says is done, or answered, in memory that it shares with whom it is for: by the replica,
+        under the shard's lock.
+        """
         self.left: Callable[[str, int], None] = _nobody
         """Called with a role and its incarnation when it has ended by itself, and everything that it had to say has
         left.
@@ -204,6 +208,8 @@ class VirtualEndpoint(Endpoint):
         """Roles to which there is no link, because opening one has failed."""
         self.callers: list[VirtualEndpoint] = []
         """Later lives of peers, whose first word is on its way."""
+        self.turns: deque[tuple[VirtualEndpoint, Message, Payload | None]] = deque()
+        """Who has the lock of this role's memory, and who waits for it, each for what it is to do there."""
 
     def allocate(self, held: Range, gradients: int, parameters: int) -> Arena:
         """Make this role's arena; an empty one where payloads are phantoms."""
@@ -255,6 +261,9 @@ class VirtualEndpoint(Endpoint):
             lender = peer.arena if message.asked else self.arena
             whole = checked(message, payload, len(lender.vectors(message)), lender.held)
             payload = whole.clone() if message.asked else whole
+        if network.passes(self.role, message):
+            self._pass(peer, message, payload)
+            return
         seconds = 0.0 if self.work is None else self.work.saying(message, payload)
         if seconds or self.thread.busy:
             self.thread.do(seconds, self._leave, (peer, message, payload))
@@ -289,6 +298,46 @@ class VirtualEndpoint(Endpoint):
         self.last[to] = arrives = arrives if arrives > last else last
         network.clock.call_at(arrives, peer.take, (self, Arrival(self.role, message, payload)))
 
+    def _pass(self, peer: VirtualEndpoint, message: Message, payload: Payload | None) -> None:
+        """Do in memory what would else be said: a shard's answer is there at once, and a replica works for it when it
+        has the shard's lock.
+        """
+        self.network.before_send(self.role, peer.role, message)
+        if self.ended or peer in self.cut:
+            return
+        if not roles.is_replica(self.role):
+            answer = (self, Arrival(self.role, message, payload))
+            if seconds := 0.0 if peer.work is None else peer.work.landing(payload):
+                peer.thread.do(seconds, peer.take, answer)
+            else:
+                self.network.clock.call_at(self.network.clock.time, peer.take, answer)
+            return
+        peer.turns.append((self, message, payload))
+        if len(peer.turns) == 1:
+            peer._begin_turn()
+
+    def _begin_turn(self) -> None:
+        """Whoever is the first has the lock, and works."""
+        sender, message, payload = self.turns[0]
+        seconds = 0.0 if sender.work is None else sender.work.passing(message, payload)
+        sender.thread.do(seconds, self._end_turn, None)
+
+    def _end_turn(self, _: None) -> None:
+        """What was done is published, and the next has the lock."""
+        sender, message, payload = self.turns.popleft()
+        if self._hears(sender):
+            self._tell(Arrival(sender.role, message, payload))
+        if self.turns:
+            self._begin_turn()
+
+    def _leave_turns(self) -> None:
+        """Whoever dies gives back what locks it has, and has done nothing there."""
+        for peer in self.peers.values():
+            held = bool(peer.turns) and peer.turns[0][0] is self
+            peer.turns = deque(turn for turn in peer.turns if turn[0] is not self)
+            if held and peer.turns:
+                peer._begin_turn()
+
     def _late(self, model: NetworkModel) -> float:
         late = 0.0
         if model.jitter:
@@ -300,12 +349,8 @@ class VirtualEndpoint(Endpoint):
     def take(self, what: tuple[VirtualEndpoint, Arrival]) -> None:
         """Deliver what arrives now, unless this role is dead or has dropped the sender."""
         sender, arrival = what
-        if self.closed or sender in self.cut:
+        if not self._hears(sender):
             return
-        if self.peers[sender.role] is not sender:
-            if sender.incarnation < self.peers[sender.role].incarnation:
-                return  # on its way since a former life
-            self._replace(sender)
         event, payload = arrival.event, arrival.payload
         if payload is not None and isinstance(event, SlotReply):
             here = None
@@ -313,6 +358,16 @@ class VirtualEndpoint(Endpoint):
                 here = self.arena.part(event).copy_(payload)
             arrival = Arrival(arrival.sender, event, here)
         self._hand(sender, arrival)
+
+    def _hears(self, sender: VirtualEndpoint) -> bool:
+        """Whether what a life of a role says counts here; the first word of a later one replaces the link."""
+        if self.closed or sender in self.cut:
+            return False
+        if self.peers[sender.role] is not sender:
+            if sender.incarnation < self.peers[sender.role].incarnation:
+                return False  # on its way since a former life
+            self._replace(sender)
+        return True
 
     def _hand(self, sender: VirtualEndpoint, arrival: Arrival) -> None:
         """Hand an arrival to this role: at once, or when a machine has done its work with those before."""
@@ -378,6 +433,7 @@ class VirtualEndpoint(Endpoint):
         self.thread.stop()
         self.closed = True
         self._end()
+        self._leave_turns()
 
     def _end(self) -> None:
         if self.ended:

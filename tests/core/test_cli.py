@@ -47,7 +47,7 @@ OWN = {
     "softsync": f"{CADENCE} --n",
     "bounded": f"{CADENCE} --staleness",
 }
-VIRTUAL = "--network --handling --hosts --compute --stragglers --faults --phantom --keep --sweep"
+VIRTUAL = "--network --handling --hosts --path --compute --stragglers --faults --phantom --keep --sweep"
 LOCAL = (
     "--transport --path --bind --advertise --insecure --tls --listen --pad --straggle "
     "--hosts --hostfile --on --remote-shell --interface --tickets --oversubscribe --dry-run"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distbelief.core.settings import Settings
 from distbelief.job import Job
 from distbelief.places import signals
+from distbelief.places.paths import path_of
 from distbelief.places.processes import requirements
 from distbelief.places.processes.options import LocalOptions
 from distbelief.places.processes.processes import Hooks, Processes
@@ -79,7 +80,9 @@ class Local(LocalOptions):
         from distbelief.places.attempt import Attempt
         from distbelief.places.processes.running import Running
 
-        more = {"path": requirements.path_of(self, job, settings)} if job.strategy.server_roles() else None
+        more = (
+            {"path": path_of(self.path, job.strategy, settings, self.carrier)} if job.strategy.server_roles() else None
+        )
         with signals.waitable() as woken:
             attempt = Attempt(job, settings, view, began, more=more)
             make = self.make_processes(job, settings, evaluated, attempt)

@@ -364,7 +364,7 @@ class _Process:
         def reach(plan: Plan, arena: Arena) -> None:
             attach(plan, arena)
             endpoint.share(plan, memory, self._locks(), lambda index, held: make(index, held, 0))
-            if flat is not None and flat.device.type == "cpu" and reads_only(plan):
+            if flat is not None and flat.device.type == "cpu" and reads_only(plan.settings, plan.layout):
                 buffers, landed = endpoint.compute_there()
                 flat.bind(arena.gradients, buffers, landed)
 

@@ -14,6 +14,7 @@ from distbelief.core.settings import Settings, option
 from distbelief.core.values import admit, shown
 from distbelief.errors import UsageError, unknown
 from distbelief.job import Job
+from distbelief.places.paths import path_of
 from distbelief.places.processes.addresses import PORTS, check_network, host_and_port, listen_at
 from distbelief.places.processes.options import LocalOptions
 from distbelief.strategies import check_findable
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from distbelief.tasks import Task
 
 TRANSPORTS = ("shared", "tcp")
-SERVED, DIRECT = "served", "direct"
-PATHS = ("auto", DIRECT, SERVED)
 PROCESSES = 4096
 """Most replicas and most shards on one machine, each of them a process."""
 ROLES = 2
@@ -69,25 +68,11 @@ def settings_of(local: LocalOptions, job: Job) -> Settings:
             )
     if local.compute:
         local.compute.check(settings.replicas)
-    path_of(local, job, settings)
+    path_of(local.path, job.strategy, settings, local.carrier)
     _check_ports(local, roles.shard(settings.shards - 1))
     if local.carrier == "tcp":
         check_network(host_and_port(local.bound)[0], local.advertised)
     return settings
-
-
-def path_of(local: LocalOptions, job: Job, settings: Settings) -> str:
-    """Who makes the updates of a job: its shards' processes (served), or its replicas (direct).
-
-    Raises:
-        UsageError: there is no such path, or none for this job.
-    """
-    if local.path not in PATHS:
-        raise unknown("path", local.path, PATHS)
-    why = job.strategy.served_because(settings, local)
-    if local.path == DIRECT and why:
-        raise UsageError(f"--path direct: {why}; leave it off")
-    return SERVED if why or local.path == SERVED else DIRECT
 
 
 def _check_ports(local: LocalOptions, last: str) -> None:

@@ -12,8 +12,8 @@ import msgspec
 from distbelief.core.portions import ANEW, StartingPoint
 from distbelief.core.settings import Settings
 from distbelief.places.compute_model import ComputeModel
+from distbelief.places.paths import DIRECT, path_of
 from distbelief.places.processes.options import LocalOptions
-from distbelief.places.processes.requirements import DIRECT, path_of
 from distbelief.transport.secure import Identity
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def tell(
         supervisor=os.getpid(),
         forkserver=0,
         memory=-1,
-        direct=path_of(cluster, job, settings) == DIRECT,
+        direct=path_of(cluster.path, job.strategy, settings, cluster.carrier) == DIRECT,
         path=[os.getcwd(), *sys.path],
         directory=os.getcwd(),
         environment=dict(os.environb),

@@ -91,13 +91,17 @@ class Labour:
         settings: of the job.
         length: bytes of the slice that it holds, of a shard or its standby.
         adds: whether additions of pieces of an all-reduce are counted here, and not by the network.
+        in_place: whether parameters are wanted where they are, on the direct path.
     """
 
-    def __init__(self, handling: Handling, settings: Settings, length: Callable[[], int], adds: bool = True) -> None:
+    def __init__(
+        self, handling: Handling, settings: Settings, length: Callable[[], int], adds: bool = True,
+        in_place: bool = False,
+    ) -> None:  # fmt: skip
         self._message, self._second = handling.message, 1 / handling.memory
         self._update = 2 + STATES.get(settings.optimizer.name, 2)
         self._gathers, self._adds = settings.strategy.gathers, adds
-        self._length = length
+        self._length, self._in_place = length, in_place
         self._known = 0
 
     def update(self, length: int) -> float:
@@ -109,6 +113,20 @@ class Labour:
     def copy(self, length: int) -> float:
         """Seconds of reading so many bytes and writing them somewhere else, or of adding them there."""
         return 2 * length * self._second
+
+    def passing(self, message: Message, payload: Payload | None) -> float:
+        """Seconds that a replica works to do in memory what it would else tell a shard: an optimizer with a state
+        steps a copy of the newest parameters and state.
+        """
+        seconds = self._message
+        if isinstance(message, Push) and payload is not None:
+            states = self._update - 2
+            seconds += self.update(payload.nbytes) + (self.copy((1 + states) * payload.nbytes) if states else 0.0)
+        return seconds
+
+    def landing(self, payload: Payload | None) -> float:
+        """Seconds that a replica works to have the answer to that where it wants it."""
+        return 0.0 if self._in_place or payload is None else self.copy(payload.nbytes)
 
     def taking(self, event: Event, payload: Payload | None) -> float:
         """Seconds that a role works because of what it is told, before it says anything."""

@@ -25,6 +25,7 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.job import Job
 from distbelief.places.attempt import Attempt, evaluates
 from distbelief.places.channel_messages import ChannelMessage, Died, Interrupt, Listening
+from distbelief.places.paths import DIRECT
 from distbelief.places.place import NEVER, Effect, Ended, Event, Interruption, Moved, Said, Tick, TickLater, carry_out
 from distbelief.places.simulated.handling import INSTANT, Labour
 from distbelief.places.simulated.timed import phantom, timed, timed_work
@@ -35,6 +36,7 @@ from distbelief.record.memory import MemoryStore
 from distbelief.record.restore import CheckpointStore, load_weights
 from distbelief.replica.evaluator import Evaluator
 from distbelief.replica.split_compute import SplitPart
+from distbelief.runtime import direct
 from distbelief.runtime.clock import VirtualClock
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.lasting import LastingHost
@@ -82,6 +84,11 @@ def _adds(message: Message) -> bool:
     return isinstance(message, grouping.ReducedPiece) and message.adds
 
 
+def _passes(sender: str, message: Message) -> bool:
+    """Whether a message is of what a replica does in the shards' memory, or an answer from there."""
+    return type(message) in (direct.DIRECT if roles.is_replica(sender) else direct.ANSWERS)
+
+
 @dataclass
 class Simulation:
     """One run of a simulated cluster; tests reach into its network, driver and shards."""
@@ -127,6 +134,9 @@ class Simulation:
             settings.restarts, lasts=self._revives, deadlines=NEVER, pause=cluster.restart_seconds
         )
         self.network.left, self.network.adds = self._left, _adds
+        self._direct = cluster.path_of(self.job.strategy, settings) == DIRECT
+        if self._direct:
+            self.network.passes = _passes
         self._moved: set[tuple[str, int]] = set()
         """Lives of standbys that play their shards."""
         self.task = task_of(self.job)
@@ -227,7 +237,9 @@ class Simulation:
         endpoint = self.network.endpoint(role, incarnation)
         if role != roles.EVALUATOR and self.cluster.handling != INSTANT:
             lengths, adds = self._lengths, not self.cluster.network.reduction
-            endpoint.work = Labour(self.cluster.handling, self.settings, lambda: lengths[roles.index_of(role)], adds)
+            endpoint.work = Labour(
+                self.cluster.handling, self.settings, lambda: lengths[roles.index_of(role)], adds, self._in_place
+            )
         return endpoint
 
     def _play_story(
@@ -363,6 +375,11 @@ class Simulation:
     def _layout(self) -> Layout:
         """Of the model, for phantoms, which have none."""
         return whole_of_split(self._loaded, self._model(), self.settings, self.players.rows).layout
+
+    @functools.cached_property
+    def _in_place(self) -> bool:
+        """Whether replicas on the direct path compute where they have made their updates."""
+        return self._direct and direct.reads_only(self.settings, self._layout)
 
     @functools.cached_property
     def _loaded(self) -> Task:

@@ -17,6 +17,7 @@ from distbelief.core.values import Checked, CheckedStruct, admit, shown
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
+from distbelief.places.paths import SERVED, path_of
 from distbelief.places.simulated.handling import Handling
 from distbelief.strategies import Strategy
 from distbelief.transport.processors import Hosts
@@ -67,12 +68,15 @@ class VirtualCluster(Checked):
     """What messages cost those who take them; `INSTANT` costs nothing."""
     hosts: Hosts | None = None
     """Machines whose cores several roles share; None gives each role its own."""
+    path: str = SERVED
+    """Who makes the updates: served (the shards), direct (each replica, in the memory of one host that all are on,
+    under the shards' locks), or auto (direct where the job allows it)."""
 
     def described(self) -> dict[str, Any]:
         """What this cluster is like, as results tell it."""
         own = {
             name: getattr(self, name)
-            for name in ("network", "compute", "handling", "hosts", "crashes", "restart_seconds", "phantom")
+            for name in ("network", "compute", "handling", "hosts", "crashes", "restart_seconds", "phantom", "path")
         }
         return dict(msgspec.to_builtins(own, str_keys=True))
 
@@ -96,7 +100,26 @@ class VirtualCluster(Checked):
             self._check_hosts(settings, self.hosts)
         self._check_crashes(job.strategy, settings)
         self._check_outages(job.strategy, settings)
+        self.path_of(job.strategy, settings)
         return settings
+
+    def path_of(self, strategy: Strategy, settings: Settings) -> str:
+        """Who makes the updates of a job here: `SERVED` or `DIRECT`.
+
+        Raises:
+            UsageError: there is no such path, or none for this job.
+        """
+        reasons = {
+            "replicas and shards are on machines of their own; put all on one with --hosts cores=N": self.hosts is None,
+            "only the roles of one host share memory; --hosts without replicas=N puts all on one": bool(
+                self.hosts and self.hosts.replicas
+            ),
+            "a shard's memory outlives its process, and a simulated crash takes both": any(
+                roles.kind(crash.role) is roles.Kind.SHARD for crash in self.crashes
+            ),
+        }
+        lacking = next((reason for reason, holds in reasons.items() if holds), "")
+        return path_of(self.path, strategy, settings, "shared", lacking)
 
     def _check_used(self, job: Job) -> None:
         """Refuse what would do nothing here."""

@@ -56,11 +56,11 @@ class Asynchronous(ServedWithOptimizer):
     staleness_scaling: str = "none"
     """How the learning rate of a push falls with its staleness: none, inverse (divided by it) or exponential."""
 
-    def served_because(self, settings: Settings, machine: LocalMachine) -> str:
+    def served_because(self, settings: Settings, carrier: str) -> str:
         """What needs the shards' processes to make the updates; "" where nothing does."""
         reasons = {
             f"strategy {self.name} is written elsewhere, and may have slices of its own": ":" in self.name,
-            f"--transport {machine.carrier} has no memory that replicas and shards share": machine.carrier != "shared",
+            f"--transport {carrier} has no memory that replicas and shards share": carrier != "shared",
             "--standby 1 has another process hold all that was pushed, which needs the pushes": settings.standby > 0,
             f"--partitions {self.partitions}: a replica that is split pushes in parts": self.partitions > 1,
             "--read-in-place has the shards' processes update what replicas read": settings.own(Pushing).read_in_place,
@@ -135,10 +135,10 @@ class Softsync(Asynchronous):
     n: int = 1
     """One update for every floor(replicas / n) pushes: 1 is nearest to synchronous, as many as replicas is downpour."""
 
-    def served_because(self, settings: Settings, machine: LocalMachine) -> str:
+    def served_because(self, settings: Settings, carrier: str) -> str:
         """An update of several pushes is made by who has them all."""
         several = f"--n {self.n} of {self.replicas} replicas: the shards' processes make one update of several pushes"
-        return several if self.replicas // self.n > 1 else super().served_because(settings, machine)
+        return several if self.replicas // self.n > 1 else super().served_because(settings, carrier)
 
 
 @dataclass(frozen=True)

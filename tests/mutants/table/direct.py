@@ -8,7 +8,25 @@ PASSED = "tests/machines/test_passed.py::"
 PROCESSES = "tests/processes/test_direct.py::"
 KILLED = PROCESSES + "test_whoever_is_killed_at_any_step_of_an_update_has_made_it_or_not"
 
+SIMULATED = "tests/simulated/test_direct_path.py::"
+
 MUTANTS = [
+    Mutant(
+        "a-simulated-holder-keeps-its-lock-when-it-dies",
+        DIRECT,
+        "transport/virtual.py",
+        "        self._leave_turns()\n",
+        "",
+        (SIMULATED + "test_a_holder_that_dies_in_the_middle_of_an_update_has_made_none",),
+    ),
+    Mutant(
+        "a-simulated-lock-is-for-many",
+        DIRECT,
+        "transport/virtual.py",
+        "        if len(peer.turns) == 1:\n            peer._begin_turn()",
+        "        peer._begin_turn()",
+        (SIMULATED + "test_a_shard_is_updated_by_one_replica_at_a_time_in_the_replicas_own_time",),
+    ),
     Mutant(
         "an-update-is-made-where-everybody-reads",
         DIRECT,

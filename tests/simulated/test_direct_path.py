@@ -1,0 +1,134 @@
+"""The direct path on the virtual cluster: the same machines, and a replica's own time for what it updates."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from distbelief.core import roles
+from distbelief.core.conversations import pushing
+from distbelief.core.messages import Message
+from distbelief.core.optimizer import optim
+from distbelief.errors import UsageError
+from distbelief.job import Job
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.simulated.handling import Handling
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.places.simulated.virtual_cluster import Crash
+from distbelief.strategies import Allreduce, Bounded, Downpour, Softsync, Strategy, Synchronous
+from distbelief.testing.accounting import Accounting
+from distbelief.testing.simulations import Observed
+from distbelief.transport.processors import Hosts
+
+STEADY = ComputeModel(step=1e-3, spread="constant")
+STRATEGIES = {
+    "downpour": Downpour(3, 2), "sums": Downpour(2, 3, push_every=2, fetch_every=3),
+    "bounded": Bounded(3, 2, staleness=0), "ahead": Downpour(2, 1, prefetch=1), "softsync": Softsync(2, 2, n=2),
+}  # fmt: skip
+
+
+def observe(plain: SimpleNamespace, strategy: Strategy, path: str = "direct", **place: Any) -> Observed:
+    cluster = Simulated(**{"compute": STEADY, "hosts": Hosts(cores=2), "path": path, **place})
+    return Observed(Job(plain.classes(plain.mlp, samples=43), strategy, batch_size=4, epochs=2), cluster)
+
+
+class Pushes:
+    """When each push was applied at each shard, and how many messages replica 1 has sent."""
+
+    def __init__(self, run: Observed) -> None:
+        self.run, self.moments, self.said = run, dict[str, list[float]](), 0
+        run.watch(self)
+
+    def sent(self, sender: str, to: str, message: Message) -> None:
+        self.said += sender == "replica 1"
+
+    def delivered(self, sender: str, to: str, message: Message) -> None:
+        if isinstance(message, pushing.Push):
+            self.moments.setdefault(to, []).append(self.run.simulation.clock.time)
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_one_replica_ends_with_the_bits_of_the_served_path_and_sooner(plain: SimpleNamespace, name: str) -> None:
+    ends = {}
+    for path in ("direct", "served"):
+        run = observe(plain, Downpour(1, 2, optimizer=optim(name, lr=0.05)), path)
+        run.run()
+        ends[path] = run.simulation.clock.now(), [one.held.arrays()["vector.moving"] for one in run.simulation.shards]
+    (sooner, direct), (later, served) = ends["direct"], ends["served"]
+    assert all(map(torch.equal, direct, served))
+    assert sooner < later
+
+
+def test_a_shard_is_updated_by_one_replica_at_a_time_in_the_replicas_own_time(plain: SimpleNamespace) -> None:
+    """Memory so slow that an update takes longer than a step: then the lock says how fast all are together."""
+    run = observe(
+        plain, Downpour(3, 1, optimizer=optim("sgd")), handling=Handling(message=0.0, memory=1e5), hosts=Hosts(4)
+    )
+    pushes = Pushes(run)
+    run.run()
+    size = run.simulation.shards[0].held.moving().nbytes
+    update, [moments] = 2 * size / 1e5, pushes.moments.values()
+    gaps = [later - earlier for earlier, later in pairwise(moments)]
+    assert update > 1e-3
+    assert min(gaps) == pytest.approx(update)
+    assert sum(gap == pytest.approx(update) for gap in gaps) > len(gaps) / 2, "who waits begins as the lock is free"
+    assert run.simulation.network.endpoints["shard 0"].thread.worked <= update, "it copies initial values, once"
+    assert run.simulation.network.endpoints["replica 0"].thread.worked > 5 * update
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_replica_that_dies_at_any_message_keeps_no_lock_and_loses_nothing(plain: SimpleNamespace, name: str) -> None:
+    calm = observe(plain, STRATEGIES[name])
+    said = Pushes(calm)
+    calm.run()
+    assert calm.outcome == "done"
+    for message in range(1, said.said + 1):
+        run = observe(plain, STRATEGIES[name], crashes=(Crash("replica 1", message),), restart_seconds=1e-3)
+        accounting = Accounting(run)
+        run.run()
+        accounting.finish(run.outcome, ["replica 1"])
+        assert run.outcome == "done", f"message {message}"
+        assert not any(endpoint.turns for endpoint in run.simulation.network.endpoints.values()), f"message {message}"
+
+
+def test_a_holder_that_dies_in_the_middle_of_an_update_has_made_none(plain: SimpleNamespace) -> None:
+    run = observe(plain, Downpour(2, 1, optimizer=optim("sgd")), handling=Handling(message=0.0, memory=1e5))
+    network, killed = run.simulation.network, []
+
+    def strike(_: None) -> None:
+        shard = network.endpoints[roles.shard(0)]
+        if not killed and len({turn[0].role for turn in shard.turns}) == 2:  # one has the lock, the other waits for it
+            killed.append(shard.turns[0][0].role)
+            run.simulation.kill(killed[0])
+            assert shard.turns[0][0].role != killed[0]
+        elif not killed:
+            run.simulation.clock.call_later(1e-4, strike, None)
+
+    run.simulation.clock.call_later(1e-4, strike, None)
+    accounting = Accounting(run)
+    run.run()
+    accounting.finish(run.outcome, killed)
+    assert (len(killed), run.outcome) == (1, "done")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "place", "why"),
+    [
+        (Downpour(), {"hosts": None}, "machines of their own; put all on one with --hosts cores=N"),
+        (Downpour(), {"hosts": Hosts(cores=2, replicas=1)}, "only the roles of one host share memory"),
+        (Downpour(), {"crashes": (Crash("shard 0", 3),)}, "a shard's memory outlives its process"),
+        (Downpour(standby=1), {}, "--standby 1"),
+        (Synchronous(), {}, "strategy synchronous has the shards' processes"),
+        (Allreduce(), {}, "strategy allreduce has no shards"),
+        (Downpour(), {"path": "direkt"}, "did you mean 'direct'"),
+    ],
+)
+def test_the_direct_path_is_refused_with_what_stands_against_it(
+    plain: SimpleNamespace, strategy: Strategy, place: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(UsageError, match=why):
+        observe(plain, strategy, **place)
