@@ -17,6 +17,7 @@ import msgspec
 from distbelief.bench import BENCHES
 from distbelief.cli import INTERRUPTED, options, words
 from distbelief.cli.auto import AUTO, chosen
+from distbelief.cli.check import check
 from distbelief.cli.compress import compress, expand
 from distbelief.cli.predict import predict
 from distbelief.cli.reports import report, runs
@@ -570,6 +571,7 @@ COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
         train,
         launch,
         simulate,
+        check,
         study,
         report,
         runs,

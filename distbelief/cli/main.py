@@ -22,6 +22,7 @@ Train deep networks on many machines: DistBelief on today's PyTorch.
   train TASK auto [options]                        the same, with what `plan` finds fastest on this machine
   launch STRATEGY [options] script.py [args...]    run your own training loop in every replica
   simulate TASK STRATEGY [options]                 the same job on a virtual cluster
+  check [TASK] --hosts a:4,b:4 [options]           whether hosts are ready for a job, and what to do where not
   study NAME|FILE.toml [options]                   compare ways to train: medians of several seeds, time to a target
   report RUN ... [options]                         put runs beside each other, on one page
   runs [DIR] [options]                             list runs: task, strategy, state, accuracy, time

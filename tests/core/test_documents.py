@@ -108,6 +108,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expanding, "expand", lambda *_: "")
     nodes = SimpleNamespace(hosts=(Host("n0", 1), Host("n1", 1)))
     monkeypatch.setattr(meeting, "meet_by_ray", lambda *_: nodes)
+    monkeypatch.setattr(db.Cluster, "check", lambda *_: [])
     monkeypatch.setattr(status, "status", lambda _: {"running": False})
     monkeypatch.setattr(status, "lines", lambda _: [])
     monkeypatch.setattr(guest.Guest, "run", lambda _: None)

@@ -31,12 +31,14 @@ from distbelief.bench import (
 from distbelief.bench.parts import homes, loops, workloads
 from distbelief.bench.parts.timing import figure
 from distbelief.cli import commands, cost_tables, options, plan_tables, split_tables
+from distbelief.cli.check import CheckOptions
 from distbelief.cli.predict import PredictOptions
 from distbelief.costs import cost as costing
 from distbelief.costs import splitting
 from distbelief.errors import UsageError
 from distbelief.places import evaluate, status
 from distbelief.places.attempt import Attempt
+from distbelief.places.cluster.cluster import Cluster
 from distbelief.places.join import guest
 from distbelief.places.prediction import predict
 from distbelief.places.processes import forkserver
@@ -126,6 +128,15 @@ def test_no_word_of_a_command_is_dead(
 
 
 SMALL: dict[str, dict[str, str]] = {
+    "check": {
+        "hosts": "a:2",
+        "hostfile": "f",
+        "on": "ssh",
+        "remote_shell": "sh",
+        "interface": "eth1",
+        "data_dir": "there",
+        "json": "",
+    },
     "evaluate": {"data_dir": "there", "device": "cuda:1", "task": "mine:task", "json": ""},
     "predict": {
         "out": "other.safetensors",
@@ -183,6 +194,7 @@ SMALL: dict[str, dict[str, str]] = {
 }
 KINDS = {
     "evaluate": commands.EvaluateOptions,
+    "check": CheckOptions,
     "predict": PredictOptions,
     "status": commands.StatusOptions,
     "join": commands.JoinOptions,
@@ -214,6 +226,7 @@ def test_no_option_of_a_small_command_is_dead(
     )
     monkeypatch.setattr(status, "lines", lambda _: ["nobody"])
     monkeypatch.setattr(commands.time, "sleep", lambda _: None)
+    monkeypatch.setattr(Cluster, "check", lambda *words: [asked.append(words), []][1])
     monkeypatch.setattr(
         guest.Guest,
         "run",
@@ -254,6 +267,7 @@ class Told:
 
 
 FIRST = {
+    "check": "mnist",
     "predict": "RUN digits --out o.safetensors",
     "draw": "hierarchical",
     "cost": "digits",

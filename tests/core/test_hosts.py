@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections import Counter
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,11 +17,12 @@ from hypothesis import strategies as st
 from distbelief.cli import main
 from distbelief.core import roles
 from distbelief.errors import JobFailed, UsageError
-from distbelief.places.cluster import launched, meeting, network, tickets
+from distbelief.places.cluster import checking, launched, meeting, network, opening, tickets
 from distbelief.places.cluster.cluster import Cluster
 from distbelief.places.cluster.engines import RemoteShell
 from distbelief.places.cluster.hosts import Host, parse_hostfile, parse_hosts
 from distbelief.places.cluster.placement import HOME, Placement, Site
+from distbelief.places.cluster.words import Greeting
 from distbelief.sharding.mesh import Mesh
 from distbelief.strategies.base import servers
 
@@ -368,3 +371,34 @@ def test_ray_that_is_not_installed_is_told_with_what_to_install(
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main.run(["train", "mnist", "downpour", "--on", "ray"]) == 2
     assert "Ray is not installed for this Python; pip install 'distbelief[ray]'" in capsys.readouterr().err
+
+
+class Greeted:
+    """An agent that has greeted."""
+
+    def __init__(self, version: str, memory: int, clock_ahead: float) -> None:
+        self.greeting = Greeting(version, "a", 4, 0, memory, "", {}, [], 0, 0.0, False)
+        self.clock_ahead = clock_ahead
+
+
+@pytest.mark.parametrize(
+    ("agent", "told"),
+    [
+        (Greeted(opening.VERSION, 2 << 30, 0.1), []),
+        (Greeted("0.0.1", 2 << 30, 0.1), ["it runs distbelief 0.0.1, this is .*: install the same on all hosts"]),
+        (Greeted(opening.VERSION, 2 << 30, 3600), ["its clock is 3600 s ahead: have it set by the network"]),
+        (Greeted(opening.VERSION, 2 << 30, -60), ["its clock is 60 s behind"]),
+        (Greeted(opening.VERSION, 100 << 20, 0.1), ["100 MB of memory are free: end what else runs there"]),
+    ],
+)
+def test_what_is_wrong_with_a_host_is_told_with_what_to_do(agent: Any, told: list[str]) -> None:
+    report = checking.HostReport("a", problems=[])
+    checking._describe(agent, report)
+    assert len(report.problems) == len(told)
+    for problem, pattern in zip(report.problems, told, strict=True):
+        assert re.match(pattern, problem)
+
+
+def test_a_folder_of_data_is_of_a_task(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["check", "--hosts", "a", "--data-dir", "d"]) == 2
+    assert "--data-dir d: of which task?" in capsys.readouterr().err

@@ -253,3 +253,28 @@ def test_a_ctrl_c_ends_a_job_on_hosts_in_peace(train: Callable[..., Told], tmp_p
     assert told.process.returncode == 130
     assert re.search(r"interrupted; go on with: .*--hosts a:1,b:1", printed), printed
     assert list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_hosts_are_checked_and_what_is_wrong_with_one_keeps_nobody_from_the_others(
+    tmp_path: Path, shell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from distbelief.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    denied = "echo 'Permission denied (publickey).' >&2; exit 255"
+    Path(shell).write_text(f'#!/bin/sh\nif [ "$1" = c ]; then {denied}; fi\nshift\nexec sh -c "$*"\n')
+    words = ["check", "mnist", "--hosts", "a,b,c", "--remote-shell", shell, "--json"]
+    assert main.run([*words, "--data-dir", str(tmp_path / "nowhere")]) == 1
+    a, b, c = json.loads(capsys.readouterr().out)
+    assert c["problems"] == ["Permission denied (publickey).; log in there once without a password: ssh-copy-id c"]
+    for one, other in ((a, "b"), (b, "a")):
+        assert one["cores"] == len(os.sched_getaffinity(0))
+        assert one["memory"] > 0
+        assert abs(one["clock"]) < 5
+        assert 0 < one["ways"][other]["latency"] < 1
+        assert one["ways"][other]["bandwidth"] > 1e6
+        assert ["nowhere" in problem for problem in one["problems"]] == [True]
+    end = monotonic() + SECONDS
+    while left := {*processes_in(tmp_path)} - {os.getpid()}:
+        assert monotonic() < end, left
+        sleep(0.05)

@@ -39,6 +39,10 @@ from distbelief.places.cluster.words import (
     LifeSaid,
     LifeStarted,
     Line,
+    Look,
+    Looked,
+    Measure,
+    Measured,
     Part,
     Printed,
     Reach,
@@ -143,6 +147,10 @@ class Agent:
                 self._line.say(greeting(self._probe.getsockname()[1], word.mark))
             case Reach():
                 self._line.say(Reached(network.try_all(word.others)))
+            case Look():
+                self._line.say(look(word))
+            case Measure():
+                self._line.say(Measured(network.measure_all(word.others)))
             case StartLife():
                 self._specs[word.role, word.incarnation] = word.spec
                 self._lives[word.role, word.incarnation] = word.life
@@ -215,9 +223,29 @@ def greeting(port: int, mark: str) -> Greeting:
     cores = len(os.sched_getaffinity(0))
     gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     return Greeting(
-        VERSION, os.uname().nodename, cores, gpus, network.network_identity(), network.own_addresses(),
+        VERSION, os.uname().nodename, cores, gpus, free_memory(), network.network_identity(), network.own_addresses(),
         os.environ.get("SSH_CONNECTION", "").split()[0::2], port, time.time(), os.path.exists(mark),
     )  # fmt: skip
+
+
+def free_memory() -> int:
+    """What processes may still have of this host's memory, in bytes."""
+    with open("/proc/meminfo") as file:
+        found = dict(line.split(":") for line in file)
+    return int(found["MemAvailable"].split()[0]) << 10
+
+
+def look(asked: Look) -> Looked:
+    """Whether the data of a task are here; and let others measure their way to this host."""
+    lacks = ""
+    if asked.task:
+        from distbelief.tasks import available  # with torch
+
+        try:
+            lacks = available(asked.task, asked.data_dir or None) or ""
+        except DistbeliefError as error:
+            lacks = str(error)
+    return Looked(lacks, network.answer_measures())
 
 
 def serve(line: Line) -> int:

@@ -15,7 +15,9 @@ from distbelief.core.outcomes import Outcome
 from distbelief.core.settings import Settings, option
 from distbelief.errors import Interrupted, UsageError, unknown
 from distbelief.job import Job
+from distbelief.places import signals
 from distbelief.places.cluster import launched, meeting, tickets
+from distbelief.places.cluster.checking import HostReport, check_hosts
 from distbelief.places.cluster.engines import Engine, RemoteShell
 from distbelief.places.cluster.host_processes import HostProcesses
 from distbelief.places.cluster.hosts import Host, parse_hostfile, parse_hosts
@@ -218,6 +220,25 @@ class Cluster(Local):
         if self.remote_shell != "ssh":
             raise UsageError(f"--remote-shell {self.remote_shell}: Slurm starts the agents; leave it off, or --on ssh")
         return Slurm({host.name: host.slots for host in self.named})
+
+    def check(self, task: str = "", data_dir: str = "") -> list[HostReport]:
+        """Whether the hosts are ready for a job: what each is like, and what is wrong there, with what to do.
+
+        Args:
+            task: whose data are looked for; "" for none.
+            data_dir: where; "" for where a job would.
+
+        Raises:
+            UsageError: hosts are not written well, or the engine is not installed.
+        """
+        self.attend()
+        with signals.waitable() as woken:
+            names = [host.name for host in self.named]
+            try:
+                return check_hosts(self._starter(), names, self.interface, task, data_dir, woken)
+            finally:
+                if self.engine in (LAUNCHED, RAY):
+                    self._meeting().dismiss(0)
 
     def make_processes(
         self, job: Job, settings: Settings, evaluated: bool, attempt: Attempt

@@ -9,12 +9,17 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from distbelief.errors import UsageError
+from distbelief.places.cluster.words import Way
 
 TRY_SECONDS = 2.0
 """How long another host may take to answer."""
+TRIPS, MEASURE_SECONDS, MOST_MEASURED = 21, 0.1, 1 << 28
+"""Round trips whose median is the latency; how long the last, largest message takes at least, and its most bytes."""
+_COUNT = struct.Struct("<Q")
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR
 
 
@@ -71,6 +76,53 @@ def try_all(others: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     for thread in threads:
         thread.join(2 * TRY_SECONDS)
     return found
+
+
+def answer_measures() -> int:
+    """Answer whoever measures the way to this host, in a thread, as long as this process lives; at which port."""
+    listener = socket.create_server(("", 0), backlog=64)
+
+    def answer(connection: socket.socket) -> None:
+        room = bytearray(1 << 20)
+        with contextlib.suppress(OSError, struct.error), connection:
+            while True:
+                [left] = _COUNT.unpack(connection.recv(_COUNT.size, socket.MSG_WAITALL))
+                while left:
+                    left -= connection.recv_into(room, min(left, len(room))) or left
+                connection.sendall(b"!")
+
+    def serve() -> None:
+        while True:
+            threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    return int(listener.getsockname()[1])
+
+
+def measure_all(others: Mapping[str, str]) -> dict[str, Way]:
+    """The way to each of others, at `host:port`, one after the other; those that do not answer are left out."""
+    found = {}
+    for name, where in others.items():
+        host, _, port = where.rpartition(":")
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), TRY_SECONDS) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            trips = sorted(_trip(connection, 0) for _ in range(TRIPS))
+            size, seconds = 1 << 16, 0.0
+            while seconds < MEASURE_SECONDS and size < MOST_MEASURED:
+                size *= 4
+                seconds = _trip(connection, size)
+            latency = trips[len(trips) // 2]
+            found[name] = Way(latency, size / max(seconds - latency, 1e-9))
+    return found
+
+
+def _trip(connection: socket.socket, size: int) -> float:
+    """Seconds until so many bytes have been sent and acknowledged."""
+    began = time.monotonic()
+    connection.sendall(_COUNT.pack(size) + bytes(size))
+    if not connection.recv(1):
+        raise ConnectionError("the other end is gone")
+    return time.monotonic() - began
 
 
 def choose(name: str, addresses: Sequence[str], told: Mapping[str, Sequence[str]]) -> str:

@@ -9,7 +9,7 @@ import time
 
 from distbelief.places.channel_messages import ChannelMessage
 from distbelief.places.cluster.engines import Started
-from distbelief.places.cluster.words import MARK, AgentWord, Greeting, Line, Part, Reached, TellLife
+from distbelief.places.cluster.words import MARK, AgentWord, Greeting, Line, Looked, Measured, Part, Reached, TellLife
 
 REMEDIES = {
     "Permission denied": "log in there once without a password: ssh-copy-id {host}",
@@ -41,6 +41,10 @@ class RemoteAgent:
         self._process, self.printed, self._stays = started.process, started.printed, started.stays
         self.greeting: Greeting | None = None
         self.reached: Reached | None = None
+        self.looked: Looked | None = None
+        self.measured: Measured | None = None
+        self.clock_ahead = 0.0
+        """Seconds by which the clock of its host was ahead of this one when it greeted, and its word's way here."""
         self.address = ""
         """By which others reach its host."""
         self.heard = time.monotonic()
@@ -68,6 +72,11 @@ class RemoteAgent:
         self.heard = time.monotonic()
         if isinstance(word, Greeting):
             self.greeting = word
+            self.clock_ahead = word.clock - time.time()
+        elif isinstance(word, Looked):
+            self.looked = word
+        elif isinstance(word, Measured):
+            self.measured = word
         elif isinstance(word, Reached):
             self.reached = word
 

@@ -42,6 +42,8 @@ class Greeting(AgentWord, frozen=True, tag=True):
     hostname: str
     cores: int
     gpus: int
+    memory: int
+    """Of its host, in bytes: what is free there."""
     network: str
     """Of the machine and its network: two agents with the same can reach each other by loopback."""
     addresses: dict[str, str]
@@ -66,6 +68,42 @@ class Reached(AgentWord, frozen=True, tag=True):
     """Of an agent: for each other and each of its addresses, "" where it answers there, else why it does not."""
 
     others: dict[str, list[str]]
+
+
+class Look(AgentWord, frozen=True, tag=True):
+    """To an agent, before a job: look whether the data of a task are there, and let others measure their way here."""
+
+    task: str
+    """"" for none."""
+    data_dir: str
+
+
+class Looked(AgentWord, frozen=True, tag=True):
+    """Of an agent: why the data are not there, "" where they are; and at which port others may measure."""
+
+    lacks: str
+    port: int
+
+
+class Measure(AgentWord, frozen=True, tag=True):
+    """To an agent: measure the way to others, each at an address `host:port`."""
+
+    others: dict[str, str]
+
+
+class Way(msgspec.Struct, frozen=True):
+    """Between two hosts."""
+
+    latency: float
+    """Of a round trip, in seconds."""
+    bandwidth: float
+    """Bytes a second."""
+
+
+class Measured(AgentWord, frozen=True, tag=True):
+    """Of an agent: the way to each that answers."""
+
+    ways: dict[str, Way]
 
 
 class StartLife(AgentWord, frozen=True, tag=True):
@@ -175,7 +213,8 @@ class Beat(AgentWord, frozen=True, tag=True):
 
 
 AnyAgentWord = (
-    Begin | Greeting | Reach | Reached | StartLife | EndLife | TellLife | LifeStarted | LifeSaid | LifeEnded | Printed
+    Begin | Greeting | Reach | Reached | Look | Looked | Measure | Measured
+    | StartLife | EndLife | TellLife | LifeStarted | LifeSaid | LifeEnded | Printed
     | StoppedLives | Broken | ToldToEnd | Attend | Appoint | Part | Dismiss | Beat
 )  # fmt: skip
 """Everything that is said."""

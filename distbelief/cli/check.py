@@ -1,0 +1,60 @@
+"""The command `check`: whether hosts are ready for a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import msgspec
+
+from distbelief.cli import options
+from distbelief.cli.task_names import check_task
+from distbelief.core.settings import option
+from distbelief.errors import UsageError
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """Whether hosts are ready for a job: logins, versions, clocks, cores and memory of each, the data of a task, and
+    latency and bandwidth between each two; what is wrong with any of them, and what to do.
+    """
+
+    hosts: str = ""
+    """The hosts (a:4,b:4)."""
+    hostfile: str = ""
+    """A file that names them instead."""
+    on: str = ""
+    """What starts a job there: ssh, or slurm inside an allocation."""
+    remote_shell: str = "ssh"
+    """The command, with its options, by which a host is logged in to."""
+    interface: str = ""
+    """The network interface by whose address hosts are reached, such as eth1."""
+    data_dir: str = ""
+    """Folder with the task's data; else $DISTBELIEF_DATA, else the cache."""
+    json: bool = False
+    """Show what is found as JSON."""
+
+
+PROG = "distbelief check [TASK]"
+
+
+def check(args: list[str]) -> int:
+    """`distbelief check [TASK] --hosts a:4,b:4 [options]`; returns 1 where anything is wrong."""
+    words = args[:1] if args and not args[0].startswith("-") else []
+    rest = args[len(words) :]
+    options.refuse(PROG, rest, [option(field.name) for field in fields(CheckOptions)])
+    asked = options.call_tyro(CheckOptions, PROG, str(CheckOptions.__doc__), rest)
+    task = words[0] if words else ""
+    if task:
+        check_task(task)
+    elif asked.data_dir:
+        raise UsageError(f"--data-dir {asked.data_dir}: of which task? Write it first: distbelief check mnist ...")
+    from distbelief.places.cluster.checking import lines
+    from distbelief.places.cluster.cluster import Cluster
+
+    place = Cluster(
+        hosts=asked.hosts, hostfile=asked.hostfile, on=asked.on, remote_shell=asked.remote_shell,
+        interface=asked.interface,
+    )  # fmt: skip
+    reports = place.check(task, asked.data_dir)
+    print(msgspec.json.encode(reports).decode() if asked.json else "\n".join(lines(reports)))
+    return int(any(report.problems for report in reports))

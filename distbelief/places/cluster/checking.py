@@ -1,0 +1,200 @@
+"""Whether hosts are ready for a job: what each is like, and what is wrong there, each with what to do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+
+import msgspec
+
+from distbelief.errors import DistbeliefError, Interrupted
+from distbelief.places.cluster import opening
+from distbelief.places.cluster.engines import Engine, passed_on
+from distbelief.places.cluster.opening import Opened
+from distbelief.places.cluster.remote_agent import RemoteAgent
+from distbelief.places.cluster.words import BEAT_SECONDS, AgentWord, Begin, Look, Measure, Way
+
+CLOCK_SECONDS = 5.0
+"""A clock that is further off than this is told of."""
+MEMORY = 1 << 30
+"""Less free memory than this is told of, in bytes: what a few processes with torch need."""
+
+
+class HostReport(msgspec.Struct):
+    """What a host is like."""
+
+    name: str
+    version: str = ""
+    cores: int = 0
+    gpus: int = 0
+    memory: int = 0
+    """Free, in bytes."""
+    clock: float = 0.0
+    """Seconds by which it is ahead."""
+    address: str = ""
+    """By which the others reach it."""
+    ways: dict[str, Way] = {}
+    """To the other hosts."""
+    problems: list[str] = []
+    """What is wrong, and what to do."""
+
+
+Reports = dict[str, HostReport]
+"""By the names of the hosts."""
+
+
+def check_hosts(
+    engine: Engine, names: Sequence[str], interface: str, task: str, data_dir: str, woken: Connection
+) -> list[HostReport]:
+    """Start an agent on each host, have it look, and end it; what is wrong with one keeps nobody from the others.
+
+    Args:
+        engine: starts the agents.
+        names: of the hosts.
+        interface: by whose address they reach each other; "" for any.
+        task: whose data are looked for; "" for none.
+        data_dir: where; "" for where a job would.
+        woken: ready when a signal has come.
+
+    Raises:
+        UsageError: the engine is not installed.
+        Interrupted: by a signal.
+    """
+    reports = {name: HostReport(name, ways={}, problems=[]) for name in names}
+    opened = Opened(woken)
+    every: list[RemoteAgent] = []
+    try:
+        every += [RemoteAgent(name, engine.start(name)) for name in names]
+        opened.agents = every
+        begun: set[str] = set()
+
+        def greeted(agent: RemoteAgent) -> bool:
+            if agent.name not in begun and agent.find_mark():
+                begun.add(agent.name)
+                agent.line.say(Begin("", passed_on()))
+            return agent.greeting is not None
+
+        _hear(every, greeted, reports, woken)
+        for agent in every:
+            _describe(agent, reports[agent.name])
+        opened.agents = there = [agent for agent in every if agent.greeting and not agent.gone]
+        same = [agent for agent in there if agent.greeting and agent.greeting.version == opening.VERSION]
+        opened.agents = same
+        _look(same, task, data_dir, reports, woken)
+        _measure(opened, interface, reports, woken)
+    finally:
+        opened.agents = every
+        opened.close()
+    return list(reports.values())
+
+
+def _hear(
+    agents: Sequence[RemoteAgent],
+    done: Callable[[RemoteAgent], bool],
+    reports: Reports,
+    woken: Connection,
+) -> None:
+    """Hear agents until each has done something, has ended, or has taken too long."""
+    end = time.monotonic() + opening.START_SECONDS
+    left = [agent for agent in agents if not agent.gone]
+    while left:
+        wait([woken, *(agent.line.reads for agent in left), *(agent.printed for agent in left)], BEAT_SECONDS / 4)
+        if woken.poll():
+            raise Interrupted("interrupted")
+        for agent in list(left):
+            agent.read_printed()
+            if done(agent):
+                left.remove(agent)
+            elif (agent.find_mark() and not agent.line.hear_all(agent.take)) or agent.over:
+                agent.gone = agent.why()
+            elif time.monotonic() > end:
+                agent.gone = f"it does not answer after {opening.START_SECONDS:.0f} s"
+            if agent.gone:
+                left.remove(agent)
+                reports[agent.name].problems.append(agent.gone)
+
+
+def _describe(agent: RemoteAgent, report: HostReport) -> None:
+    """What an agent's greeting says, and what of it is wrong."""
+    if (greeting := agent.greeting) is None:
+        return
+    report.version, report.cores, report.gpus = greeting.version, greeting.cores, greeting.gpus
+    report.memory, report.clock = greeting.memory, agent.clock_ahead
+    if greeting.version != opening.VERSION:
+        report.problems.append(
+            f"it runs distbelief {greeting.version}, this is {opening.VERSION}: install the same on all hosts"
+        )
+    if abs(report.clock) > CLOCK_SECONDS:
+        far = "ahead" if report.clock > 0 else "behind"
+        report.problems.append(
+            f"its clock is {abs(report.clock):.0f} s {far}: have it set by the network (timedatectl set-ntp true)"
+        )
+    if greeting.memory < MEMORY:
+        report.problems.append(f"{greeting.memory >> 20} MB of memory are free: end what else runs there")
+
+
+def _ask(agents: Sequence[RemoteAgent], word: AgentWord) -> None:
+    for agent in agents:
+        agent.line.say(word)
+
+
+def _look(agents: Sequence[RemoteAgent], task: str, data_dir: str, reports: Reports, woken: Connection) -> None:
+    """Whether the data are there."""
+    _ask(agents, Look(task, data_dir))
+    _hear(agents, lambda agent: agent.looked is not None, reports, woken)
+    for agent in agents:
+        if agent.looked and agent.looked.lacks:
+            reports[agent.name].problems.append(agent.looked.lacks)
+
+
+def _measure(opened: Opened, interface: str, reports: Reports, woken: Connection) -> None:
+    """Find by which address each is reached, and measure the ways between them, one host after the other."""
+    opened.agents = [agent for agent in opened.agents if agent.looked and not agent.gone]
+    if not opened.agents:
+        return
+    try:
+        opened.find_addresses(interface)
+    except Interrupted:
+        raise
+    except DistbeliefError as error:
+        reports[opened.agents[0].name].problems.append(str(error))
+        return
+    for agent in opened.agents:
+        reports[agent.name].address = agent.address
+    for number, agent in enumerate(opened.agents):
+        others = [*opened.agents[number + 1 :], *opened.agents[:number]]
+        chosen = others if len(opened.agents) <= opening.ALL_PAIRS else others[:2]
+        where = {one.name: f"{one.address}:{one.looked.port}" for one in chosen if one.looked}
+        agent.line.say(Measure(where))
+        _hear([agent], lambda one: one.measured is not None, reports, woken)
+        if agent.measured:
+            reports[agent.name].ways = agent.measured.ways
+            for name in where.keys() - agent.measured.ways.keys():
+                reports[agent.name].problems.append(
+                    f"host {name} does not answer it at {where[name]}: open the ports between them, or mend the route"
+                )
+
+
+def lines(reports: Sequence[HostReport]) -> list[str]:
+    r"""What is shown of them.
+
+    >>> report = HostReport("a", "0.1.0", 4, 0, 3 << 30, 0.002, "10.0.0.1", {"b": Way(1e-4, 1.2e8)}, ["no data"])
+    >>> print("\n".join(lines([report])))
+    host a (10.0.0.1): distbelief 0.1.0, 4 cores, 3.0 GB of memory free, clock 0.0 s off
+      to b: 0.10 ms there and back, 0.96 Gbit/s
+      WRONG: no data
+    """
+    told = []
+    for one in reports:
+        where = f" ({one.address})" if one.address else ""
+        gpus = f", {one.gpus} GPUs" if one.gpus else ""
+        is_like = (
+            f"distbelief {one.version}, {one.cores} cores{gpus}, {one.memory / (1 << 30):.1f} GB of memory free, clock "
+            f"{abs(one.clock):.1f} s off"
+        )
+        told.append(f"host {one.name}{where}: {is_like if one.version else 'cannot be used'}")
+        for name, way in one.ways.items():
+            told.append(f"  to {name}: {way.latency * 1e3:.2f} ms there and back, {way.bandwidth * 8e-9:.2f} Gbit/s")
+        told += [f"  WRONG: {problem}" for problem in one.problems]
+    return told
