@@ -22,6 +22,8 @@ class ReportOptions:
     """The page; of a study, it lies in its folder."""
     targets: tuple[float, ...] = ()
     """Test accuracies (0 to 1) to which the times are compared; a study has its own."""
+    png: bool = False
+    """Make a picture of the page too, beside it, which needs Chromium."""
 
 
 def report(args: list[str]) -> int:
@@ -31,7 +33,7 @@ def report(args: list[str]) -> int:
     if not named:
         raise UsageError(f"which runs? Write their folders, or that of a study: {prog}")
     from distbelief.study.figures import Report
-    from distbelief.study.page import PAGE, write_page
+    from distbelief.study.page import PAGE, write_page, write_picture
     from distbelief.study.report import make_report, write_report
     from distbelief.study.running import STUDY, StudyFolder, kept_trials
     from distbelief.study.runs import study_of
@@ -40,7 +42,7 @@ def report(args: list[str]) -> int:
     if (first / STUDY).is_file():
         if len(named) > 1:
             raise UsageError(f"{first} is the folder of a study, which is a report of its own: name it alone")
-        if asked != ReportOptions():
+        if asked != ReportOptions(png=asked.png):
             raise UsageError(
                 f"--out and --targets are of runs, and {first} is a study, which has its own: leave them off"
             )
@@ -50,7 +52,7 @@ def report(args: list[str]) -> int:
         made = make_report(*study_of([Path(name) for name in named], asked.targets), {}, left=0)
         page = Path(asked.out)
     print("\n".join(made.lines()))
-    if why := write_page(page, made):
+    if why := write_page(page, made) or (write_picture(page) if asked.png else ""):
         raise UsageError(why)
     print(page)
     return 0

@@ -40,6 +40,8 @@ class StudyOptions:
     """After so many no more trial is begun; the same command goes on."""
     data_dir: str | None = None
     """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
+    png: bool = False
+    """Make a picture of the page too, report.png, which needs Chromium."""
     quiet: bool = False
     """Show nothing but errors."""
 
@@ -63,7 +65,7 @@ def study(args: list[str]) -> int:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     forkserver.start()
-    from distbelief.study.page import PAGE, write_page
+    from distbelief.study.page import PAGE, write_page, write_picture
     from distbelief.study.report import write_report
     from distbelief.study.running import run
 
@@ -73,7 +75,7 @@ def study(args: list[str]) -> int:
     report = write_report(out, read, trials)
     if not asked.quiet:
         print("\n".join(report.lines()))
-    if why := write_page(out / PAGE, report):
+    if why := write_page(out / PAGE, report) or (write_picture(out / PAGE) if asked.png else ""):
         print(f"distbelief: {why}: the same command makes it", file=sys.stderr)
     return 0
 

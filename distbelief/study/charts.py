@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from distbelief.study import statistics
-from distbelief.study.figures import ArmFigures, Report, percent
+from distbelief.study.figures import FIGURES, ArmFigures, Report, percent
 from distbelief.study.trials import PARTS, Point, Trial
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f", "#a6761d", "#1b9e77")
@@ -34,6 +35,11 @@ def charts(found: Report) -> Iterator[tuple[str, str, Chart]]:
         yield "parts", "What a step takes", _parts(found)
     if any(one.bytes_per_step for one in found.arms):
         yield "bytes", "Bytes that a step moves", _bars(found, lambda one: one.bytes_per_step / 1e6, "MB a step")
+    for number, of in enumerate(dict.fromkeys(claim.of for claim in found.study.claims)):
+        if any(math.isfinite(FIGURES[of](one)) for one in found.arms):
+            yield f"claimed-{number}", f"What was expected is about: {of}", _bars(found, FIGURES[of], of)
+    if stale := [one for one in found.arms if one.most_staleness > 0]:
+        yield "staleness", "How stale gradients were", _staleness(found, stale)
     if held := next((one for one in reversed(found.study.targets) if _points(found, one)), None):
         yield "efficiency", f"What the time to {percent(held)} is the product of", _efficiency(found, held)
 
@@ -132,6 +138,21 @@ def _bars(found: Report, of: Callable[[ArmFigures], float], x: str) -> Chart:
             "marker": {"color": colours}}  # fmt: skip
     layout = _layout(x, "", height=120 + 26 * len(arms))
     return {"data": [bars], "layout": {**layout, "yaxis": {"autorange": "reversed", "automargin": True}}}
+
+
+def _staleness(found: Report, arms: Sequence[ArmFigures]) -> Chart:
+    """The part of all pushes that was so many updates old, of all trials of an arm together."""
+    data = []
+    for arm in arms:
+        counts = Counter[int]()
+        for trial in found.trials:
+            if trial.arm == arm.name:
+                counts.update({int(age): count for age, count in trial.staleness.items()})
+        ages, whole = sorted(counts), counts.total()
+        data.append({"x": ages, "y": [round(counts[age] / whole, 6) for age in ages], "mode": "lines+markers",
+                     "name": arm.name, "line": {"color": _colour(found, arm.name), "dash": DASHES[arm.place]},
+                     "marker": {"size": 4}})  # fmt: skip
+    return {"data": data, "layout": _layout("updates between the fetch and the push", "part of all pushes")}
 
 
 def _points(found: Report, target: float) -> list[ArmFigures]:

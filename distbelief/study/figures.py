@@ -96,6 +96,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     sentences: list[str] = []
     claims: list[Judged] = []
     """What was expected, and what was found."""
+    cost: str = ""
+    """What the study took, in a sentence."""
 
     def arm(self, name: str) -> ArmFigures:
         """The figures of an arm."""
@@ -120,6 +122,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             *self.sentences,
             *([""] * bool(judged)),
             *judged,
+            *([self.cost] if self.cost else []),
             *([f"{self.left} trials are still to be run"] if self.left else []),
         ]
 

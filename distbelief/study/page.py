@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html
 import importlib.util
+import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +16,9 @@ from distbelief.study.charts import charts
 from distbelief.study.figures import Report, number, percent, told_interval
 
 PAGE = "report.html"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+PATIENCE = 120.0
+"""Seconds in which a picture of a page is made."""
 STYLE = """
 :root{color-scheme:light dark;--ink:#1b1f24;--paper:#fff;--soft:#f3f4f6;--line:#d0d7de;--grid:#e4e7eb}
 @media(prefers-color-scheme:dark){:root{--ink:#e6e8eb;--paper:#14171a;--soft:#1f2428;--line:#3a424a;--grid:#2c333a}}
@@ -90,6 +95,25 @@ def page(found: Report, script: str) -> str:
     return "\n".join(parts)
 
 
+def write_picture(page: Path) -> str:
+    """Write a picture of a page beside it, as a browser shows it; returns what to do where it could not be made.
+
+    Args:
+        page: the file; the picture has its name, with .png.
+    """
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        return f"{page.with_suffix('.png').name} needs a browser: install chromium"
+    picture, height = page.with_suffix(".png"), 600 + 460 * page.read_text().count("<div class='chart'")
+    words = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=8000",
+             f"--window-size=1200,{height}", f"--screenshot={picture}", page.resolve().as_uri()]  # fmt: skip
+    try:
+        done = subprocess.run([browser, *words], capture_output=True, timeout=PATIENCE, check=False)
+    except subprocess.TimeoutExpired:
+        return f"{picture.name} was not made in {PATIENCE:g} s: make it with less else on this machine"
+    return "" if done.returncode == 0 and picture.is_file() else f"{picture.name}: {browser} could not draw it"
+
+
 def _table(found: Report) -> str:
     targets = found.study.targets
     head = ["arm", "accuracy", "samples/s"]
@@ -118,6 +142,7 @@ def _rules(found: Report) -> str:
         "median, and the ratios' intervals are of 95 % (percentile bootstrap).",
         "Models were measured after each run, as they were at its checkpoints: that cost no arm anything.",
         "What was measured (circles, solid) and what was simulated (diamonds, dotted) is never compared.",
+        *([found.cost] if found.cost else []),
         "Machine: " + ", ".join(f"{name} {value}" for name, value in machine.items()) + ".",
     ]
     return "<ul>" + "".join(f"<li>{html.escape(rule)}</li>" for rule in rules) + "</ul>"

@@ -50,7 +50,13 @@ def write_report(path: Path, study: Study, trials: Sequence[Trial]) -> Report:
     Raises:
         OSError: the disk is full.
     """
-    made = make_report(study, trials, StudyFolder(path).machine())
+    folder = StudyFolder(path)
+    cost = folder.cost()
+    told = (
+        f"The jobs took {cost.jobs:,.0f} s, evaluating afterwards {cost.measuring:,.0f} s, and the study itself "
+        f"{cost.beside:,.1f} s, {100 * cost.share:.1f} % of both."
+    )
+    made = msgspec.structs.replace(make_report(study, trials, folder.machine()), cost=told)
     write_atomically(path / REPORT, msgspec.json.format(msgspec.json.encode(made), indent=1))
     kept = ("arm", "seed", "value", "command", "place", "outcome", "reason", "replicas", "seconds", "epochs", "steps",
             "samples", "updates", "bytes", "busy")  # fmt: skip

@@ -21,7 +21,7 @@ from distbelief.study import statistics
 from distbelief.study.definition import Arm, Study
 from distbelief.study.trials import Trial, cosine, measure_points, of_result, tidy
 
-STUDY, MACHINE, TRIAL = "study.json", "machine.json", "trial.json"
+STUDY, MACHINE, TRIAL, COSTS = "study.json", "machine.json", "trial.json", "costs.jsonl"
 KEPT = 100_000
 """Checkpoints of a run that are kept until its end: all."""
 
@@ -77,6 +77,26 @@ def order(arms: Sequence[Arm], seeds: Sequence[int]) -> Iterator[tuple[Arm, int]
             yield arm, seed
 
 
+class Cost(msgspec.Struct, frozen=True):
+    """What a trial, or a study, took, in seconds of this machine."""
+
+    jobs: float = 0.0
+    measuring: float = 0.0
+    """Of the models that jobs had kept, afterwards."""
+    beside: float = 0.0
+    """All else."""
+
+    @property
+    def share(self) -> float:
+        """What the study itself is of what its jobs and the evaluations took.
+
+        >>> Cost(90.0, 10.0, 2.0).share, Cost().share
+        (0.02, 0.0)
+        """
+        whole = self.jobs + self.measuring
+        return self.beside / whole if whole else 0.0
+
+
 class StudyFolder:
     """The folder of a study.
 
@@ -127,6 +147,18 @@ class StudyFolder:
         """What is kept of a trial; None where it has not been run to its end."""
         file = self.path / due.folder / TRIAL
         return _read(file, Trial) if file.is_file() else None
+
+    def cost(self) -> Cost:
+        """What all trials took so far, those that were run again too."""
+        file = self.path / COSTS
+        lines = file.read_bytes().splitlines() if file.is_file() else []
+        found = [msgspec.json.decode(line, type=Cost) for line in lines]
+        return Cost(*(sum(getattr(one, name) for one in found) for name in Cost.__struct_fields__))
+
+    def spend(self, cost: Cost) -> None:
+        """Write down what a trial took."""
+        with (self.path / COSTS).open("ab") as file:
+            file.write(msgspec.json.encode(cost) + b"\n")
 
     def keep(self, due: Due, trial: Trial) -> None:
         """Keep a trial.
@@ -238,14 +270,15 @@ def seconds_to(trial: Trial, target: float) -> float:
 
 def _run(folder: StudyFolder, due: Due, prepare: Prepare, tell: Callable[[str], None]) -> Trial:
     """Run one trial, and keep it; one that cannot be run is kept with the reason."""
-    arm, words = due.arm, due.arm.with_value(due.value)
+    began, arm, words = time.monotonic(), due.arm, due.arm.with_value(due.value)
+    spent = Cost()
     tell(f"{arm.name}{f', {arm.tuned} {due.value:g}' if due.tuning else ''}, seed {due.seed}")
     out = folder.path / due.folder / "run"
     shutil.rmtree(out, ignore_errors=True)
     prepared = prepare(arm, (*words, "--seed", str(due.seed)))
     told: dict[str, Any]
     try:
-        told = _train(prepared, out, arm.place == "local", folder.study().cosine)
+        told, spent = _train(prepared, out, arm.place == "local", folder.study().cosine)
     except Interrupted:
         raise
     except DistbeliefError as error:
@@ -255,6 +288,8 @@ def _run(folder: StudyFolder, due: Due, prepare: Prepare, tell: Callable[[str], 
         strategy=arm.strategy, place=arm.place, **told,
     )  # fmt: skip
     folder.keep(due, trial)
+    whole = time.monotonic() - began
+    folder.spend(msgspec.structs.replace(spent, beside=max(0.0, whole - spent.jobs - spent.measuring)))
     return trial
 
 
@@ -270,14 +305,16 @@ def _later(job: Job) -> dict[str, Any]:
     return {"evaluate_every": 0, "checkpoint_every": every}
 
 
-def _train(prepared: Prepared, out: Path, measured: bool, cosines: bool) -> dict[str, Any]:
+def _train(prepared: Prepared, out: Path, measured: bool, cosines: bool) -> tuple[dict[str, Any], Cost]:
     """Run a job, and measure its model as it was at each checkpoint."""
     from distbelief.tasks import resolve
 
     out.parent.mkdir(parents=True, exist_ok=True)
     job = replace(prepared.job, out=str(out), keep_checkpoints=KEPT, **_later(prepared.job))
     before = busy() if measured else None
+    began = time.monotonic()
     result = prepared.place.run(job)
+    ran = time.monotonic() - began
     after = busy() if measured else None
     if result["outcome"] == Outcome.INTERRUPTED:
         with contextlib.suppress(OSError):
@@ -285,9 +322,11 @@ def _train(prepared: Prepared, out: Path, measured: bool, cosines: bool) -> dict
         raise Interrupted("the study was interrupted, and keeps all trials that had ended: the same command goes on")
     if result["cause"] == Cause.CHECKPOINT_FAILED:
         raise OSError(f"{result['reason']}; the same command goes on with the study")
+    began = time.monotonic()
     task = resolve(job.reference, job.data_dir)
     points = measure_points(out, task, job.seed)
     alike = cosine(out, task, job.batch_size, job.seed) if cosines else None
+    cost = Cost(ran, time.monotonic() - began)
     tidy(out)
     taken = None if before is None or after is None else (before + after) / 2
-    return {**of_result(result), "points": points, "busy": taken, "cosine": alike}
+    return {**of_result(result), "points": points, "busy": taken, "cosine": alike}, cost

@@ -7,11 +7,13 @@ import math
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from made_studies import made_report, made_trial
 
 from distbelief.study import page as pages
 from distbelief.study.charts import charts
+from distbelief.study.claims import Claim
 from distbelief.study.figures import number
 from distbelief.study.page import page, write_page
 from distbelief.study.report import make_report
@@ -96,3 +98,34 @@ def test_without_plotly_the_page_says_what_to_install(tmp_path: Path, monkeypatc
 def test_charts_are_json_that_has_no_infinity() -> None:
     for _, _, chart in charts(made_report(points=4)):
         assert "Infinity" not in json.dumps(chart)
+
+
+def test_a_picture_is_what_a_browser_shows_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A browser that is none writes down what it was asked for."""
+    page_file = tmp_path / "report.html"
+    page_file.write_text("<div class='chart' id='a'></div>" * 3)
+    browser = tmp_path / "chromium"
+    browser.write_text(
+        '#!/bin/sh\nfor word in "$@"; do case $word in --screenshot=*) echo "$@" > "${word#*=}";; esac; done\n'
+    )
+    browser.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert pages.write_picture(page_file) == ""
+    asked = (tmp_path / "report.png").read_text()
+    assert page_file.as_uri() in asked
+    assert "--window-size=1200,1980" in asked
+    browser.write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "report.png").unlink()
+    assert "could not draw it" in pages.write_picture(page_file)
+    monkeypatch.setattr(pages, "BROWSERS", ("no-such-browser",))
+    assert pages.write_picture(page_file) == "report.png needs a browser: install chromium"
+
+
+def test_histograms_of_staleness_and_what_is_claimed_are_drawn() -> None:
+    made = made_report()
+    claims = (Claim("it is so", "mean staleness", tuple(arm.name for arm in made.arms), "flat"),)
+    report = make_report(msgspec.structs.replace(made.study, claims=claims), made.trials, {})
+    drawn = {name: chart for name, _, chart in charts(report)}
+    assert drawn["staleness"]["data"][0]["x"] == [0, 2]
+    assert drawn["staleness"]["data"][0]["y"] == [0.25, 0.75]  # one push of four was of the newest parameters
+    assert drawn["claimed-0"]["data"][0]["x"] == [1.5] * len(made.arms)

@@ -164,3 +164,40 @@ def test_a_full_disk_ends_the_study_and_not_the_trial(
         with pytest.raises(OSError, match="No space left"):
             run(study, tmp_path, preparing())
     assert not list(tmp_path.glob("trials/*/*/trial.json"))
+
+
+def test_a_study_tells_what_it_took_beside_its_jobs(whole: tuple[Path, list[Trial]], study: Study) -> None:
+    """A line for each trial: of the job, of measuring afterwards, and of the study itself, which is the rest."""
+    cost = StudyFolder(whole[0]).cost()
+    assert len((whole[0] / "costs.jsonl").read_text().splitlines()) == len(whole[1])
+    assert min(cost.jobs, cost.measuring, cost.beside) > 0
+    told = write_report(whole[0], study, whole[1]).lines()
+    assert f"the study itself {cost.beside:,.1f} s, {100 * cost.share:.1f} % of both." in " ".join(told)
+
+
+def test_points_are_kept_where_the_job_would_measure(tmp_path: Path) -> None:
+    """Of 23 minibatches an epoch, two epochs: after every 20, and at the end."""
+    file = tmp_path / "a.toml"
+    text = TEXT.replace('snapshot-every = "0"', 'evaluate-every = "20minibatches"').replace("[0, 1]", "[0]")
+    file.write_text(text.replace("grid = {lr = [0.001, 0.2]}", ""))
+    trials = run(definition.read(file), tmp_path / "out", preparing())
+    assert [point.steps for point in trials[0].points] == [20, 40, 46]
+    assert len(trials[1].points) >= 3
+
+
+def test_a_budget_ends_the_trials_of_an_arm(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text(TEXT.replace("epochs = 2", 'epochs = 1000\nbudget = "50ms"').replace("[0, 1]", "[0]"))
+    trials = run(definition.read(file), tmp_path / "out", preparing())
+    assert all(one.seconds == pytest.approx(0.05, abs=0.01) for one in trials)
+
+
+def test_the_cosine_with_the_whole_gradient_is_that_of_the_definition(tmp_path: Path) -> None:
+    """With minibatches of the whole training set it is one; with smaller ones it is less, and falls with them."""
+    file = tmp_path / "a.toml"
+    head, _, _ = TEXT.replace("targets = [0.2, 0.99]", "targets = []\ncosine = true").partition("[[arms]]")
+    arm = '[[arms]]\nname = "a"\ntask = "digits"\nstrategy = "single"\neach = {batch-size = [16, 256, 1437]}\n'
+    file.write_text(head.replace("tuning_seeds = [7]\n", "").replace("[0, 1]", "[0]") + arm)
+    found = [one.cosine for one in run(definition.read(file), tmp_path / "out", preparing())]
+    assert found[2] == pytest.approx(1.0, abs=1e-5)
+    assert 0 < found[0] < found[1] < 1  # type: ignore[operator]  # each was measured
