@@ -25,7 +25,7 @@ CONTRACT = [
     "task", "strategy", "settings", "seed", "device", "replicas", "shards", "epochs", "steps", "samples", "pushes",
     "updates", "seconds",
     "samples_per_second", "evaluating_seconds", "test_accuracy", "test_loss", "test_metrics", "target", "staleness",
-    "bytes", "per_replica", "dropped", "forgotten", "history", "versions",
+    "bytes", "per_replica", "overflows", "dropped", "forgotten", "history", "versions",
 ]  # fmt: skip
 
 
