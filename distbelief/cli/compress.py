@@ -44,6 +44,18 @@ def compress(args: list[str]) -> int:
     return 0
 
 
+def parse_compression(words: Sequence[str]) -> Compression:
+    """The options that words of the command line stand for, without those of where it is written and what is told.
+
+    Raises:
+        UsageError: there is no such option, or no such value.
+    """
+    prog = "distbelief compress RUN"
+    options.refuse(prog, words, [option(field.name) for field in fields(Compression)])
+    asked: Compression = options.call_tyro(Compression, prog, str(Compression.__doc__), words)
+    return asked
+
+
 def summary(result: dict[str, Any]) -> list[str]:
     """What came of a compression, in lines."""
     lines = [f"{'layer':20} {'values':>11} {'kept':>7} {'bits':>5} {'bytes':>11} {'of them gaps':>13}"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distbelief.cli import options, virtual
+from distbelief.cli.compress import parse_compression
 from distbelief.cli.task_names import check_task
 from distbelief.core.settings import option
 from distbelief.errors import UsageError
@@ -21,7 +22,7 @@ from distbelief.study import definition
 from distbelief.study.definition import Arm, Study
 
 if TYPE_CHECKING:
-    from distbelief.study.running import Prepare, Prepared
+    from distbelief.study.running import Prepare, Prepared, PreparedCompression
 
 KEPT = ("--out", "--resume", "--seed", "--target-loss", "--keep-checkpoints", "--keep", "--sweep", "--phantom",
         "--target-accuracy", "--json", "--quiet")  # fmt: skip
@@ -87,9 +88,15 @@ def preparing(more: Sequence[str] = ()) -> Prepare:
         more: words for all of them.
     """
 
-    def prepare(arm: Arm, words: Sequence[str]) -> Prepared:
-        from distbelief.study.running import Prepared
+    def prepare(arm: Arm, words: Sequence[str]) -> Prepared | PreparedCompression:
+        from distbelief.study.running import Prepared, PreparedCompression
 
+        if arm.compresses:
+            from distbelief.compression.compressing import compress
+
+            options_of = parse_compression([*words, *more])
+            told = shlex.join(["distbelief", "compress", "RUN", *words])
+            return PreparedCompression(lambda run, out: compress(run, out, options_of), told)
         command = {"local": "train", "simulated": "simulate"}[arm.place]
         asked = options.parse(command, arm.task, arm.strategy, [*words, *more])
         job = asked.job(arm.task)
@@ -111,8 +118,12 @@ def check(read: Study, file: Path, more: Sequence[str] = ()) -> None:
         words = arm.with_value(arm.grid[0] if arm.grid else None)
         try:
             check_task(arm.task)
-            if own := next((word for word in words if word in KEPT), ""):
+            kept = ("--seed",) if arm.compresses else KEPT
+            if own := next((word for word in words if word in kept), ""):
                 raise UsageError(f"{own}: is the study's own; leave it off")
+            if arm.compresses:
+                parse_compression([*words, *more])
+                continue
             command = {"local": "train", "simulated": "simulate"}[arm.place]
             asked = options.parse(command, arm.task, arm.strategy, [*words, *more])
             asked.job(arm.task)

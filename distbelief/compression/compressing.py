@@ -17,7 +17,7 @@ from distbelief.compression.options import Compression
 from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Outcome
 from distbelief.core.values import admit, shown
-from distbelief.errors import CheckpointError, DataError, JobFailed, UsageError
+from distbelief.errors import CheckpointError, DataError, Interrupted, JobFailed, UsageError
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
 from distbelief.places.simulated.simulated import Simulated
@@ -72,6 +72,7 @@ def compress(
         CheckpointError: the run has no model.
         DataError: the data cannot be had.
         JobFailed: training it on failed.
+        Interrupted: Ctrl-C.
     """
     admit(options, Compression, f"compress(options={shown(options)})")
     path = Path(out)
@@ -195,6 +196,8 @@ class _Stages:
             out=run,
         )
         result = self._on.run(job)
+        if result["outcome"] == Outcome.INTERRUPTED:
+            raise Interrupted(f"compressing {origin.run} was interrupted; nothing was written")
         if result["outcome"] != Outcome.DONE:
             raise JobFailed(f"training on at stage {self._jobs} of compressing {origin.run} ended: {result['outcome']}")
         model = constrain(build_model(origin.task, origin.seed, "cpu"), file)

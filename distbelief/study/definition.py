@@ -37,6 +37,8 @@ class Arm(msgspec.Struct, frozen=True):
     """The option whose best value is looked for first, on other seeds."""
     grid: tuple[float, ...] = ()
     """The values that it may have."""
+    compresses: str = ""
+    """The arm whose models it makes smaller; "" where it trains one itself."""
     line: int = 0
     """Where it begins in the file."""
 
@@ -119,7 +121,9 @@ class Reader:
     TOP = ("title", "question", "seeds", "tuning_seeds", "targets", "baseline", "place", "cosine", "common", "cluster",
            "claims", "arms")  # fmt: skip
     CLAIM = ("says", "of", "arms", "shape", "values", "within")
-    ARM = ("name", "task", "strategy", "place", "options", "without", "each", "grid")
+    ARM = ("name", "task", "strategy", "place", "compress", "options", "without", "each", "grid")
+    SHRINKING = ("name", "compress", "options", "each")
+    """What an arm may say that compresses what another has trained."""
 
     def __init__(self, file: str, text: str, table: Table) -> None:
         self._file, self._lines, self._table = file, text.splitlines(), table
@@ -133,7 +137,9 @@ class Reader:
         table = self._table
         self._known(table, self.TOP, "a study", 0)
         title = self._text(table, "title", 0)
-        arms = [arm for index, one in enumerate(self._arms()) for arm in self._expanded(index, one)]
+        arms: list[Arm] = []
+        for index, one in enumerate(self._arms()):
+            arms += self._compressing(index, one, arms) if "compress" in one else self._expanded(index, one)
         seeds, tuning = self._numbers("seeds"), self._numbers("tuning_seeds") if "tuning_seeds" in table else ()
         if not seeds:
             raise self._wrong("seeds: name one at least, such as seeds = [0, 1, 2, 3, 4]", "seeds")
@@ -212,16 +218,34 @@ class Reader:
                 raise self._wrong(f"arm {name!r}: without {word!r}: [common] has no such option", "without", index + 1)
             del shared[str(word).replace("-", "_")]
         cluster = self._options(self._table, "cluster", 0) if place == "simulated" else {}
-        each = self._options(one, "each", index + 1)
-        grid = self._grid(one, index + 1)
-        found = []
-        for values in itertools.product(*map(_several, each.values())):
-            chosen = dict(zip(each, values, strict=True))
-            told = "".join(f", {key.replace('_', ' ')} {value}" for key, value in chosen.items())
-            words = _words({**cluster, **shared, **own, **chosen})
-            line = self._line("", index + 1)
-            found.append(Arm(f"{name}{told}", task, strategy, str(place), words, *grid, line=line))
-        return found
+        grid, line = self._grid(one, index + 1), self._line("", index + 1)
+        return [
+            Arm(f"{name}{told}", task, strategy, str(place), _words({**cluster, **shared, **own, **chosen}), *grid,
+                line=line)
+            for told, chosen in self._each(one, index + 1)
+        ]  # fmt: skip
+
+    def _compressing(self, index: int, one: Table, before: Sequence[Arm]) -> list[Arm]:
+        """The arms that one table stands for which compress what another arm has trained."""
+        self._known(one, self.SHRINKING, "an arm that compresses another", index + 1)
+        name, other = (self._text(one, key, index + 1) for key in ("name", "compress"))
+        able = [arm for arm in before if arm.place == "local" and not arm.compresses]
+        if other not in [arm.name for arm in able]:
+            names = [arm.name for arm in able]
+            raise self._wrong(str(unknown("arm to compress", other, names)), "compress", index + 1)
+        of = next(arm for arm in able if arm.name == other)
+        own, line = self._options(one, "options", index + 1), self._line("", index + 1)
+        return [
+            Arm(f"{name}{told}", of.task, of.strategy, of.place, _words({**own, **chosen}), compresses=other, line=line)
+            for told, chosen in self._each(one, index + 1)
+        ]
+
+    def _each(self, one: Table, arm: int) -> list[tuple[str, dict[str, Value]]]:
+        """What each of the arms of one table has of its own: how its name goes on, and options."""
+        each = self._options(one, "each", arm)
+        several = itertools.product(*map(_several, each.values()))
+        chosen: list[dict[str, Value]] = [dict(zip(each, values, strict=True)) for values in several]
+        return [("".join(f", {key.replace('_', ' ')} {value}" for key, value in own.items()), own) for own in chosen]
 
     def _grid(self, one: Table, arm: int) -> tuple[str, tuple[float, ...]]:
         grid = self._options(one, "grid", arm)

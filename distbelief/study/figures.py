@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from distbelief.study.claims import Judged, momentum
 from distbelief.study.definition import Arm, Study
 from distbelief.study.running import seconds_to
 from distbelief.study.statistics import Interval, median
-from distbelief.study.trials import PARTS, Trial
+from distbelief.study.trials import PARTS, SHRUNK, Trial
 
 BUSY = 0.1
 """The part of a machine that others take, from which it is said to have been busy."""
@@ -83,6 +84,35 @@ class ArmFigures(msgspec.Struct, frozen=True, kw_only=True):
         return next(one for one in self.targets if one.target == target)
 
 
+class ShrunkFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What the trials of an arm add up to that compresses what another has trained: means over its seeds, and standard
+    deviations where there are several.
+    """
+
+    name: str
+    of: str
+    trials: int
+    reason: str
+    """Why some failed; "" where none did."""
+    means: dict[str, float]
+    """By `SHRUNK`."""
+    spreads: dict[str, float]
+
+    def row(self) -> list[str]:
+        """Its cells in a table below `SHRUNK_HEAD`."""
+        if not self.means:
+            return [self.name, str(self.trials), self.reason, "", "", ""]
+        errors = [
+            f"{self.means[name]:.2f} ± {self.spreads[name]:.2f}" if name in self.means else "-"
+            for name in ("dense_error", "test_error")
+        ]
+        size, ratio = self.means["bytes"], self.means["ratio"]
+        return [self.name, str(self.trials), *errors, f"{size:,.0f}", f"{ratio:.1f}"]
+
+
+SHRUNK_HEAD = ["compressed", "trials", "dense error %", "error %", "bytes", "times fewer"]
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """All of it."""
 
@@ -93,6 +123,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     arms: list[ArmFigures]
     trials: list[Trial]
     """Those that count, without those that chose values."""
+    shrunk: list[ShrunkFigures] = []
+    """Of the arms that compress what others have trained."""
     sentences: list[str] = []
     claims: list[Judged] = []
     """What was expected, and what was found."""
@@ -104,17 +136,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return next(one for one in self.arms if one.name == name)
 
     def lines(self) -> list[str]:
-        """A table of the arms, and the sentences."""
+        """A table of the arms, one of those that compress others, and the sentences."""
         target = self.study.targets[-1] if self.study.targets else None
         told = f"seconds to {100 * target:g} %" if target else ""
         head = ["arm", "trials", "accuracy", "samples/s", *([told, "reached", "speed-up"] if target else [])]
-        rows = [head, *(self._row(one, target) for one in self.arms)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-        table = [
-            "  ".join(cell.ljust(width) if not at else cell.rjust(width)
-                      for at, (cell, width) in enumerate(zip(row, widths, strict=True)))
-            for row in rows
-        ]  # fmt: skip
+        table = _aligned([head, *(self._row(one, target) for one in self.arms)])
+        if self.shrunk:
+            table += ["", *_aligned([SHRUNK_HEAD, *(one.row() for one in self.shrunk)])]
         judged = [one.line() for one in self.claims]
         return [
             *table,
@@ -162,6 +190,28 @@ def figures(study: Study, trials: Sequence[Trial], arm: Arm) -> ArmFigures:
         targets=[_reached(target, own, theirs, len(failed), len([t for t in trials if t.arm == base.name]))
                  for target in study.targets],
     )  # fmt: skip
+
+
+def shrunk_figures(trials: Sequence[Trial], arm: Arm) -> ShrunkFigures:
+    """What the trials of an arm add up to that compresses what another has trained."""
+    own = [one for one in trials if one.arm == arm.name]
+    found = {name: [one.shrunk[name] for one in own if name in one.shrunk] for name in SHRUNK}
+    return ShrunkFigures(
+        name=arm.name, of=arm.compresses, trials=len(own),
+        reason=next((one.reason for one in own if one.failed), ""),
+        means={name: fmean(values) for name, values in found.items() if values},
+        spreads={name: stdev(values) if len(values) > 1 else 0.0 for name, values in found.items() if values},
+    )  # fmt: skip
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Cells as lines, the first column to the left."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(cell.ljust(width) if not at else cell.rjust(width)
+                  for at, (cell, width) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    ]  # fmt: skip
 
 
 def _whole(trials: Sequence[Trial]) -> list[Trial]:

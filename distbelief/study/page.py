@@ -13,7 +13,7 @@ import msgspec
 
 from distbelief.record.folder import write_atomically
 from distbelief.study.charts import charts
-from distbelief.study.figures import Report, number, percent, told_interval
+from distbelief.study.figures import SHRUNK_HEAD, Report, number, percent, told_interval
 
 PAGE = "report.html"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -76,6 +76,7 @@ def page(found: Report, script: str) -> str:
     drawn = list(charts(found))
     figures = msgspec.json.encode({name: chart for name, _, chart in drawn}).decode().replace("</", "<\\/")
     title, told = html.escape(found.study.title), html.escape
+    shrunk = [SHRUNK_HEAD, *(one.row() for one in found.shrunk)]
     parts = [
         f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{title}</title>",
         "<meta name='viewport' content='width=device-width,initial-scale=1'><link rel='icon' href='data:,'>",
@@ -85,6 +86,7 @@ def page(found: Report, script: str) -> str:
         *(f"<p>{told(one.line())}.</p>" for one in found.claims),
         f"<p>{found.left} trials are still to be run.</p>" if found.left else "",
         f"<h2>The arms</h2><div class='wide'>{_table(found)}</div>",
+        f"<h2>What became of their models</h2><div class='wide'>{_cells(shrunk)}</div>" if found.shrunk else "",
         "<details><summary>The command of each arm</summary><ul>",
         *(f"<li>{told(one.name)}<br><code>{told(one.command)}</code></li>" for one in found.arms if one.command),
         "</ul></details>",

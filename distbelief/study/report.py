@@ -13,7 +13,7 @@ import msgspec
 from distbelief.record.folder import write_atomically
 from distbelief.study.claims import judge
 from distbelief.study.definition import Study
-from distbelief.study.figures import FIGURES, Report, figures
+from distbelief.study.figures import FIGURES, Report, figures, shrunk_figures
 from distbelief.study.running import StudyFolder, seconds_to
 from distbelief.study.sentences import sentences
 from distbelief.study.trials import Trial
@@ -32,9 +32,12 @@ def make_report(study: Study, trials: Sequence[Trial], machine: Mapping[str, Any
     """
     counted = [one for one in trials if not one.tuning]
     whole = len(study.arms) * len(study.seeds) + sum(len(arm.grid) * len(study.tuning_seeds) for arm in study.arms)
+    trained = [arm for arm in study.arms if not arm.compresses]
+    names = {arm.name for arm in trained}
     made = Report(
         study=study, machine=dict(machine), left=whole - len(trials) if left is None else left,
-        arms=[figures(study, counted, arm) for arm in study.arms], trials=counted,
+        arms=[figures(study, counted, arm) for arm in trained], trials=[one for one in counted if one.arm in names],
+        shrunk=[shrunk_figures(counted, arm) for arm in study.arms if arm.compresses],
     )  # fmt: skip
     arms = {one.name: one for one in made.arms}
     judged = [

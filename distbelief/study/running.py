@@ -19,7 +19,7 @@ from distbelief.record.folder import RunFolder, write_atomically
 from distbelief.record.machine import busy, machine
 from distbelief.study import statistics
 from distbelief.study.definition import Arm, Study
-from distbelief.study.trials import Trial, cosine, measure_points, of_result, tidy
+from distbelief.study.trials import SHRUNK, Trial, cosine, measure_points, of_result, tidy
 
 STUDY, MACHINE, TRIAL, COSTS = "study.json", "machine.json", "trial.json", "costs.jsonl"
 KEPT = 100_000
@@ -43,7 +43,17 @@ class Prepared:
     """That runs it by itself."""
 
 
-Prepare = Callable[[Arm, Sequence[str]], Prepared]
+@dataclass(frozen=True)
+class PreparedCompression:
+    """A trial that compresses what another has trained."""
+
+    compress: Callable[[Path, Path], dict[str, Any]]
+    """Given the run folder and the file to write; returns what `distbelief.compress` does."""
+    command: str
+    """That does it by itself, but for the run."""
+
+
+Prepare = Callable[[Arm, Sequence[str]], Prepared | PreparedCompression]
 """Makes a job of an arm and the words of its options; raises `UsageError`, where there is no such option or value."""
 
 
@@ -55,6 +65,8 @@ class Due:
     seed: int
     value: float | None = None
     tuning: bool = False
+    origin: str = ""
+    """Where in the folder of the study is what it compresses."""
 
     @property
     def folder(self) -> str:
@@ -66,14 +78,14 @@ class Due:
 
 def order(arms: Sequence[Arm], seeds: Sequence[int]) -> Iterator[tuple[Arm, int]]:
     """All arms once for each seed, every other time backwards: so that what changes with time, as how busy a machine
-    is, meets all of them, and nobody always follows the same one.
+    is, meets all of them, and nobody always follows the same one; those that compress what others train after these.
 
     >>> a, b = (Arm(name, "digits", "single", "local", ()) for name in "ab")
     >>> [(arm.name, seed) for arm, seed in order([a, b], [0, 1])]
     [('a', 0), ('b', 0), ('b', 1), ('a', 1)]
     """
     for number, seed in enumerate(seeds):
-        for arm in list(arms)[:: -1 if number % 2 else 1]:
+        for arm in sorted(list(arms)[:: -1 if number % 2 else 1], key=lambda one: bool(one.compresses)):
             yield arm, seed
 
 
@@ -245,7 +257,9 @@ def _candidates(study: Study, _: Sequence[Trial]) -> list[Due]:
 def _final(study: Study, found: Sequence[Trial]) -> list[Due]:
     """The trials that count, each arm with the best value of its grid."""
     best = {arm.name: choose(arm, study.targets, found) for arm in study.arms}
-    return [Due(arm, seed, best[arm.name]) for arm, seed in order(study.arms, study.seeds)]
+    due = [Due(arm, seed, best[arm.name]) for arm, seed in order(study.arms, study.seeds)]
+    return [replace(one, origin=Due(study.arm(one.arm.compresses), one.seed).folder if one.arm.compresses else "")
+            for one in due]  # fmt: skip
 
 
 def choose(arm: Arm, targets: Sequence[float], found: Sequence[Trial]) -> float | None:
@@ -278,7 +292,10 @@ def _run(folder: StudyFolder, due: Due, prepare: Prepare, tell: Callable[[str], 
     prepared = prepare(arm, (*words, "--seed", str(due.seed)))
     told: dict[str, Any]
     try:
-        told, spent = _train(prepared, out, arm.place == "local", folder.study().cosine)
+        if isinstance(prepared, PreparedCompression):
+            told, spent = _compress(prepared, folder.path / due.origin / "run", out)
+        else:
+            told, spent = _train(prepared, out, arm.place == "local", folder.study().cosine)
     except Interrupted:
         raise
     except DistbeliefError as error:
@@ -303,6 +320,15 @@ def _later(job: Job) -> dict[str, Any]:
         return {"evaluate_every": 0, "checkpoint_every": 0, "snapshot_every": job.evaluate_every}
     every = job.evaluate_every if job.evaluate_every != 1 else job.checkpoint_every
     return {"evaluate_every": 0, "checkpoint_every": every}
+
+
+def _compress(prepared: PreparedCompression, run: Path, out: Path) -> tuple[dict[str, Any], Cost]:
+    """Compress the model of a run into a file in the folder `out`."""
+    began = time.monotonic()
+    out.mkdir(parents=True)
+    result = prepared.compress(run, out / "model.dbz")
+    shrunk = {name: result[name] for name in SHRUNK if name in result}
+    return {"outcome": str(Outcome.DONE), "shrunk": shrunk}, Cost(jobs=time.monotonic() - began)
 
 
 def _train(prepared: Prepared, out: Path, measured: bool, cosines: bool) -> tuple[dict[str, Any], Cost]:

@@ -28,6 +28,10 @@ PARTS = ("compute", "update", "communicate", "wait")
 """What a step is made of."""
 
 
+SHRUNK = ("bytes", "dense_bytes", "ratio", "dense_error", "test_error")
+"""What is kept of a compression: of the file, of the values as they were, their ratio, and errors in percent."""
+
+
 class Point(msgspec.Struct, frozen=True):
     """The model at one moment of a run."""
 
@@ -76,11 +80,13 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     points: list[Point] = []
     cosine: float | None = None
     """Of the gradient of a minibatch and that of the whole training set, at the end: the mean of some minibatches."""
+    shrunk: dict[str, float] = {}
+    """By `SHRUNK`, of a trial that compresses what another has trained."""
 
     @property
     def failed(self) -> bool:
         """Whether there is nothing to be seen of it."""
-        return not self.points
+        return not (self.points or self.shrunk)
 
     @property
     def accuracy(self) -> float | None:

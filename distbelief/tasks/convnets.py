@@ -40,14 +40,14 @@ def squeezenet() -> Task:
 
 
 def mnist_squeezenet(data_dir: str | None = None) -> Task:
-    """A small SqueezeNet on MNIST (60,970 parameters): four fire modules and no fully connected layer; inputs float32
-    (n, 1, 28, 28), targets int64 (n,).
+    """A small SqueezeNet on MNIST (58,370 parameters): three fire modules and no fully connected layer, begun as He et
+    al. (2015) do; inputs float32 (n, 1, 28, 28), targets int64 (n,).
 
     Args:
         data_dir: as for `mnist`.
 
     >>> sum(p.numel() for p in mnist_squeezenet().model().parameters())
-    60970
+    58370
     """
     return mnist_task("mnist-squeezenet", _mnist_squeezenet, data_dir, IMAGE)
 
@@ -140,10 +140,13 @@ def _squeezenet() -> nn.Module:
 
 
 def _mnist_squeezenet() -> nn.Module:
-    layers: OrderedDict[str, nn.Module] = OrderedDict(
-        conv1=nn.Conv2d(1, 32, 3, padding=1), relu1=nn.ReLU(), pool1=nn.MaxPool2d(2)
-    )
-    layers |= {"fire2": _Fire(32, 16, 32), "fire3": _Fire(64, 16, 32), "pool3": nn.MaxPool2d(2)}
-    layers |= {"fire4": _Fire(64, 32, 64), "fire5": _Fire(128, 32, 64)}
-    layers |= {"conv6": nn.Conv2d(128, DIGITS, 1), "average": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
-    return nn.Sequential(layers)
+    layers: OrderedDict[str, nn.Module] = OrderedDict(conv1=nn.Conv2d(1, 20, 5), relu1=nn.ReLU(), pool1=nn.MaxPool2d(2))
+    layers |= {"fire2": _Fire(20, 16, 48), "pool2": nn.MaxPool2d(2)}
+    layers |= {"fire3": _Fire(96, 32, 64), "fire4": _Fire(128, 32, 64)}
+    layers |= {"conv5": nn.Conv2d(128, DIGITS, 1), "average": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
+    model = nn.Sequential(layers)
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d) and layer.bias is not None:
+            nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
+    return model

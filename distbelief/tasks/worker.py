@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -257,7 +258,7 @@ def measure(task: Task, model: nn.Module, most: int | None = None) -> Measured:
     """
     if task.test is None:
         raise UsageError(f"task {task.reference!r} has no test set: give it one, or train with --evaluate-every 0")
-    data, device = load(task, "test"), next(model.parameters()).device
+    data, device = load(task, "test"), next(chain(model.parameters(), model.buffers())).device
     samples = min(len(data), most or len(data))
     training = model.training
     model.eval()

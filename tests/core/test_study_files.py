@@ -101,6 +101,22 @@ WRONG = {
         ("[[arms]]", '[[arms]]\nname = "serial"\ntask = "digits"\nstrategy = "single"\n[[arms]]', 1),
         r"a\.toml:14: two arms are called 'serial'",
     ),
+    "compressing no arm": (
+        ("[[arms]]", '[[arms]]\nname = "small"\ncompress = "cereal"\n[[arms]]', 1),
+        r"a\.toml:12: unknown arm to compress 'cereal'",
+    ),
+    "compressing with what trains": (
+        ('strategy = "single"', 'strategy = "single"\n[[arms]]\nname = "b"\ncompress = "serial"\ntask = "digits"'),
+        r"a\.toml:17: unknown key of an arm that compresses another 'task'",
+    ),
+    "compressing by no option": (
+        ('strategy = "single"', 'strategy = "single"\n[[arms]]\nname = "b"\ncompress = "serial"\noptions = {bit = 4}'),
+        r"a\.toml:17: arm 'b': .*no option --bit; did you mean --bits",
+    ),
+    "compressing out of bounds": (
+        ('strategy = "single"', 'strategy = "single"\n[[arms]]\nname = "b"\ncompress = "serial"\noptions = {keep = 2}'),
+        r"a\.toml:17: arm 'b': --keep 2: must be above 0",
+    ),
     "no title": (('title = "A study"', ""), r"a\.toml:1: study: title is missing"),
     "no TOML": (("seeds = [0, 1]", "seeds = [0, 1"), r"a\.toml is no TOML: .*line"),
 }

@@ -54,19 +54,14 @@ def test_a_strategy_from_outside_the_package_trains_and_holds_what_a_strategy_mu
             assert (result["outcome"], result["samples"]) == ("done", SAMPLES)
 
 
-def test_models_are_compressed_over_seeds(tmp_path: Path) -> None:
-    command = "recipes/compression.py --runs there --task digits --arms 4-bits --seeds 2 --epochs 1"
-    for _ in range(2):  # the second time only shows what the first has measured
-        ended = subprocess.run(
-            [sys.executable, *command.replace("recipes", str(ROOT / "recipes")).split()],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=110,
-        )
-        assert (ended.returncode, ended.stderr) == (0, "")
-        assert "| 4-bits | 2 |" in ended.stdout
-        assert len((tmp_path / "there" / "results.jsonl").read_text().splitlines()) == 2
+def test_few_bits_are_measured_beside_float32() -> None:
+    words = [sys.executable, str(ROOT / "recipes" / "few_bits.py"), "--tasks", "digits", "--turns", "2"]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=110)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    rows = [line.split(" | ") for line in ended.stdout.splitlines() if line.startswith("| digits")]
+    assert len(rows) == 4 + 2 * 4
+    held = {row[2]: float(row[4].strip(" |")) for row in rows[4:8]}
+    assert held["ids"] < held["float32"]
 
 
 @pytest.mark.parametrize(

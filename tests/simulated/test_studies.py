@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from distbelief.cli.study import preparing
-from distbelief.errors import UsageError
+from distbelief.errors import TrainingError, UsageError
+from distbelief.job import Job
+from distbelief.places.evaluate import evaluate
+from distbelief.places.simulated.simulated import Simulated
 from distbelief.study import definition, running
 from distbelief.study.definition import Arm, Study
 from distbelief.study.report import make_report, write_report
-from distbelief.study.running import Prepared, StudyFolder, run
+from distbelief.study.running import Prepared, PreparedCompression, StudyFolder, run
 from distbelief.study.trials import Trial
 
 TEXT = """\
@@ -48,6 +53,14 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
 def whole(study: Study, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Trial]]:
     folder = tmp_path_factory.mktemp("whole") / "out"
     return folder, run(study, folder, preparing())
+
+
+class Failing:
+    """A place where no job can be run."""
+
+    def run(self, job: Job) -> dict[str, Any]:
+        """It cannot."""
+        raise TrainingError("it fails")
 
 
 class Killed(BaseException):
@@ -201,3 +214,52 @@ def test_the_cosine_with_the_whole_gradient_is_that_of_the_definition(tmp_path: 
     found = [one.cosine for one in run(definition.read(file), tmp_path / "out", preparing())]
     assert found[2] == pytest.approx(1.0, abs=1e-5)
     assert 0 < found[0] < found[1] < 1  # type: ignore[operator]  # each was measured
+
+
+def test_an_arm_compresses_what_another_has_trained_with_the_same_seed(tmp_path: Path) -> None:
+    """It is no arm of the table of those that train; its figures are those of the files, which are kept."""
+    file = tmp_path / "a.toml"
+    file.write_text(
+        'title = "Small"\nseeds = [0, 1]\n[[arms]]\nname = "whole"\ntask = "digits"\nstrategy = "single"\n'
+        'options = {epochs = 4}\n[[arms]]\nname = "small"\ncompress = "whole"\noptions = {fine-tune = 0}\n'
+        "each = {bits = [4, 1]}\n"
+    )
+    read, here = definition.read(file), Simulated(keep=True)
+
+    def prepare(arm: Arm, words: Sequence[str]) -> Prepared | PreparedCompression:
+        made = preparing()(arm, words)
+        return dataclasses.replace(made, place=here) if isinstance(made, Prepared) else made
+
+    trials = run(read, tmp_path / "out", prepare)
+    few, fewer = "small, bits 4", "small, bits 1"
+    assert [one.arm for one in trials] == ["whole", few, fewer, "whole", fewer, few]
+    report = write_report(tmp_path / "out", read, trials)
+    assert [one.name for one in report.arms] == ["whole"]
+    for trial, seed in zip(trials, (0, 0, 0, 1, 1, 1), strict=True):
+        assert trial.seed == seed
+        if trial.arm != "whole":
+            path = tmp_path / "out" / "trials" / trial.arm.replace(",", "-").replace(" ", "-") / f"seed-{seed}" / "run"
+            assert trial.shrunk["bytes"] == (path / "model.dbz").stat().st_size
+            assert trial.shrunk["test_error"] == pytest.approx(
+                100 - 100 * evaluate(path / "model.dbz")["test_accuracy"]
+            )
+            whole = next(one for one in trials if (one.arm, one.seed) == ("whole", seed))
+            assert trial.shrunk["dense_error"] == pytest.approx(100 - 100 * (whole.accuracy or 0))
+    last = report.shrunk[1]
+    sizes = [one.shrunk["bytes"] for one in trials if one.arm == fewer]
+    assert (last.name, last.of, last.trials, last.means["bytes"]) == (fewer, "whole", 2, sum(sizes) / 2)
+    assert f"{last.means['test_error']:.2f} ± {last.spreads['test_error']:.2f}" in "\n".join(report.lines())
+    assert run(read, tmp_path / "out", prepare) == trials, "nothing is run again"
+
+
+def test_what_was_not_trained_cannot_be_compressed_and_says_so(tmp_path: Path) -> None:
+    arms = (Arm("whole", "digits", "single", "local", ()), Arm("small", "digits", "single", "local", ("--bits", "4"),
+            compresses="whole"))  # fmt: skip
+
+    def prepare(arm: Arm, words: Sequence[str]) -> Prepared | PreparedCompression:
+        made = preparing()(arm, words)
+        return dataclasses.replace(made, place=Failing()) if isinstance(made, Prepared) else made
+
+    found = run(Study("a", arms, (0,), (), "whole"), tmp_path / "out", prepare)
+    assert [one.failed for one in found] == [True, True]
+    assert "is not a run folder" in found[1].reason
