@@ -155,6 +155,9 @@ class EvaluateOptions:
     """Folder with the data; else the run's own, else $DISTBELIEF_DATA, else the cache."""
     device: str = "cpu"
     """Where to compute: cpu, cuda, cuda:1."""
+    inference: str = "float32"
+    """How: float32; int8 (products of 8 bits); or, of a compressed file, ids (shared weights are made of their ids
+    whenever they are used)."""
     json: bool = False
     """Show the figures as JSON."""
 
@@ -165,12 +168,14 @@ def evaluate(args: list[str]) -> int:
     from distbelief.places.evaluate import evaluate as measure
     from distbelief.record.live import figures
 
-    result = measure(run, asked.data_dir, asked.device, asked.task or None)
+    result = measure(run, asked.data_dir, asked.device, asked.task or None, asked.inference)
     if asked.json:
         print(msgspec.json.encode(result).decode())
     else:
         told = figures(result["test_accuracy"], result["test_metrics"], result["test_loss"])
         print(f"{result['task']}: test {told} ({result['samples']:,} samples)")
+        if asked.inference != "float32":
+            print(f"{asked.inference}: {result['model_bytes']:,} bytes in memory, {result['seconds']:.2f} s")
     return 0
 
 

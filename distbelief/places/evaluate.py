@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,18 @@ from distbelief.record.folder import RunFolder
 from distbelief.record.restore import load_weights
 from distbelief.tasks import Task, as_data, available, resolve
 from distbelief.tasks.files.constrained import fill
+from distbelief.tasks.files.lean import held_bytes, lean
 from distbelief.tasks.files.loading import task_of
 from distbelief.tasks.flat import layout_of
 from distbelief.tasks.worker import build_model, measure
 
 
 def evaluate(
-    run: str | Path, data_dir: str | None = None, device: str = "cpu", task: str | None = None
+    run: str | Path,
+    data_dir: str | None = None,
+    device: str = "cpu",
+    task: str | None = None,
+    inference: str = "float32",
 ) -> dict[str, Any]:
     """Accuracy and loss of a run's `model.safetensors`, or of a compressed file, on its task's test set.
 
@@ -30,10 +36,11 @@ def evaluate(
         data_dir: folder of the data; None for the one that the run was given.
         device: where to compute.
         task: of a file whose task is no built-in one.
+        inference: float32, int8, or, of a file, ids, as for `distbelief.load`.
 
     Returns:
         run (or file), task, samples, test_accuracy (0 to 1; None where the task has none), test_metrics (of other
-        metrics, by name) and test_loss.
+        metrics, by name), test_loss, inference, model_bytes (of all its tensors in memory) and seconds (of measuring).
 
     Raises:
         UsageError: no such run, or its task has no name or no test set; or a file's is no built-in one and none is
@@ -49,14 +56,24 @@ def evaluate(
     if task and not path.is_file():
         RunFolder.open(path)
         raise UsageError(f"--task {task}: is of a compressed file, and a run knows its own: leave it off")
-    found, model = trained(path, data_dir, device, task)
+    admit(inference, str, f"evaluate(inference={shown(inference)})")
+    found, model = trained(path, data_dir, device, task, inference=inference)
     if why := available(found.reference, found.data_dir):
         raise DataError(why)
-    return {"file" if path.is_file() else "run": str(path if path.is_file() else run), **_figures(found, model)}
+    named = {"file" if path.is_file() else "run": str(path if path.is_file() else run)}
+    begun = time.perf_counter()
+    figures = _figures(found, model)
+    seconds = time.perf_counter() - begun
+    return {**named, **figures, "inference": inference, "model_bytes": held_bytes(model), "seconds": seconds}
 
 
 def trained(
-    path: Path, data_dir: str | None = None, device: str = "cpu", task: str | None = None, index: int = 0
+    path: Path,
+    data_dir: str | None = None,
+    device: str = "cpu",
+    task: str | None = None,
+    index: int = 0,
+    inference: str = "float32",
 ) -> tuple[Task, nn.Module]:
     """The task and the model of a run folder, or of a compressed file.
 
@@ -66,6 +83,7 @@ def trained(
         device: where the model is to be, as replica `index` has it.
         task: what builds the model where the run has no name for its task, or a file's is no built-in one.
         index: which of several processes on one machine asks.
+        inference: float32, int8 or ids.
 
     Raises:
         UsageError, LayoutError, CheckpointError, DataError: as `evaluate`.
@@ -73,7 +91,7 @@ def trained(
     if path.is_file():
         file = read(path)
         found = task_of(file, task, data_dir)
-        return found, fill(build_model(found, 0, device, index), file)
+        return found, lean(fill(build_model(found, 0, device, index), file), inference, file)
     folder = RunFolder.open(path)
     job = folder.read_job()
     reference, options = str(job.get("task")), job.get("options") or {}
@@ -92,7 +110,7 @@ def trained(
     found = resolve(reference, data_dir or options.get("data_dir"))
     model = build_model(found, int(job.get("seed", 0)), device, index)
     model.load_state_dict(load_weights(folder.model, layout_of(model)))
-    return found, model
+    return found, lean(model, inference)
 
 
 def _figures(task: Task, model: nn.Module) -> dict[str, Any]:

@@ -670,18 +670,26 @@ def task(data_dir=None):
     return db.Task(model=lambda: torch.nn.Linear(4, 2), train=data, test=data)
 """
 """A task with as many samples as stand in a file of its folder."""
-EVALUATED = {"task": "digits", "test_accuracy": 0.5, "test_metrics": {}, "test_loss": 1.0, "samples": 360}
+EVALUATED = {
+    "task": "digits",
+    "test_accuracy": 0.5,
+    "test_metrics": {},
+    "test_loss": 1.0,
+    "samples": 360,
+    "model_bytes": 9,
+    "seconds": 0.1,
+}
 
 
 def test_the_options_of_evaluate_reach_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(evaluate, "evaluate", lambda *words: [asked.append(words), EVALUATED][1])
-    options = ["--data-dir", "there", "--device", "cuda:1", "--task", "mine:task", "--json"]
+    options = ["--data-dir", "there", "--device", "cuda:1", "--task", "mine:task", "--inference", "ids", "--json"]
     assert main.run(["evaluate", "run", *options]) == 0
     assert json.loads(capsys.readouterr().out) == EVALUATED
     assert main.run(["evaluate", "run"]) == 0
     assert capsys.readouterr().out == "digits: test accuracy 50.00 %, loss 1.0000 (360 samples)\n"
-    assert asked == [("run", "there", "cuda:1", "mine:task"), ("run", None, "cpu", None)]
+    assert asked == [("run", "there", "cuda:1", "mine:task", "ids"), ("run", None, "cpu", None, "float32")]
 
 
 def test_evaluate_takes_the_data_and_the_device_that_it_is_told(

@@ -99,7 +99,15 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         evaluate,
         "evaluate",
-        lambda *_: {"task": "", "test_accuracy": 0.0, "test_metrics": {}, "test_loss": 0.0, "samples": 0},
+        lambda *_: {
+            "task": "",
+            "test_accuracy": 0.0,
+            "test_metrics": {},
+            "test_loss": 0.0,
+            "samples": 0,
+            "model_bytes": 0,
+            "seconds": 0.0,
+        },
     )
     predicted = {"out": "", "samples": 0, "samples_per_second": 0.0}
     monkeypatch.setattr(predict, "predict", lambda *_: predicted)

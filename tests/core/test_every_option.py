@@ -137,7 +137,7 @@ SMALL: dict[str, dict[str, str]] = {
         "data_dir": "there",
         "json": "",
     },
-    "evaluate": {"data_dir": "there", "device": "cuda:1", "task": "mine:task", "json": ""},
+    "evaluate": {"data_dir": "there", "device": "cuda:1", "inference": "int8", "task": "mine:task", "json": ""},
     "predict": {
         "out": "other.safetensors",
         "replicas": "3",
@@ -216,7 +216,15 @@ def test_no_option_of_a_small_command_is_dead(
     assert name in SMALL[command], f"{command} has an option {name!r} without a case here: what does it change?"
     asked: list[Any] = []
     value = SMALL[command][name]
-    measured = {"task": "digits", "test_accuracy": 0.5, "test_metrics": {}, "test_loss": 1.0, "samples": 360}
+    measured = {
+        "task": "digits",
+        "test_accuracy": 0.5,
+        "test_metrics": {},
+        "test_loss": 1.0,
+        "samples": 360,
+        "model_bytes": 9,
+        "seconds": 0.1,
+    }
     monkeypatch.setattr(evaluate, "evaluate", lambda *words: [asked.append(words), measured][1])
     made = {"out": "", "samples": 360, "samples_per_second": 1.0}
     monkeypatch.setattr(forkserver, "start", bool)

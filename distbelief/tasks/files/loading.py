@@ -11,30 +11,34 @@ from distbelief.codecs.file import ModelFile, read
 from distbelief.core.values import admit, shown
 from distbelief.errors import UsageError
 from distbelief.tasks.files.constrained import fill
+from distbelief.tasks.files.lean import lean
 from distbelief.tasks.registry import BUILTINS, resolve
 from distbelief.tasks.task import Task
 
 
-def load(path: str | os.PathLike[str], model: nn.Module | str | None = None) -> nn.Module:
+def load(path: str | os.PathLike[str], model: nn.Module | str | None = None, inference: str = "float32") -> nn.Module:
     """The model of a file that `distbelief compress` wrote, as a plain module in evaluation mode.
 
     Args:
         path: of the file.
         model: a module to take the values, or the task that builds it, by its name or `module:function`; None for the
             built-in task that the file names. What a file names is never imported.
+        inference: float32; int8, whose linear layers and convolutions multiply numbers of 8 bits; or ids, which makes
+            shared weights of their ids whenever they are used.
 
     Returns:
-        The module, its parameters dense float32 (or as they were).
+        The module, its parameters dense float32 (or as they were); with int8 or ids, those layers replaced, for
+        inference only.
 
     Raises:
         DataError: there is no such file, or it is truncated, foreign or spoilt.
         LayoutError: the model does not fit it; the first difference is named.
-        UsageError: it names no built-in task, and no model was given.
+        UsageError: it names no built-in task, and no model was given; or there is no such inference of it.
     """
     file = read(Path(admit(path, str | os.PathLike, f"load({shown(path)})")))
     admit(model, nn.Module | str | None, f"load(model={shown(model)})")
     made = model if isinstance(model, nn.Module) else task_of(file, model).model()
-    return fill(made, file).eval()
+    return lean(fill(made, file).eval(), admit(inference, str, f"load(inference={shown(inference)})"), file)
 
 
 def task_of(file: ModelFile, task: str | None = None, data_dir: str | None = None) -> Task:

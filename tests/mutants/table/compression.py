@@ -10,6 +10,7 @@ HALF = "In fp16, a gradient that overflows"
 RATIO = "The ratio that `compress` tells"
 POINT = "With `--fixed-point`, what is multiplied"
 FIXED = "tests/core/test_fixed_point.py"
+LEAN = "Inference in int8 multiplies each sample"
 CAST = "tests/core/test_autocast.py"
 CHECK = "tests/core/test_codecs.py::test_every_codec_keeps_its_promises"
 NEAR = "tests/core/test_codecs.py::test_a_huffman_code_is_within_3_percent_of_the_entropy"
@@ -191,5 +192,21 @@ MUTANTS = [
         "        if self._fixed_point:\n",
         "        if False:\n",
         (f"{FIXED}::test_parameters_of_a_job_are_on_the_grid_of_its_updates",),
+    ),
+    Mutant(
+        "samples-share-a-scale",
+        LEAN,
+        "tasks/files/lean.py",
+        "    scales = rows.abs().amax(1, keepdim=True)",
+        "    scales = rows.abs().amax().expand(len(rows), 1)",
+        ("tests/core/test_lean.py::test_a_linear_layer_of_int8_multiplies_rounded_rows",),
+    ),
+    Mutant(
+        "paired-ids-change-places",
+        LEAN,
+        "tasks/files/lean.py",
+        "(both[:, 0] << PAIRED_BITS | both[:, 1])",
+        "(both[:, 1] << PAIRED_BITS | both[:, 0])",
+        ("tests/core/test_lean.py::test_a_weight_of_ids_is_the_dense_one",),
     ),
 ]
