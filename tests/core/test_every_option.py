@@ -80,6 +80,7 @@ WORDS: dict[str, str] = {
     "compute": "2ms",
     "handling": "message=1ms",
     "hosts": "cores=2",
+    "path": "auto",
     "stragglers": "1:4",
     "faults": "crash=1@9",
     "phantom": "",
