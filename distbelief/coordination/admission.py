@@ -37,10 +37,11 @@ def plan(settings: Settings, event: Join) -> Plan:
             f"--drop-last: all of the {left_out} training samples are less than one minibatch of "
             f"{settings.data.batch_size}: lower --batch-size"
         )
+    parts = settings.shards if settings.strategy.held_by is Holder.SHARDS else settings.partitions
     return Plan(
         settings,
         event.layout,
-        cut(event.layout, settings.mesh, settings.shards if settings.strategy.held_by is Holder.SHARDS else 1),
+        cut(event.layout, settings.mesh, parts),
         event.samples - left_out,
         left_out,
     )

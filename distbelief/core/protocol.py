@@ -42,7 +42,7 @@ BATCHED = (*SERVED, OPERATIONS)
 """Of a job in batches, whose server operates on vectors."""
 SHARED = (*SERVED, SHARING)
 """Of a job whose replicas share memory."""
-GROUPED = (GROUPING,)
+GROUPED = (GROUPING, PARTITIONING)
 """Of a job whose replicas reduce their gradients among themselves."""
 CONVERSATIONS = (LINKING, *SERVED, OPERATIONS, SHARING, GROUPING)
 """All that there are."""

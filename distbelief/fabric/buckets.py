@@ -33,9 +33,9 @@ class Bucket(NamedTuple):
         return (self.stop - self.start) // self.item
 
 
-def buckets(layout: Layout, megabytes: float) -> tuple[Bucket, ...]:
-    """Every trained parameter in one bucket of at most so many megabytes, of whole tensors; a larger tensor is one by
-    itself.
+def buckets(layout: Layout, megabytes: float, home: int = 0) -> tuple[Bucket, ...]:
+    """Every trained parameter of a home in one bucket of at most so many megabytes, of whole tensors; a larger one is
+    a bucket by itself. Bytes are counted from where the home's part of the flat vector begins.
 
     >>> from distbelief.sharding.layout import Tensor, lay_out
     >>> layout = lay_out([Tensor(name, (250,), "float32") for name in "abc"])
@@ -44,21 +44,25 @@ def buckets(layout: Layout, megabytes: float) -> tuple[Bucket, ...]:
     """
     found: list[Bucket] = []
     before: Entry | None = None
-    for entry in reversed([e for e in layout.trained_entries if e.elements]):
-        stop, tensor = entry.stop, entry.tensor
+    base = layout.homes[home].all.start
+    for entry in reversed([e for e in layout.trained_entries if e.elements and e.piece.home == home]):
+        start, stop, tensor = entry.start - base, entry.stop - base, entry.tensor
         together = before is not None and (before.tensor.dtype, before.tensor.group) == (tensor.dtype, tensor.group)
-        if together and found[-1].stop - entry.start <= megabytes * MEGABYTE:
-            found[-1] = found[-1]._replace(start=entry.start)
+        if together and found[-1].stop - start <= megabytes * MEGABYTE:
+            found[-1] = found[-1]._replace(start=start)
         else:
-            found.append(Bucket(entry.start, stop, tensor.dtype))
+            found.append(Bucket(start, stop, tensor.dtype))
         before = entry
     return tuple(found)
 
 
-def of_buffers(layout: Layout) -> tuple[Bucket, ...]:
-    """What all take from the first rank: the model's buffers, as bytes; nothing where it has none."""
-    start = min((section.start for section in layout.sections if section.kind == "buffer"), default=layout.moving)
-    return (Bucket(start, layout.moving, "uint8", False),) if start < layout.moving else ()
+def of_buffers(layout: Layout, home: int = 0) -> tuple[Bucket, ...]:
+    """What all take from the first rank: the buffers of a home, as bytes; nothing where it has none."""
+    own = layout.homes[home]
+    base, stop = own.all.start, own.moving.stop
+    held = (one.start for one in layout.sections if one.kind == "buffer" and one.home == home)
+    start = min(held, default=stop)
+    return (Bucket(start - base, stop - base, "uint8", False),) if start < stop else ()
 
 
 def shares(found: Sequence[Bucket]) -> list[float]:

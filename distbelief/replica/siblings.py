@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from distbelief.core import events, roles
-from distbelief.core.conversations import dealing, initialising, membership, partitioning
+from distbelief.core.conversations import dealing, grouping, initialising, membership, partitioning
 from distbelief.core.effects import RECEIVE, Arrival, Batch, Connect, Effect, Send
 from distbelief.core.messages import Address, Message
 from distbelief.core.portions import Portion
@@ -29,7 +29,7 @@ class Siblings:
     """
 
     def __init__(self, role: str, incarnation: int, partitions: int = 1, address: str = "") -> None:
-        self.role, self._incarnation, self._address = role, incarnation, address
+        self.role, self._incarnation, self.address = role, incarnation, address
         self._all = roles.partitions_of(role, partitions)
         self.partition = roles.partition_of(role)
         self.superior = roles.COORDINATOR if self.partition == 0 else self._all[0]
@@ -42,7 +42,8 @@ class Siblings:
         """What followers ask about shards that they have lost."""
         self._places: tuple[Address, ...] = ()
         self._hailed: set[str] = set()
-        self._layouts: dict[str, Layout] = {}
+        self.joined: dict[str, membership.Join | grouping.Enter] = {}
+        """What those that this one leads have joined it with."""
         self._awaited: set[str] = set()
         """Followers that have not done yet what they were told."""
         self._lives: tuple[int, ...] = ()
@@ -77,17 +78,17 @@ class Siblings:
         """
         if len(self._all) == 1:
             return
-        yield Send(roles.COORDINATOR, partitioning.PartitionHere(Address(self._address, self._incarnation)))
+        yield Send(roles.COORDINATOR, partitioning.PartitionHere(Address(self.address, self._incarnation)))
         while not self._places:
             self._greet((yield RECEIVE))
         for role, place in list(zip(self._all, self._places, strict=True))[: self.partition]:
             if not (yield Connect(role, place)):
                 raise JobFailed(f"{self.role}: {role} cannot be reached")
             yield Send(role, partitioning.PartitionHail())
-        while not self._hailed >= {*self._all[self.partition + 1 :]} or not self._layouts.keys() >= {*self.followers}:
+        while not self._hailed >= {*self._all[self.partition + 1 :]} or not self.joined.keys() >= {*self.followers}:
             self._greet((yield RECEIVE))
-        for role, theirs in self._layouts.items():
-            check_same(layout, theirs, role)
+        for role, theirs in self.joined.items():
+            check_same(layout, theirs.layout, role)
 
     def _greet(self, arrival: Arrival) -> None:
         match arrival.event:
@@ -95,8 +96,8 @@ class Siblings:
                 self._places = places
             case partitioning.PartitionHail():
                 self._hailed.add(arrival.sender)
-            case membership.Join() as joining:
-                self._layouts[arrival.sender] = joining.layout
+            case membership.Join() | grouping.Enter() as joining:
+                self.joined[arrival.sender] = joining
             case _ if not self.takes(arrival):
                 unwanted(self.role, arrival)
 

@@ -23,7 +23,7 @@ from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute, SplitPart
 from distbelief.replica.vectors import PhantomVectors, Vectors
 from distbelief.runtime.clock import VirtualClock
-from distbelief.runtime.player import Compute
+from distbelief.runtime.player import Compute, cannot
 from distbelief.sharding.layout import Layout
 from distbelief.tasks import Task
 from distbelief.tasks.flat import FlatModule
@@ -55,6 +55,11 @@ class ProcessSpec(Protocol):
     @property
     def advertise(self) -> str:
         """The host that others reach this one at."""
+        ...
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Its descriptors of the memory that partitions from the second on share with those of other replicas."""
         ...
 
     @property
@@ -128,6 +133,8 @@ class Context:
     """What it computes together with the other partitions of its replica, where that is split: then the model is what
     it holds of it.
     """
+    whole: Callable[[], nn.Module] = cannot("make the whole model")
+    """Makes the model of which it holds a part, where its replica is split."""
     batch_size: int = 0
     """Samples of a minibatch, where a user's loop names them; 0 for those of the settings."""
     epochs: int = 0

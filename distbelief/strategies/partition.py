@@ -62,8 +62,9 @@ def split_graph(task: Task, model: nn.Module, settings: Settings, tell: Tell | N
 
 
 def partition(
-    task: Task, model: nn.Module, settings: Settings, role: str, rows: bool, tell: Tell | None = None
-) -> tuple[FlatModule, PartitionTrainer]:
+    task: Task, model: nn.Module, settings: Settings, role: str, rows: bool, tell: Tell | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[FlatModule, PartitionTrainer]:  # fmt: skip
     """What a partition holds of a model, and how it computes with that.
 
     Args:
@@ -73,13 +74,14 @@ def partition(
         role: the partition.
         rows: whether sparse gradients may stay so.
         tell: is told by the first partition of the first replica how the model is split.
+        clock: says how long a step takes.
     """
     first = roles.is_lead(role) and roles.index_of(role) == 0
     home, graph = roles.partition_of(role), split_graph(task, model, settings, tell if first else None)
     layout = layout_of(model, groups_of(model, settings.optimizer), graph.pieces)
     program = build(graph, home, model)
     flat = FlatModule(program.module, rows=rows, layout=layout, home=home)
-    return flat, PartitionTrainer(task, program, settings, way_of(graph, settings, home))
+    return flat, PartitionTrainer(task, program, settings, way_of(graph, settings, home), clock)
 
 
 class Way(NamedTuple):
@@ -142,21 +144,26 @@ class PhantomPartition:
         way: how minibatches go through it.
         samples: in the training set.
         batch_size: of the job.
+        clock: says how long a step takes.
     """
 
     slots: Sequence[int] = ()
 
-    def __init__(self, program: HomeProgram, way: Way, samples: int, batch_size: int) -> None:
+    def __init__(
+        self, program: HomeProgram, way: Way, samples: int, batch_size: int, clock: Callable[[], float]
+    ) -> None:
         self._program, self._way, self._all, self._batch_size = program, way, samples, batch_size
+        self._clock = clock
         self._samples: list[int] = []
 
     def play(self, batch: Batch) -> Generator[HomeEffect, object, Computed]:
         """Its part of a step."""
+        begun = self._clock()
         samples = min(self._batch_size, self._all - batch.index * self._batch_size)
         self._samples = self._way.sizes(samples)
         for direction, number in self._way.order(len(self._samples)):
             yield from (self._forward if direction is Pass.FORWARD else self._backward)(number)
-        return Computed(None, samples, 0.0)
+        return Computed(None, samples, self._clock() - begun)
 
     def _forward(self, number: int) -> Iterator[HomeEffect]:
         for segment, new in self._begun:
@@ -224,10 +231,14 @@ class PartitionTrainer:
         program: of the home.
         settings: of the job.
         way: how minibatches go through it.
+        clock: says how long a step takes.
     """
 
-    def __init__(self, task: Task, program: HomeProgram, settings: Settings, way: Way) -> None:
-        self._task, self._program, self._way = task, program, way
+    def __init__(
+        self, task: Task, program: HomeProgram, settings: Settings, way: Way,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:  # fmt: skip
+        self._task, self._program, self._way, self._clock = task, program, way, clock
         self._numbers = {one: number for number, one in enumerate(way.transfers)}
         self.slots = way.slots(settings.data.batch_size)
         """Bytes of each thing that crosses, at most."""
@@ -247,7 +258,7 @@ class PartitionTrainer:
         Raises:
             TrainingError: the user's model or loss raised.
         """
-        begun = time.perf_counter()
+        begun = self._clock()
         for parameter in self._parameters:
             parameter.grad = None
         try:
@@ -263,7 +274,7 @@ class PartitionTrainer:
             raise
         except (Exception, SystemExit) as error:
             raise raised_at(self._task, batch, error, f", partition {self._program.home}") from error
-        return Computed(result.loss, len(numbers), time.perf_counter() - begun)
+        return Computed(result.loss, len(numbers), self._clock() - begun)
 
     def share(self, run: RunSegment) -> float:
         """Of the work of a step, that of a segment for its microbatch."""

@@ -43,7 +43,8 @@ SCALED = "--lr-scaling --base-batch"
 OWN = {
     "downpour": DOWNPOUR,
     "synchronous": f"--replicas --shards --restarts --standby --push-every --backup-workers --quorum {SCALED} {SPLIT}",
-    "allreduce": f"--replicas --accumulate --algorithm --bucket-mb --buffers --on-death --per-host --restarts {SCALED}",
+    "allreduce": f"--replicas --accumulate --algorithm --bucket-mb --buffers --on-death --per-host --restarts {SCALED} "
+    f"{SPLIT}",
     "softsync": f"{CADENCE} --n",
     "bounded": f"{CADENCE} --staleness",
 }

@@ -129,7 +129,7 @@ def test_what_the_type_checker_is_told_to_ignore_has_its_reason(name: str) -> No
 
 BORN_LATE = {
     "strategies/allreduce/replica.py": 4,
-    "strategies/allreduce/torch_whole.py": 14,
+    "strategies/allreduce/torch_whole.py": 13,
 }
 """Attributes that are set before anything declares them, in files where some still are: the numbers may only fall."""
 DECLARING = ("Struct", "NamedTuple", "Protocol", "TypedDict", "Enum", "StrEnum", "IntEnum")

@@ -14,7 +14,7 @@ from distbelief.core.optimizer import optim
 from distbelief.core.records import Record
 from distbelief.errors import UsageError
 from distbelief.places.processes.local import Local
-from distbelief.strategies import Downpour, Synchronous
+from distbelief.strategies import Allreduce, Downpour, Synchronous
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
@@ -71,6 +71,37 @@ def test_rounds_go_on_without_a_replica_of_which_a_partition_is_killed(tmp_path:
     result = jobs.run(tmp_path, strategy, task="digits", epochs=20, evaluate_every=0)
     assert result["outcome"] == "done"
     assert result["samples"] == 20 * 1437
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
+def test_split_replicas_that_add_up_among_themselves_end_where_whole_ones_do(tmp_path: Path, transport: str) -> None:
+    """In stages bit for bit: what they hold, and what is measured."""
+    found = []
+    for name, more in (("whole", {}), ("split", {"partitions": 2, "split": "stages"})):
+        strategy = Allreduce(replicas=2, optimizer=optim("momentum", lr=0.05), **more)  # type: ignore[arg-type]  # its options
+        result = jobs.run(tmp_path / name, strategy, task="digits", on=Local(transport=transport))
+        found.append((load_file(tmp_path / name / "model.safetensors"), result))
+    (whole, result), (pieces, other) = found
+    assert whole.keys() == pieces.keys()
+    assert all(torch.equal(pieces[name], tensor) for name, tensor in whole.items())
+    assert (other["test_loss"], other["steps"]) == (result["test_loss"], result["steps"])
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
+def test_a_group_goes_on_without_a_replica_of_which_a_partition_is_killed(
+    tmp_path: Path, watch: jobs.Watch, transport: str
+) -> None:
+    """Each minibatch counts once."""
+
+    def act(record: Record) -> None:
+        if isinstance(record, records.EpochDone) and record.epoch == 2:
+            jobs.kill("replica 1.1")
+
+    watch.act = act
+    strategy = Allreduce(replicas=2, partitions=2, split="stages", optimizer=optim("sgd", lr=0.05), restarts=1)
+    result = jobs.run(tmp_path, strategy, task="digits", epochs=60, evaluate_every=0, on=Local(transport=transport))
+    assert (result["outcome"], result["samples"]) == ("done", 60 * 1437)
+    assert [one.role for one in watch.of(records.Gone) if one.died] == ["replica 1.0"]
 
 
 def test_no_guest_joins_a_job_of_split_replicas(tmp_path: Path) -> None:

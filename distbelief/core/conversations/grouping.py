@@ -13,7 +13,7 @@ from distbelief.core.conversations.table import Conversation, Says, States, Text
 from distbelief.core.events import Lost, Saved
 from distbelief.core.messages import Address, Message
 from distbelief.core.portions import Portion
-from distbelief.core.roles import Kind
+from distbelief.core.roles import Kind, at_partition
 from distbelief.core.settings import Plan
 from distbelief.sharding.layout import Layout
 
@@ -21,8 +21,15 @@ NOTHING = -2
 """The rounds of a replica that holds nothing yet."""
 
 
+class PartPlace(NamedTuple):
+    """A partition of a split replica, as those that add up gradients with it find it."""
+
+    place: Address
+    store: str
+
+
 class Member(NamedTuple):
-    """One replica of a group."""
+    """One replica of a group; of a split one, the partition that leads."""
 
     role: str
     place: Address
@@ -30,6 +37,22 @@ class Member(NamedTuple):
     """Whether it does not have the parameters with which the group begins."""
     store: str
     """Where a group that torch.distributed makes meets, if this is its first member."""
+    parts: tuple[PartPlace, ...] = ()
+    """The partitions that follow, in their order."""
+
+
+def column(members: tuple[Member, ...], partition: int) -> tuple[Member, ...]:
+    """The same partition of each member: those add up the gradients of their part among themselves.
+
+    >>> pair = (Member("replica 0.0", Address("unix:@a", 0), False, "", (PartPlace(Address("unix:@b", 0), ""),)),)
+    >>> column(pair, 1)[0].role, column(pair, 1)[0].place.address
+    ('replica 0.1', 'unix:@b')
+    """
+    return tuple(
+        Member(at_partition(one.role, partition), one.parts[partition - 1].place, one.needs,
+               one.parts[partition - 1].store)
+        for one in members
+    )  # fmt: skip
 
 
 # replica to coordinator
@@ -46,6 +69,8 @@ class Enter(Message, frozen=True, array_like=True, tag=True, gc=False):
     digest: str
     store: str = ""
     epochs: int = 0
+    parts: tuple[PartPlace, ...] = ()
+    """Of a split replica, the partitions that follow."""
 
 
 class Halted(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -121,6 +146,40 @@ class Kept(Message, frozen=True, array_like=True, tag=True, gc=False):
     number: int
     error: str
     updates: int
+
+
+# partition to partition of one replica: beside these, the lead is to the others what the coordinator is to it
+
+
+class PartSummed(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A partition holds the sum of the gradients of its part in a round; of its own part of the step the loss, where it
+    has that, and the bytes it sent and received.
+    """
+
+    group: int
+    round: int
+    loss: float
+    losses: int
+    sent: int
+    received: int
+
+
+class UpdatePart(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """All partitions of the replica hold the sums of a round: make the update. So none makes one that others do not."""
+
+    group: int
+    round: int
+
+
+class PartValues(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """What a partition holds of the flat vector, for its lead to measure the whole: from byte `start` on; `left` is how
+    many messages come after this one.
+    """
+
+    group: int
+    start: int
+    left: int
+    data: bytes
 
 
 # replica to replica
@@ -232,6 +291,12 @@ GROUPING = Conversation(
         Says(Leave, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
         Says(Stop, by=(Kind.SUPERVISOR,), to=(Kind.COORDINATOR,)),
         Says(Stop, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
+        *(
+            Says(one, by=(Kind.REPLICA,), to=(Kind.REPLICA,))
+            for one in (Enter, Assemble, RoundBatch, RoundsMade, Evaluate, Keep, Kept, Broken, Halt, Halted, PartValues)
+        ),
+        Says(PartSummed, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
+        Says(UpdatePart, by=(Kind.REPLICA,), to=(Kind.REPLICA,), answers=PartSummed),
     ),
     (GROUP_PHASES,),
 )

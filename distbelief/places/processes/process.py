@@ -345,7 +345,8 @@ class _Process:
         task = with_data(task, data)
         if spec.settings.partitions > 1:
             flat, part = partition(task, model, spec.settings, self.role, self.players.rows, self._tell)
-            context = self._context(task, len(data), flat, lambda _: cannot("compute"), part=part)
+            whole = functools.partial(build_model, task, spec.settings.seed, "cpu")
+            context = self._context(task, len(data), flat, lambda _: cannot("compute"), part=part, whole=whole)
         else:
             flat = self._flat(model)
             context = self._context(task, len(data), flat, lambda clip_norm: self._computes(task, flat, clip_norm))
@@ -380,6 +381,7 @@ class _Process:
         epochs: int = 0,
         scripted: bool = False,
         part: SplitPart | None = None,
+        whole: Callable[[], nn.Module] | None = None,
     ) -> Context:
         """What whoever plays this role is given."""
         spec = self.spec
@@ -394,6 +396,7 @@ class _Process:
             computes,
             spec.evaluator,
             part,
+            whole or cannot("make the whole model"),
             batch_size,
             epochs,
             scripted,

@@ -13,7 +13,7 @@ import msgspec
 
 from distbelief import errors
 from distbelief.core import effects, records, roles
-from distbelief.core.settings import Settings
+from distbelief.core.settings import Holder, Settings
 from distbelief.job import Job
 from distbelief.places import status
 from distbelief.places.channel_messages import Ask, ChannelMessage, Listening, Noted, Over, Standing
@@ -74,9 +74,11 @@ class Running:
         self._memory = os.memfd_create("distbelief parameters") if shared else -1
         crosses = settings.partitions > 1 and cluster.carrier == "shared"
         self._crossings = os.memfd_create("distbelief crossings") if crosses else -1
+        columns = settings.partitions - 1 if shared and settings.strategy.held_by is Holder.REPLICAS else 0
+        self._columns = tuple(os.memfd_create("distbelief gradients") for _ in range(columns))
         self._journal = tuple(os.memfd_create("distbelief journal") for _ in range(2 * lasts))
         self._told = msgspec.structs.replace(
-            told, memory=self._memory, crossings=self._crossings, journal=self._journal
+            told, memory=self._memory, crossings=self._crossings, columns=self._columns, journal=self._journal
         )
 
     def run(self, woken: Connection) -> dict[str, Any]:
@@ -106,7 +108,7 @@ class Running:
         self.desk.close()
         if self._join_server:
             self._join_server.close()
-        for descriptor in (*self._journal, self._memory, self._crossings):
+        for descriptor in (*self._journal, *self._columns, self._memory, self._crossings):
             if descriptor >= 0:
                 os.close(descriptor)
 

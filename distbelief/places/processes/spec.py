@@ -73,6 +73,8 @@ class Spec(Opening, frozen=True, kw_only=True):
     """Whether replicas update it themselves."""
     crossings: int = -1
     """That of the memory through which partitions give each other what crosses; -1 where they send it."""
+    columns: tuple[int, ...] = ()
+    """Those of the memory in which partitions, from the second on, add up gradients with those of other replicas."""
     script: list[str] = []
     """The user's own script and its arguments; empty where a task is trained."""
     evaluator: bool = True

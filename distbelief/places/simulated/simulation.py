@@ -298,13 +298,13 @@ class Simulation:
             if self.settings.partitions > 1:
                 flat, part = partition(
                     self._loaded, model, self.settings, role, self.players.rows,
-                    lambda record: self.sink(self.clock.now(), role, record),
+                    lambda record: self.sink(self.clock.now(), role, record), self.clock.now,
                 )  # fmt: skip
             else:
                 flat = self._flat(model)
         elif self.settings.partitions > 1:
             program, way = self._programs[roles.partition_of(role)]
-            part = PhantomPartition(program, way, len(self._data), self.settings.data.batch_size)
+            part = PhantomPartition(program, way, len(self._data), self.settings.data.batch_size, self.clock.now)
         network, timing = self.network.model, StepTiming()
         virtual = SimulatedContext(
             self.clock, endpoint, network.reduction or self.cluster.handling.addition, timing, self.common, []
@@ -348,6 +348,7 @@ class Simulation:
             computes,
             self.evaluates,
             part,
+            self._model,
             memory=self._share if shared else None,
             virtual=virtual,
         )

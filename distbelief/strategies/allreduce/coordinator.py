@@ -13,8 +13,9 @@ from typing import Any
 
 from distbelief.coordination import admission
 from distbelief.coordination.cadence import SnapshotTimer, Target, budget_spent, budget_timer, is_due, snapshot_due
+from distbelief.coordination.partitions import PartitionRegistry
 from distbelief.core import events, records, roles
-from distbelief.core.conversations import evaluating, grouping, membership
+from distbelief.core.conversations import evaluating, grouping, membership, partitioning
 from distbelief.core.conversations.grouping import GROUP_ALLOWED, GROUP_PHASES, Duty, GroupMay, GroupPhase
 from distbelief.core.effects import Commit, Discard, Effect, End, Send, WriteRecord
 from distbelief.core.lives import Lives
@@ -60,6 +61,7 @@ class AllreduceCoordinator(Answering):
         self._failed, self._updates = "", 0
         self._lives = Lives(settings.restarts)
         self._groups = Grouping()
+        self._partitions = PartitionRegistry(settings.partitions)
         self._told: dict[str, grouping.RoundsMade] = {}
         self._fallen: list[
             tuple[str, str, bool]
@@ -77,6 +79,7 @@ class AllreduceCoordinator(Answering):
             ""  # why it was to end when it was ending already: what counts where all go back, and there is work again
         )
         answers: dict[type, Callable[[str, Any], list[Effect]]] = {
+            partitioning.PartitionHere: lambda sender, event: self._partitions.here(sender, event.place),
             grouping.Enter: self._on_enter,
             grouping.Halted: self._on_halted,
             grouping.RoundsMade: self._on_rounds,
@@ -87,7 +90,7 @@ class AllreduceCoordinator(Answering):
             membership.Stop: self._on_stop,
             events.Saved: self._on_saved,
             events.Woke: self._on_woke,
-            events.Lost: lambda sender, event: self._without(sender, event.reason, event.incarnation, died=True),
+            events.Lost: self._on_lost,
         }
         self._answers = Answers("the coordinator", self.heard, answers)
 
@@ -122,7 +125,7 @@ class AllreduceCoordinator(Answering):
 
     @property
     def _expected(self) -> list[str]:
-        return [role for role in map(roles.replica, range(self.settings.replicas)) if role not in self._lives.over]
+        return [role for role in roles.leads(self.settings.mesh) if role not in self._lives.over]
 
     def _may(self, act: GroupMay) -> bool:
         """Whether the phase allows it."""
@@ -443,6 +446,11 @@ class AllreduceCoordinator(Answering):
         return [*applied, WriteRecord(records.Finished.of(cause, reason, role)), *stops, End(reason)]
 
     # death
+
+    def _on_lost(self, sender: str, event: events.Lost) -> list[Effect]:
+        if self._may(GroupMay.DISMISS) and not roles.is_lead(sender):
+            return []  # it was done before its lead, which leaves for it
+        return self._without(roles.lead_of(sender), event.reason, event.incarnation, died=True)
 
     def _without(self, role: str, reason: str, incarnation: int, died: bool) -> list[Effect]:
         """Go on without a replica, or end."""

@@ -83,7 +83,11 @@ class Grouping:
             lacks = (not alike or entered.digest != digest) if most == NOTHING else stand != most
             members.append(
                 grouping.Member(
-                    role, Address(entered.address, entered.incarnation), i != source and lacks, entered.store
+                    role,
+                    Address(entered.address, entered.incarnation),
+                    i != source and lacks,
+                    entered.store,
+                    entered.parts,
                 )
             )
         self._stand = dict.fromkeys(self.group, begins)

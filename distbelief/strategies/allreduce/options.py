@@ -13,14 +13,14 @@ from distbelief.core.values import Given
 from distbelief.errors import UsageError
 from distbelief.schedules.allreduce import PLACED, check_algorithm, check_hosts
 from distbelief.strategies.allreduce.settings import AllreduceSettings
-from distbelief.strategies.base import LocalMachine, Replicated, Scaled, Virtual
+from distbelief.strategies.base import LocalMachine, Scaled, Splittable, Virtual
 
 if TYPE_CHECKING:
     from distbelief.strategies.players import Players
 
 
 @dataclass(frozen=True)
-class Allreduce(Replicated, Scaled):
+class Allreduce(Splittable, Scaled):
     """Rounds without a server: every replica holds the whole model, and all make one update with the gradient of the
     union of their minibatches.
     """
@@ -58,8 +58,8 @@ class Allreduce(Replicated, Scaled):
         check_algorithm(self.algorithm, PLACED)
 
     def settings(self) -> dict[str, Any]:
-        """A checkpoint is of one part: every replica holds everything."""
-        return super().settings() | {"shards": 1}
+        """A checkpoint is of one part, as every replica holds everything; of a split one, of one for each partition."""
+        return super().settings() | {"shards": max(1, self.partitions)}
 
     @classmethod
     def players(cls) -> Players:
@@ -89,6 +89,7 @@ class Allreduce(Replicated, Scaled):
                 " network where nobody else can read or forge it"
             )
         check_hosts(self.algorithm, self.per_host, auto=machine.carrier == "tcp")
+        super().check_machine(settings, machine)
 
     def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
         """Refuse an algorithm that is not simulated, and hosts that it has no use for.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from distbelief.coordination.cadence import SnapshotTimer, Target
-from distbelief.core.conversations.grouping import Duty, Enter, GroupPhase, RoundsMade
+from distbelief.coordination.partitions import PartitionRegistry
+from distbelief.core.conversations.grouping import Duty, Enter, GroupPhase, PartPlace, RoundsMade
 from distbelief.core.lives import Lives
+from distbelief.core.messages import Address
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import Portion, Position, StartingPoint
 from distbelief.core.settings import Plan, Settings
@@ -31,6 +33,9 @@ PLAYERS = Players(
         Target,
         Grouping,
         Lives,
+        PartitionRegistry,
+        Address,
+        PartPlace,
         RoundBatches,
         Enter,
         RoundsMade,

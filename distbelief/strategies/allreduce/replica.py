@@ -3,6 +3,10 @@ makes the same update as all.
 
 Whatever happens to another, it waits for the coordinator's word: to halt, and say how far it is. Then a group is formed
 of those who are there, and who has made fewer rounds than another, or has just come, is given what that one holds.
+
+Each partition of a split replica plays this story on its own part of the model, with the same partitions of the others.
+The first leads: it takes part for all, and hands on what it is told; to them it is what the coordinator is to it. A
+round's update is made when all of them hold their sums, so that a replica is never between two rounds.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from itertools import islice
 from typing import Any
 
 from distbelief.core import events, roles
-from distbelief.core.conversations import evaluating, grouping, membership
+from distbelief.core.conversations import evaluating, grouping, membership, partitioning
 from distbelief.core.effects import (
     RECEIVE,
     Arrival,
@@ -42,8 +46,11 @@ from distbelief.fabric.buckets import Bucket, buckets, of_buffers, shares
 from distbelief.fabric.messages import Messages
 from distbelief.replica.downpour import REPORT_SECONDS
 from distbelief.replica.links import unwanted
+from distbelief.replica.siblings import Siblings
+from distbelief.replica.split_compute import SplitCompute
 from distbelief.replica.work import check_loss
 from distbelief.schedules.schedule import Schedule
+from distbelief.strategies.allreduce.followers import Followers, Said
 from distbelief.strategies.allreduce.round_batches import round_of
 from distbelief.strategies.allreduce.settings import AllreduceSettings
 from distbelief.strategies.allreduce.whole import Whole
@@ -66,6 +73,10 @@ class _Halted(Exception):
     """The group is broken up."""
 
 
+def collect_nothing(_start: int, _data: bytes) -> None:
+    """Of a replica that holds the whole model, or measures none."""
+
+
 class AllreduceReplica:
     """One replica.
 
@@ -83,12 +94,15 @@ class AllreduceReplica:
         store: where a group that torch.distributed makes meets, if this is its first member.
         choose: the algorithm for a bucket among so many ranks, where the job's is auto.
         epochs: that the user's own loop names; 0 where the job's are taken.
+        split: how it computes together with the other partitions, where the replica is split.
+        collect: takes the values of the model, part by part, that is measured then, where the replica is split.
     """
 
     def __init__(
         self, role: str, whole: Whole, samples: int, batch_size: int = 0, address: str = "", incarnation: int = 0,
         reduces: bool = False,
         gradual: bool = False, store: str = "", choose: Callable[[Bucket, int], str] | None = None, epochs: int = 0,
+        split: SplitCompute | None = None, collect: Callable[[int, bytes], None] = collect_nothing,
     ) -> None:  # fmt: skip
         self.role, self.whole, self.incarnation = role, whole, incarnation
         self.step = self.samples = 0
@@ -99,6 +113,11 @@ class AllreduceReplica:
         self.stops = False
         """Whether its script ends the job for all."""
         self._reduces, self._gradual, self._choose = reduces, gradual, choose
+        self._split = split
+        self._siblings = split.siblings if split else Siblings(role, incarnation)
+        self._followers = Followers(self._siblings, collect)
+        self._permitted = (-1, -1)
+        """The group and the round of which a partition that follows may make the update."""
         self._plan: Plan | None = None
         self._assemble: grouping.Assemble | None = None
         self._halt: int | None = None
@@ -108,7 +127,7 @@ class AllreduceReplica:
         """What it, or its worker, may be waiting for now, and from whom of its group."""
         self._round_batches: deque[tuple[Portion, int]] = deque()
         self._early: list[tuple[str, grouping.ReducedPiece]] = []
-        self._requests: deque[Any] = deque()
+        self._requests: deque[grouping.Keep | evaluating.Evaluate] = deque()
         self._coming: deque[Batch] = deque()
         self._hailed: dict[str, int] = {}
         self._linked: dict[str, int] = {}
@@ -117,10 +136,12 @@ class AllreduceReplica:
         self._updates = 0
         self._ending = False
         self._loss, self._losses, self._seconds = 0.0, 0, 0.0
+        self._sent = self._received = 0
 
     def story(self) -> Story:
         """From joining to leaving."""
-        yield Send(roles.COORDINATOR, self._enter)
+        yield from self._siblings.meet(self.whole.layout)
+        yield Send(self._siblings.superior, self._followers.enter(self._enter))
         while not self._ending:
             try:
                 while self._assemble is None and not self._ending:
@@ -135,8 +156,14 @@ class AllreduceReplica:
                 halt, self._halt = self._halt, None
                 assert halt is not None
                 self._group = -1
-                yield Send(roles.COORDINATOR, grouping.Halted(halt, self.rounds))
-        yield Send(roles.COORDINATOR, membership.Leave(stops=self.stops))
+                yield from self._siblings.tell(grouping.Halt(halt))
+                yield from self._all_say(grouping.Halted, lambda said, halt=halt: said.group == halt, "a halt")  # type: ignore[misc]  # of the type that is asked for
+                self._followers.forget()
+                yield Send(self._siblings.superior, grouping.Halted(halt, self.rounds))
+        yield from self._siblings.tell(membership.Finish("the replica is done"), awaited=True)
+        while self._siblings.busy:
+            yield from self._wait()
+        yield Send(self._siblings.superior, membership.Leave(stops=self.stops))
 
     def coming(self, most: int) -> list[Batch]:
         """The minibatches that come next, as far as they are dealt."""
@@ -146,15 +173,19 @@ class AllreduceReplica:
         """What it waits for, where it does: one sentence."""
         if self._plan is None:
             return "for all replicas to be there"
-        if self._group < 0:
+        if together := self._siblings.waits():
+            return together
+        if self._group < 0 and not self._awaits:
             return "for a group to be formed"
+        if self._split is not None and (crosses := self._split.waits()):
+            return crosses
         who = self._awaited if self._awaits else [] if self._reduces else self._messages.waits_for()
         if who:
             return (
                 f"for {self._awaits or 'gradients'} from "
                 f"{', '.join(who[:NAMED])}{' and others' if len(who) > NAMED else ''}"
             )
-        return "for work from the coordinator"
+        return f"for work from {self._siblings.superior if self._siblings.follows else 'the coordinator'}"
 
     def standing(self) -> dict[str, Any]:
         """How far it is."""
@@ -174,15 +205,18 @@ class AllreduceReplica:
     def _form(self, told: grouping.Assemble) -> Steps:
         """Take one's place in a group, and hold what it begins with."""
         self._assemble = None
-        plan, settings = told.plan, told.plan.settings
+        plan, settings, home = told.plan, told.plan.settings, self._siblings.partition
+        yield from self._followers.assemble(told)
         if self._plan is None:
             self._plan, self._settings = plan, settings
             yield Attach(plan, 0, 0)
         self._group, self._members = told.group, [member.role for member in told.members]
         rank = self._rank = self._members.index(self.role)
-        self._buckets: list[Bucket] = [*buckets(plan.layout, self._own.bucket_mb)]
+        if self._split is not None:
+            yield from self._split.begin(told.group)
+        self._buckets: list[Bucket] = [*buckets(plan.layout, self._own.bucket_mb, home)]
         if self._own.buffers == "broadcast":
-            self._buckets += of_buffers(plan.layout)
+            self._buckets += of_buffers(plan.layout, home)
         needy = {i for i, member in enumerate(told.members) if member.needs}
         partners = needy if rank == told.source else {told.source} if rank in needy else set()
         if not self._reduces:
@@ -191,7 +225,7 @@ class AllreduceReplica:
             partners |= self._messages.partners
         yield from self._meet(told, partners - {rank})
         if told.checkpoint and rank == told.source:
-            loaded: events.Loaded = yield Load(told.checkpoint, plan, 0)
+            loaded: events.Loaded = yield Load(told.checkpoint, plan, home)
             self.whole.load(loaded.arrays)
             self._updates = int(loaded.facts.get("updates", 0))
         if self.rounds == grouping.NOTHING:
@@ -208,6 +242,7 @@ class AllreduceReplica:
             if not (yield Form(told)):
                 yield from self._break("its part in the group could not be made")
             self._awaits = ""
+        yield from self._all_say(grouping.RoundsMade, lambda said: said.group == told.group, "a group")
         yield self._report()
 
     @property
@@ -250,7 +285,7 @@ class AllreduceReplica:
         chunks = chunks or [("", "", (), 0, b"")]
         chunks += [("updates", "int64", (), self._updates, b""), ("samples", "int64", (), self.samples, b"")]
         for left, (name, dtype, shape, start, data) in zip(range(len(chunks) - 1, -1, -1), chunks, strict=True):
-            size = len(data) if data else self.whole.layout.total * (not name)
+            size = len(data) if data else self.whole.layout.held(self._siblings.partition).size * (not name)
             for role in needy:
                 yield Send(role, grouping.State(self._group, name, dtype, shape, start, left, data), Phantom(size))
 
@@ -268,7 +303,7 @@ class AllreduceReplica:
     def _break(self, reason: str) -> Steps:
         """Say that the group cannot go on, and wait to be halted."""
         self._awaits = ""
-        yield Send(roles.COORDINATOR, grouping.Broken(self._group, reason))
+        yield Send(self._siblings.superior, grouping.Broken(self._group, reason))
         while True:
             yield from self._wait()
 
@@ -280,6 +315,7 @@ class AllreduceReplica:
             if self._round_batches:
                 portion, group = self._round_batches.popleft()
                 if group == self._group:
+                    yield from self._siblings.tell(grouping.RoundBatch(group, portion))
                     yield from self._make(portion)
             elif self._requests:
                 yield from self._answer_request(self._requests.popleft())
@@ -302,7 +338,7 @@ class AllreduceReplica:
             for at, size in enumerate(own):
                 self.whole.weigh(size / sum(sizes), first=not at, last=at + 1 == len(own))
                 batch = self._coming.popleft()
-                computed = yield Compute(batch)
+                computed = yield from self._compute(batch)
                 if computed is None:
                     self._ending = True
                     return
@@ -314,15 +350,50 @@ class AllreduceReplica:
             if not own:
                 self.whole.contribute_nothing()
             yield from self._reduce(computed)
+            yield from self._agree()
             if self._own.buffers == "broadcast":
                 self.whole.adopt_buffers()
             self.whole.update(self._plan.factor(self.samples))
             self.rounds += 1
             self._updates += 1
             self.samples += sum(sizes)
-            if self._seconds >= REPORT_SECONDS:
+            if self._seconds >= REPORT_SECONDS and not self._siblings.follows:
                 yield self._report()
-        yield self._report()
+        if not self._siblings.follows:
+            yield self._report()
+
+    def _compute(self, batch: Batch) -> Generator[Effect, Any, Computed | None]:
+        """The gradient of a minibatch: of a split replica its part, together with the other partitions."""
+        computed: Computed | None
+        if self._split is None:
+            computed = yield Compute(batch)
+        else:
+            computed = yield from self._split.compute(batch, self._wait)
+        return computed
+
+    def _agree(self) -> Steps:
+        """Wait until all partitions of the replica hold their sums of the round: then each makes the update."""
+        now = self._group, self.rounds
+        if self._siblings.follows:
+            yield Send(self._siblings.superior, grouping.PartSummed(self._group, self.rounds, *self._count()))
+            while self._permitted != now:
+                self._await("the word to update", [self._siblings.superior])
+                yield from self._wait()
+            self._awaits = ""
+            return
+        summed = yield from self._all_say(grouping.PartSummed, lambda said: (said.group, said.round) == now, "its sum")
+        for one in summed:
+            self._loss, self._losses = self._loss + one.loss, self._losses + one.losses
+            self._sent, self._received = self._sent + one.sent, self._received + one.received
+        yield from self._siblings.tell(grouping.UpdatePart(*now))
+
+    def _all_say(self, kind: type[Said], fits: Callable[[Said], bool], what: str) -> Generator[Effect, Any, list[Said]]:
+        """Wait until all partitions that this one leads have said something of now."""
+        while away := self._followers.missing(kind, fits):
+            self._await(what, away)
+            yield from self._wait()
+        self._awaits = ""
+        return self._followers.said(kind)
 
     def _reduce(self, computed: Computed | None) -> Steps:
         """Add up the gradients of the round."""
@@ -377,18 +448,26 @@ class AllreduceReplica:
         self._losses += 1
 
     def _report(self) -> Send:
-        sent, received = 0, 0
+        return Send(self._siblings.superior, grouping.RoundsMade(self._group, self.rounds, *self._count()))
+
+    def _count(self) -> tuple[float, int, int, int]:
+        """Since this was last asked: the sum of the losses, how many they are, and the bytes sent and received."""
         if not self._reduces:
-            sent, received = self._messages.sent, self._messages.received
+            self._sent, self._received = self._sent + self._messages.sent, self._received + self._messages.received
             self._messages.sent = self._messages.received = 0
-        told = grouping.RoundsMade(self._group, self.rounds, self._loss, self._losses, sent, received)
-        self._loss, self._losses, self._seconds = 0.0, 0, 0.0
-        return Send(roles.COORDINATOR, told)
+        counted = self._loss, self._losses, self._sent, self._received
+        self._loss, self._losses, self._seconds, self._sent, self._received = 0.0, 0, 0.0, 0, 0
+        return counted
 
     # what the first member does for all
 
-    def _answer_request(self, asked: Any) -> Steps:
+    def _answer_request(self, asked: grouping.Keep | evaluating.Evaluate) -> Steps:
+        yield from self._siblings.tell(asked)
         if isinstance(asked, evaluating.Evaluate):
+            if self._siblings.follows:
+                yield from self._give_values()
+                return
+            yield from self._collect()
             measured: Measured = yield Measure()
             yield Send(
                 roles.COORDINATOR,
@@ -398,8 +477,26 @@ class AllreduceReplica:
             )
             return
         facts = {"updates": self._updates, "samples": self.samples, "staleness": {"0": self._updates}, "taken": []}
-        saved: events.Saved = yield Save(asked.number, "shard-0", self.whole.arrays(), facts)
-        yield Send(roles.COORDINATOR, grouping.Kept(asked.number, saved.error, self._updates))
+        part = f"shard-{self._siblings.partition}"
+        saved: events.Saved = yield Save(asked.number, part, self.whole.arrays(), facts)
+        kept = yield from self._all_say(grouping.Kept, lambda said: said.number == asked.number, "its checkpoint")
+        error = next((error for error in (saved.error, *(one.error for one in kept)) if error), "")
+        yield Send(self._siblings.superior, grouping.Kept(asked.number, error, self._updates))
+
+    def _give_values(self) -> Steps:
+        """Send the lead what this partition holds of the flat vector."""
+        start, data = self.whole.layout.held(self._siblings.partition).start, self.whole.values()
+        for at in range(0, len(data), CHUNK):
+            chunk = data[at : at + CHUNK]
+            left = -(-(len(data) - at - len(chunk)) // CHUNK)
+            yield Send(self._siblings.superior, grouping.PartValues(self._group, start + at, left, chunk))
+
+    def _collect(self) -> Steps:
+        """Of a split replica, have the whole model where it is measured."""
+        if self._siblings.followers:
+            self._followers.collect(0, self.whole.values())
+        now = self._group
+        yield from self._all_say(grouping.PartValues, lambda said: (said.group, said.left) == (now, 0), "its values")
 
     # what arrives
 
@@ -413,28 +510,45 @@ class AllreduceReplica:
             _Halted: the group is to break up.
         """
         event = arrival.event
+        if isinstance(event, grouping.Halt):
+            self._halt = event.group
+            raise _Halted
+        if self._takes(event) or self._followers.take(arrival) or self._siblings.takes(arrival):
+            return
         if isinstance(event, grouping.ReducedPiece):
             if event.group >= self._group:
                 self._early.append((arrival.sender, event))
-        elif isinstance(event, grouping.RoundBatch):
-            self._round_batches.append((event.portion, event.group))
-        elif isinstance(event, grouping.Assemble):
-            self._assemble = event
         elif isinstance(event, grouping.Hail):
             self._hailed[arrival.sender] = event.group
         elif isinstance(event, grouping.State):
             self._take_state(event)
-        elif isinstance(event, grouping.Halt):
-            self._halt = event.group
-            raise _Halted
-        elif isinstance(event, grouping.Keep | evaluating.Evaluate):
-            self._requests.append(event)
-        elif isinstance(event, membership.Finish):
-            self._ending = True
+        elif isinstance(event, grouping.Broken):
+            yield Send(self._siblings.superior, event)
         elif isinstance(event, events.Lost) and arrival.sender != roles.COORDINATOR:
             yield from self._lose(arrival.sender, event)
         elif not isinstance(event, events.Woke):  # of a round that was broken off
             unwanted(self.role, arrival)
+
+    def _takes(self, event: events.Event) -> bool:
+        """Note what the coordinator, or the lead of a partition, has it do, and what crosses; whether it is that."""
+        match event:
+            case grouping.RoundBatch():
+                self._round_batches.append((event.portion, event.group))
+            case grouping.Assemble():
+                self._assemble = event
+            case grouping.Keep() | evaluating.Evaluate():
+                self._requests.append(event)
+            case membership.Finish():
+                self._ending = True
+            case grouping.UpdatePart():
+                self._permitted = event.group, event.round
+            case partitioning.Crossed():
+                pass  # whoever waits looks again
+            case partitioning.Boundary() if self._split is not None:
+                self._split.arrive(event)
+            case _:
+                return False
+        return True
 
     def _take_state(self, event: grouping.State) -> None:
         if event.group > self._given:
@@ -451,4 +565,5 @@ class AllreduceReplica:
         self._linked.pop(role, None)
         self._hailed.pop(role, None)
         if self._group >= 0 and role in self._members:
-            yield Send(roles.COORDINATOR, grouping.Broken(self._group, f"its link to {role} is gone ({event.reason})"))
+            reason = f"its link to {role} is gone ({event.reason})"
+            yield Send(self._siblings.superior, grouping.Broken(self._group, reason))

@@ -10,12 +10,13 @@ from distbelief.fabric.buckets import Bucket, buckets, shares
 from distbelief.runtime.player import Part, Worker
 from distbelief.schedules.allreduce import by_host
 from distbelief.schedules.price import CHOICES, LinkModel, cheapest
-from distbelief.strategies.allreduce.replica import AllreduceReplica
+from distbelief.strategies.allreduce.measured import measured_model
+from distbelief.strategies.allreduce.replica import AllreduceReplica, collect_nothing
 from distbelief.strategies.allreduce.settings import AllreduceSettings
 from distbelief.strategies.allreduce.torch_whole import TorchWhole
 from distbelief.strategies.allreduce.whole import PhantomWhole
 from distbelief.strategies.context import Context, SimulatedContext
-from distbelief.tasks.worker import check_measure, measure
+from distbelief.tasks.worker import measure
 from distbelief.transport.base import Arena
 from distbelief.transport.virtual import HEADER
 
@@ -24,22 +25,25 @@ def simulated_replica(context: Context) -> Part:
     """What a simulated replica plays."""
     virtual, flat = context.virtual, context.flat
     assert virtual is not None
-    whole = PhantomWhole(context.layout) if flat is None else TorchWhole(flat)
-    if flat and context.measured and context.role == roles.replica(0) and not context.incarnation:
-        check_measure(context.task, flat.module)
+    partition, split = roles.partition_of(context.role), context.split
+    whole = PhantomWhole(context.layout) if flat is None else TorchWhole(flat, partition=partition)
+    model = measured_model(context)
 
     def choose(bucket: Bucket, ranks: int) -> str:
         return cheapest_here(virtual, bucket, ranks, context.settings.own(AllreduceSettings).per_host)
 
     def attach(plan: Plan, _: Arena) -> None:
-        time_steps(virtual, plan)
+        if split is None:
+            time_steps(virtual, plan)
         if isinstance(whole, TorchWhole):
             whole.bind(plan)
 
     story = AllreduceReplica(
-        context.role, whole, context.samples, incarnation=context.incarnation, gradual=True, choose=choose
-    )
-    return Part(story, Worker(attach, context.computes(0.0), lambda: measure(context.task, context.module.module)))
+        context.role, whole, context.samples, incarnation=context.incarnation, gradual=split is None, choose=choose,
+        split=split, collect=model.collect if model else collect_nothing,
+    )  # fmt: skip
+    measures = model.measure if model else lambda: measure(context.task, context.module.module)
+    return Part(story, Worker(attach, context.computes(0.0), measures))
 
 
 def cheapest_here(virtual: SimulatedContext, bucket: Bucket, ranks: int, per_host: int) -> str:

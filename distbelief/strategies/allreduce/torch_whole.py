@@ -50,9 +50,9 @@ class _Stepped(TorchSlice):
     update's.
     """
 
-    def __init__(self, plan: Plan, vector: torch.Tensor) -> None:
-        moving = plan.layout.moving
-        super().__init__(plan, 0, vector[:moving], vector[moving:])
+    def __init__(self, plan: Plan, vector: torch.Tensor, partition: int) -> None:
+        moving = plan.layout.homes[partition].moving.size
+        super().__init__(plan, partition, vector[:moving], vector[moving:])
         self._carried = []
 
 
@@ -64,10 +64,12 @@ class TorchWhole:
         home: where gradients are added up.
         overlaps: whether each bucket is ready as soon as its last gradient is made: only where every step is one
             backward pass.
+        partition: whose part of the model it is, where that is split.
     """
 
-    def __init__(self, flat: FlatModule, home: Home | None = None, overlaps: bool = False) -> None:
-        self.flat = flat
+    def __init__(self, flat: FlatModule, home: Home | None = None, overlaps: bool = False, partition: int = 0) -> None:
+        self.flat, self._partition = flat, partition
+        self._own = flat.layout.homes[partition]
         self._home: Home = home or OwnVector()
         self._overlaps = overlaps
         self._weight, self._first, self._last = 1.0, True, True
@@ -79,29 +81,31 @@ class TorchWhole:
 
     def digest(self) -> str:
         """Of the parameters' bytes."""
-        vector = torch.zeros(self.layout.total, dtype=torch.uint8)
+        vector = torch.zeros(self._own.all.size, dtype=torch.uint8)
         self.flat.write(vector)
         return blake2b(vector.numpy().data, digest_size=16).hexdigest()
 
     def bind(self, plan: Plan) -> None:
         """Have the model live in the flat vector from here on."""
-        layout, device = plan.layout, self.flat.device
-        plan = msgspec.structs.replace(plan, assignments=cut(layout, plan.settings.mesh, 1))
-        vector = torch.zeros(layout.total, dtype=torch.uint8, device=device)
+        layout, device, partition = plan.layout, self.flat.device, self._partition
+        mesh, moving, base = plan.settings.mesh, self._own.moving.size, self._own.all.start
+        plan = msgspec.structs.replace(plan, assignments=cut(layout, mesh, mesh.partitions))
+        vector = torch.zeros(self._own.all.size, dtype=torch.uint8, device=device)
         self.flat.write(vector)
         self._clip = plan.settings.clip_norm
-        found = buckets(layout, plan.settings.own(AllreduceSettings).bucket_mb)
-        both = (*found, *(of_buffers(layout) if plan.settings.own(AllreduceSettings).buffers == "broadcast" else ()))
-        self._slot, self.sum = self._home.open(layout.moving, both)
+        own = plan.settings.own(AllreduceSettings)
+        found = buckets(layout, own.bucket_mb, partition)
+        both = (*found, *(of_buffers(layout, partition) if own.buffers == "broadcast" else ()))
+        self._slot, self.sum = self._home.open(moving, both)
         self.flat.bind([], [vector])
         self.flat.swap(0)
-        self.slice = _Stepped(plan, vector)
-        self.slice.fill(vector[: layout.moving], frozen=False)
-        self._trained = layout.trained_entries
-        self._views = [_typed(self._slot, e.start, e.stop, e.tensor.dtype).view(e.shape) for e in self._trained]
-        self._parameters = [dict(self.flat.module.named_parameters())[e.tensor.name] for e in self._trained]
+        self.slice = _Stepped(plan, vector, partition)
+        self.slice.fill(vector[:moving], frozen=False)
+        trained = [entry for entry in layout.trained_entries if entry.piece.home == partition]
+        self._views = [_typed(self._slot, e.start - base, e.stop - base, e.tensor.dtype).view(e.shape) for e in trained]
+        self._parameters = self.flat.trained
         self._bucket = [
-            next((i for i, b in enumerate(found) if b.start <= e.start < b.stop), -1) for e in self._trained
+            next((i for i, b in enumerate(found) if b.start <= e.start - base < b.stop), -1) for e in trained
         ]
         self._counts = [self._bucket.count(i) for i in range(len(found))]
         self._all = len(both)
@@ -126,7 +130,7 @@ class TorchWhole:
         self._begin()
 
     def _begin(self) -> None:
-        self._missing = [True] * len(self._trained)
+        self._missing = [True] * len(self._views)
         self._left = list(self._counts)
 
     def _made(self, number: int) -> None:
@@ -161,7 +165,7 @@ class TorchWhole:
 
     def contribute_nothing(self) -> None:
         """Have zeros there."""
-        self._slot[: self.layout.trained.stop].zero_()
+        self._slot[: self._own.trained.size].zero_()
         self._tell_rest(everything=True)
 
     def _tell_rest(self, everything: bool = False) -> None:
@@ -179,7 +183,8 @@ class TorchWhole:
                 )
             )
             if (shrinks := self._clip / (norm + 1e-6)) < 1:  # as torch's clip_grad_norm_
-                self._slot[: self.layout.trained.stop].copy_(self.sum[: self.layout.trained.stop])
+                trained = self._own.trained.size
+                self._slot[:trained].copy_(self.sum[:trained])
                 for view in self._views:
                     view.mul_(shrinks)
                 self.slice.apply("clipped", 0, self._slot, factor)
@@ -196,6 +201,12 @@ class TorchWhole:
     def arrays(self) -> dict[str, Any]:
         """Everything it holds, by name."""
         return self.slice.arrays()
+
+    def values(self) -> bytes:
+        """Of the flat vector, what it holds: a copy."""
+        vector = torch.zeros(self._own.all.size, dtype=torch.uint8)
+        self.flat.write(vector)
+        return vector.numpy().tobytes()
 
     def load(self, arrays: Mapping[str, Any]) -> None:
         """Take back what `arrays` gave."""

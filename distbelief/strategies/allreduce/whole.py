@@ -46,6 +46,10 @@ class Whole(Protocol):
         """Everything it holds, by name: views, not copies."""
         ...
 
+    def values(self) -> bytes:
+        """Of the flat vector, what it holds: a copy."""
+        ...
+
     def load(self, arrays: Mapping[str, Any]) -> None:
         """Take back what `arrays` gave."""
 
@@ -92,6 +96,10 @@ class PhantomWhole:
     def arrays(self) -> dict[str, Any]:
         """Nothing to save."""
         return {}
+
+    def values(self) -> bytes:
+        """Nothing to copy."""
+        return b""
 
     def load(self, arrays: Mapping[str, Any]) -> None:
         """Nothing to take back."""

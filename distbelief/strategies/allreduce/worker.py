@@ -15,11 +15,12 @@ from distbelief.core.settings import Settings
 from distbelief.fabric.process_group import ProcessGroup
 from distbelief.fabric.shared_memory import SharedMemory
 from distbelief.runtime.player import Part, Worker
-from distbelief.strategies.allreduce.replica import AllreduceReplica
+from distbelief.strategies.allreduce.measured import measured_model
+from distbelief.strategies.allreduce.replica import AllreduceReplica, collect_nothing
 from distbelief.strategies.allreduce.settings import AllreduceSettings
 from distbelief.strategies.allreduce.torch_whole import TorchWhole
 from distbelief.strategies.context import Context, ProcessSpec, open_memory
-from distbelief.tasks.worker import check_measure, measure, placed
+from distbelief.tasks.worker import measure, placed
 
 SIOCGIFADDR = 0x8915
 
@@ -31,25 +32,28 @@ def process_replica(context: Context) -> Part:
     """
     process, flat = context.process, context.module
     assert process is not None
-    if context.measured and context.role == roles.replica(0):
-        check_measure(context.task, flat.module)
+    split, partition = context.split, roles.partition_of(context.role)
+    model = measured_model(context)
     carried = carrier(process.spec, context.role, context.settings)
-    whole = TorchWhole(flat, carried, overlaps=not context.scripted)
+    # a parameter of a split model may be in several backward passes of a step
+    whole = TorchWhole(flat, carried, overlaps=split is None and not context.scripted, partition=partition)
     story = AllreduceReplica(
         context.role,
         whole,
         context.samples,
         context.batch_size,
-        process.listen(),
+        split.siblings.address if split else process.listen(),
         context.incarnation,
         reduces=True,
         store=carried.store if isinstance(carried, ProcessGroup) else "",
         epochs=context.epochs,
+        split=split,
+        collect=model.collect if model else collect_nothing,
     )
     worker = Worker(
         lambda plan, _: whole.bind(plan),
         context.computes(0.0),  # the sum is clipped
-        lambda: measure(context.task, flat.module),
+        model.measure if model else lambda: measure(context.task, flat.module),
         carried.form,
         carried.reduce,
     )
@@ -63,7 +67,7 @@ def carrier(spec: ProcessSpec, role: str, settings: Settings) -> Carrier:
     """What adds up the gradients of a replica: shared memory inside a host, torch.distributed over a network."""
     index, own = roles.index_of(role), settings.own(AllreduceSettings)
     if spec.transport == "shared":
-        descriptor = open_memory(spec, spec.memory)
+        descriptor = open_memory(spec, (spec.memory, *spec.columns)[roles.partition_of(role)])
         return SharedMemory(descriptor, index, settings.replicas, own.algorithm, own.per_host)
     if interface := interface_of(spec.advertise):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

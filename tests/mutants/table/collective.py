@@ -3,6 +3,7 @@
 from mutants import Mutant
 
 LARGE, ALL = "tests/simulated/test_large.py", "tests/simulated/test_allreduce.py"
+COLUMNS = "tests/simulated/test_columns.py"
 PROOFS, RACES = "tests/core/test_schedules.py", "tests/simulated/test_hogwild.py"
 ALONE = f"{RACES}::test_one_replica_is_sequential_sgd_bit_for_bit"
 BY_LOCK = "tests/processes/test_hogwild.py::test_under_locks_no_update_is_lost_and_ranges_and_buffers_are_whole"
@@ -16,9 +17,25 @@ FABRICS = "Every fabric of a schedule adds up"
 HOOK = "A script with DDP and `comm_hook`"
 SEQUENTIAL = "`allreduce` on N replicas is sequential SGD"
 EXACTLY_ONE = "In `allreduce` every minibatch is in exactly one update"
+SPLIT = "Split replicas of `allreduce` make the updates of whole ones"
 NONE_LOST = "`locking --locks global` and `shard`: no update of a parameter is lost"
 
 MUTANTS = [
+    Mutant(
+        "a-partition-updates-before-the-others-hold-their-sums", SPLIT, "strategies/allreduce/replica.py",
+        "            while self._permitted != now:", "            while False:",
+        (f"{COLUMNS}::test_whoever_dies_at_whatever_message_each_minibatch_is_in_one_update",), 20,
+    ),
+    Mutant(
+        "what-partitions-hold-is-measured-of-the-evaluation-before", SPLIT, "strategies/allreduce/followers.py",
+        "self._said.pop((role, kind), None)", "self._said.get((role, kind))",
+        (f"{COLUMNS}::test_it_is_measured_and_saved_as_whole_replicas_are",), 20,
+    ),
+    Mutant(
+        "a-partition-goes-on-from-the-part-of-another", SPLIT, "strategies/allreduce/replica.py",
+        "yield Load(told.checkpoint, plan, home)", "yield Load(told.checkpoint, plan, 0)",
+        (f"{COLUMNS}::test_all_gone_it_goes_on_from_the_parts_of_its_checkpoint",), 20,
+    ),
     Mutant(
         "norms-of-a-shard-that-takes-over-are-100-times-theirs", PAPERS, "core/norms.py",
         "        for norms in known:\n            self._keep(norms)",

@@ -39,7 +39,7 @@ MUTANTS = [
         "buckets-of-real-replicas-are-of-one-size",
         OPTIONS,
         "strategies/allreduce/torch_whole.py",
-        "found = buckets(layout, plan.settings.own(AllreduceSettings).bucket_mb)",
+        "found = buckets(layout, own.bucket_mb, partition)",
         "found = buckets(layout, 25.0)",
         ("tests/processes/test_knobs.py::test_smaller_buckets_are_more_of_them[tcp]",),
         seconds=15,

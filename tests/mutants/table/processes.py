@@ -85,7 +85,7 @@ MUTANTS = [
         "the-memory-of-a-job-stays-open",
         LEFT,
         "places/processes/running.py",
-        "for descriptor in (*self._journal, self._memory, self._crossings):",
+        "for descriptor in (*self._journal, *self._columns, self._memory, self._crossings):",
         "for descriptor in self._journal:",
         ("tests/processes/test_local.py::test_parameters_can_be_read_where_the_shards_hold_them",),
         seconds=10,

@@ -1,0 +1,356 @@
+"""Split replicas that add up their gradients among themselves: each partition with the same partition of the others,
+against whole replicas, and under deaths.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from distbelief.core import records, roles
+from distbelief.core.conversations import grouping
+from distbelief.core.messages import Message
+from distbelief.core.optimizer import Optimizer
+from distbelief.errors import UsageError
+from distbelief.job import Job
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.places.simulated.virtual_cluster import Crash
+from distbelief.strategies import Allreduce
+from distbelief.strategies.allreduce.torch_whole import TorchWhole
+from distbelief.tasks import Task
+from distbelief.tasks.task import TensorData
+from distbelief.testing.checkers import attach
+from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_revivals
+from distbelief.transport.virtual import NetworkModel
+
+SEEDS = int(os.environ.get("DISTBELIEF_SEEDS", "200")) // 5
+SAMPLES, WIDTH = 43, 27
+SPLITS = {
+    "stages": {"split": "stages", "partitions": 2},
+    "neurons": {"split": "neurons", "partitions": 2},
+    "three stages": {"split": "stages", "partitions": 3},
+}
+
+
+def smooth() -> nn.Module:
+    """An MLP without chance, of three layers."""
+    return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def normed() -> nn.Module:
+    """One whose second half has a batch norm."""
+    return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 10), nn.BatchNorm1d(10), nn.Linear(10, 3))
+
+
+def play(plain: SimpleNamespace, strategy: Allreduce, cluster: Simulated | None = None, **job: Any) -> Observed:
+    dtype, model = job.pop("dtype", torch.float32), job.pop("model", smooth)
+    task = plain.classes(lambda: model().to(dtype), samples=SAMPLES, dtype=dtype)
+    given = {"task": task, "batch_size": 4, "evaluate_every": 0, "checkpoint_every": 0, **job}
+    return Observed(Job(strategy=strategy, **given), cluster)
+
+
+def weights(run: Observed, replica: int = 0) -> dict[str, torch.Tensor]:
+    """A replica's tensors, put together from the pieces that its partitions hold."""
+    players: dict[str, Any] = {role: part.player for role, part in run.simulation.parts.items()}
+    found: dict[str, torch.Tensor] = {}
+    for role, player in players.items():
+        if roles.index_of(role) != replica:
+            continue
+        flat = player.whole.flat
+        tensors = dict(flat.module.named_parameters()) | dict(flat.module.named_buffers())
+        for entry in flat.layout.entries:
+            if entry.piece.home == roles.partition_of(role):
+                tensor, piece = tensors[entry.tensor.name].detach(), entry.piece
+                whole = found.setdefault(entry.tensor.name, torch.zeros(entry.tensor.shape, dtype=tensor.dtype))
+                whole.narrow(piece.dimension, piece.start, piece.stop - piece.start).copy_(
+                    tensor.view(entry.shape)
+                ) if (entry.tensor.shape) else whole.copy_(tensor)
+    return found
+
+
+# the oracles
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("how", SPLITS)
+def test_split_replicas_are_sequential_sgd_on_the_union(plain: SimpleNamespace, how: str, replicas: int) -> None:
+    """43 samples in minibatches of four: the last round is short, and so is its last minibatch."""
+    optimizer = Optimizer("momentum", 0.05, {"weight_decay": 0.03})
+    strategy = Allreduce(replicas, optimizer=optimizer, bucket_mb=0.0004, **SPLITS[how])  # type: ignore[arg-type]  # its options
+    run = play(plain, strategy, epochs=2, dtype=torch.float64, lr_schedule="cosine")
+    run.run()
+    task = plain.classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
+    oracle = plain.sequential(
+        task, "momentum", lr=0.05, epochs=2, batch_size=4 * replicas, schedule="cosine", weight_decay=0.03
+    )
+    for name, tensor in oracle.items():
+        for replica in range(replicas):
+            torch.testing.assert_close(weights(run, replica)[name], tensor, rtol=1e-11, atol=1e-11)
+
+
+def test_stages_of_one_replica_are_the_plain_loop_bit_for_bit(plain: SimpleNamespace) -> None:
+    run = play(plain, Allreduce(1, optimizer=Optimizer("adam", 0.01), partitions=2, split="stages"), epochs=2)
+    run.run()
+    task = plain.classes(smooth, samples=SAMPLES)
+    for name, tensor in plain.sequential(task, "adam", lr=0.01, epochs=2, batch_size=4).items():
+        assert torch.equal(weights(run)[name], tensor)
+
+
+@pytest.mark.parametrize(("schedule", "microbatches"), [("gpipe", 3), ("1f1b", 4), ("auto", 2)])
+def test_microbatches_and_accumulation_make_the_round_of_the_union(
+    plain: SimpleNamespace, schedule: str, microbatches: int
+) -> None:
+    strategy = Allreduce(
+        2, optimizer=Optimizer("sgd", 0.05), partitions=3, split="stages", schedule=schedule,
+        microbatches=microbatches, accumulate=2,
+    )  # fmt: skip
+    run = play(plain, strategy, epochs=2, dtype=torch.float64)
+    run.run()
+    task = plain.classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
+    for name, tensor in plain.sequential(task, "sgd", lr=0.05, epochs=2, batch_size=16).items():
+        torch.testing.assert_close(weights(run)[name], tensor, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("buffers", ["broadcast", "local"])
+def test_buffers_are_those_of_whole_replicas(plain: SimpleNamespace, buffers: str) -> None:
+    found = []
+    for more in ({}, {"partitions": 2, "split": "stages"}):
+        run = play(plain, Allreduce(2, buffers=buffers, **more), model=normed, epochs=2)  # type: ignore[arg-type]  # its options
+        run.run()
+        found.append([weights(run, replica) for replica in range(2)])
+    for whole, split in zip(*found, strict=True):
+        assert whole.keys() == split.keys()
+        assert all(torch.equal(split[name], tensor) for name, tensor in whole.items())
+
+
+# a job is what it is elsewhere
+
+
+def test_it_is_measured_and_saved_as_whole_replicas_are(plain: SimpleNamespace) -> None:
+    """Also in the middle: after each epoch what is measured is of that epoch."""
+    found = []
+    for more in ({}, {"partitions": 2, "split": "stages"}):
+        run = play(plain, Allreduce(2, **more), epochs=3, evaluate_every=1, checkpoint_every=2)  # type: ignore[arg-type]  # its options
+        run.run()
+        tested = [(r.loss, r.accuracy) for r in run.records if isinstance(r, records.Tested)]
+        saved = [r.number for r in run.records if isinstance(r, records.Checkpointed) and not r.error]
+        losses = [(r.role.partition(".")[0], r.loss) for r in run.records if isinstance(r, records.Stepped)]
+        found.append((tested, saved, losses))
+    assert found[0] == found[1]
+    assert len(found[0][0]) == 3
+
+
+def test_all_gone_it_goes_on_from_the_parts_of_its_checkpoint(plain: SimpleNamespace) -> None:
+    """The only replica dies after a checkpoint: it ends where an undisturbed one does, bit for bit."""
+    found = []
+    for crashes in ((), (Crash("replica 0.1", 60),)):
+        strategy = Allreduce(1, optimizer=Optimizer("adam", 0.01), partitions=2, split="stages", restarts=2)
+        run = play(plain, strategy, Simulated(crashes=crashes), epochs=3, snapshot_every="4")
+        run.run()
+        assert run.outcome == "done"
+        found.append(weights(run))
+    assert any(isinstance(record, records.Rewound) and record.samples for record in run.records)
+    assert all(torch.equal(found[1][name], tensor) for name, tensor in found[0].items())
+
+
+class Sent:
+    """Counts what is sent."""
+
+    def __init__(self, run: Observed) -> None:
+        self.pieces: list[tuple[str, str]] = []
+        self.counts: Counter[str] = Counter()
+        attach(run.simulation.network, self)
+
+    def sent(self, sender: str, to: str, message: Message) -> None:
+        self.counts[type(message).__name__] += 1
+        if isinstance(message, grouping.ReducedPiece):
+            self.pieces.append((sender, to))
+
+    def delivered(self, sender: str, to: str, message: Message) -> None: ...
+
+
+def test_a_partition_adds_up_with_the_same_partitions_only(plain: SimpleNamespace) -> None:
+    run = play(plain, Allreduce(3, partitions=2, split="neurons"))
+    sent = Sent(run)
+    run.run()
+    assert {roles.partition_of(sender) for sender, _ in sent.pieces} == {0, 1}
+    assert all(roles.partition_of(sender) == roles.partition_of(to) for sender, to in sent.pieces)
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_split_phantoms_send_what_split_replicas_send(plain: SimpleNamespace, microbatches: int) -> None:
+    counted = []
+    for phantom in (False, True):
+        strategy = Allreduce(2, partitions=2, split="neurons", microbatches=microbatches)
+        run = play(plain, strategy, Simulated(phantom=phantom), snapshot_every="0")
+        sent = Sent(run)
+        run.run()
+        counted.append(sent.counts)
+    assert counted[0] == counted[1]
+    assert min(counted[0][name] for name in ("Boundary", "ReducedPiece", "PartSummed", "UpdatePart")) > 0
+
+
+# deaths
+
+
+class Scale(nn.Module):
+    """Multiplies each feature by a factor of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+def marked() -> Task:
+    """Each sample is a feature: the gradient of an update says at both stages which samples are in it."""
+    data = TensorData(torch.eye(WIDTH), torch.zeros(WIDTH))
+    return Task(
+        model=lambda: nn.Sequential(Scale(), Scale()), train=lambda: data, loss=lambda out, _: out.sum() / len(out)
+    )
+
+
+class Updates:
+    """The samples in each update: at each partition, by the rounds made before it."""
+
+    def __init__(self) -> None:
+        self.by_part: dict[tuple[int, int], set[int]] = {}
+        self.story: Any = None
+
+    def note(self, whole: TorchWhole) -> None:
+        """An update is about to be made."""
+        own = whole.layout.homes[whole._partition].trained.size
+        there = {i for i, value in enumerate(whole.sum[:own].view(torch.float32).tolist()) if value}
+        rounds = next(p.rounds for p in self.stories() if p.whole is whole)
+        self.by_part[rounds, whole._partition] = there
+
+    def stories(self) -> Iterator[Any]:
+        """Of all replicas."""
+        return (part.player for part in self.story.parts.values())
+
+
+def hold(monkeypatch: pytest.MonkeyPatch, strategy: Allreduce, cluster: Simulated, **job: Any) -> Observed:
+    """Play a job of marked samples: each is in exactly one update of the parameters that are left, at both stages."""
+    run = Observed(Job(task=marked(), strategy=strategy, evaluate_every=0, checkpoint_every=0, **job), cluster)
+    updates, update = Updates(), TorchWhole.update
+    updates.story = run.simulation
+
+    def spied(whole: TorchWhole, factor: float) -> None:
+        updates.note(whole)
+        update(whole, factor)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TorchWhole, "update", spied)
+        run.run()
+    if run.outcome == "done":
+        rounds = max(player.rounds for player in updates.stories())
+        for partition in range(strategy.partitions):
+            made = [updates.by_part[number, partition] for number in range(rounds)]
+            assert sorted(i for one in made for i in one) == list(range(WIDTH)), f"partition {partition}: {made}"
+    return run
+
+
+@pytest.mark.parametrize("victim", ["replica 0.0", "replica 0.1", "replica 1.1"])
+def test_whoever_dies_at_whatever_message_each_minibatch_is_in_one_update(
+    monkeypatch: pytest.MonkeyPatch, victim: str
+) -> None:
+    """A partition takes its replica with it, which comes again; the other goes on, and nothing is half updated."""
+    ended: Counter[str] = Counter()
+    for message in range(1, 38, 3):
+        strategy = Allreduce(2, optimizer=Optimizer("sgd", 0.1), partitions=2, split="stages", restarts=1)
+        cluster = Simulated(crashes=(Crash(victim, message),), restart_seconds=1e-3)
+        try:
+            run = hold(monkeypatch, strategy, cluster, batch_size=2)
+        except BaseException as error:
+            error.add_note(f"{victim} at its message {message}")
+            raise
+        assert run.outcome == "done"
+        ended["died"] += victim in run.simulation.killed
+    assert ended["died"] > 7
+
+
+def draw(seed: int) -> tuple[Allreduce, dict[str, Any], Simulated]:
+    """The job and the faults of a seed."""
+    chance = random.Random(f"columns {seed}")
+    pick = chance.choice
+    replicas = chance.randint(1, 3)
+    strategy = Allreduce(
+        replicas, optimizer=Optimizer("sgd", 0.1), partitions=2, split="stages", accumulate=pick((1, 1, 2)),
+        algorithm=pick(("ring", "auto", "tree", "direct")), microbatches=pick((1, 1, 2)),
+        restarts=pick((0, 1, 3)), on_death=pick(("regroup", "regroup", "stop")),
+    )  # fmt: skip
+    named = [f"replica {index}.{part}" for index in range(replicas) for part in range(2)]
+    crashes = [Crash(role, chance.randint(1, pick((12, 90)))) for role in chance.sample(named, chance.randint(0, 2))]
+    crashes += draw_revivals(random.Random(f"coordinator {seed}"), strategy.restarts)
+    cluster = Simulated(
+        network=draw_network(chance), compute=draw_compute(chance, slow=0.2), crashes=tuple(crashes),
+        restart_seconds=pick((0.0, 1e-3, 0.5)),
+    )  # fmt: skip
+    return strategy, {"batch_size": pick((2, 3)), "seed": seed, "snapshot_every": pick(("0", "3", "5ms"))}, cluster
+
+
+def test_no_fault_loses_or_repeats_a_minibatch_of_split_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        strategy, options, cluster = draw(seed)
+        try:
+            run = hold(monkeypatch, strategy, cluster, **options)
+        except BaseException as error:
+            error.add_note(f"seed {seed}: {draw(seed)}")
+            raise
+        died = any(role != "coordinator" for role in run.simulation.killed)
+        found[f"{run.outcome}, {'a partition' if died else 'nobody'} died"] += 1
+    if SEEDS >= 40:
+        assert found["done, a partition died"] > 5
+        assert found["done, nobody died"] > 5
+        assert len(found) > 2
+
+
+# what is said
+
+
+def test_partitions_say_for_whom_they_wait(plain: SimpleNamespace) -> None:
+    uneven = Simulated(network=NetworkModel(latency=1e-3), compute=ComputeModel(slow={1: 3.0}))
+    run = play(plain, Allreduce(2, partitions=2, split="neurons"), uneven)
+    said: dict[str, set[str]] = {"replica 0.0": set(), "replica 0.1": set()}
+    parts = run.simulation.parts
+
+    def listen(*_: object) -> None:
+        for role, known in said.items():
+            known.add(parts[role].player.waits())
+
+    run.watch(SimpleNamespace(sent=lambda *_: None, delivered=listen))  # type: ignore[arg-type]  # a checker
+    run.run()
+    assert {"for work from replica 0.0", "for gradients from replica 1.1"} <= said["replica 0.1"]
+    assert {"for its sum from replica 0.1", "for gradients from replica 1.0"} <= said["replica 0.0"]
+    assert "for the gradient of what 2 needed from replica 0.0" in said["replica 0.1"]
+    assert not any("coordinator" in one for one in said["replica 0.1"])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "told"),
+    [
+        (Allreduce(split="stages"), {}, "--split stages: says how replicas are split, and they are whole"),
+        (Allreduce(microbatches=2), {}, "--microbatches 2: says how minibatches go through the partitions"),
+        (Allreduce(partitions=2, schedule="pipedream"), {}, "--schedule pipedream: each stage would update"),
+        (Allreduce(partitions=2), {"clip_norm": 1.0}, "--clip-norm 1.0 of split replicas"),
+        (Allreduce(partitions=9), {}, "--partitions 9: there are 3 layers with parameters"),
+    ],
+)
+def test_what_cannot_be_split_so_is_told(
+    plain: SimpleNamespace, strategy: Allreduce, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UsageError) as found:
+        play(plain, strategy, **options).simulation.run()
+    assert told in str(found.value)
