@@ -18,7 +18,7 @@ WHOSE = {
     "a job with a server (`downpour`, `softsync`, `bounded`, `synchronous`)": SERVED,
     "`sandblaster`": BATCHED,
     "`hogwild`, `locking`": SHARED,
-    "`allreduce`": GROUPED,
+    "`allreduce`, and `single` where its model is split": GROUPED,
 }
 INTRODUCTION = """# Who says what to whom
 

@@ -207,7 +207,7 @@ def _simulated(case: Case, inputs: Inputs) -> float:
     """
     hosts = Hosts(CORES, together=inputs.together, busy=inputs.step if case.pad else 0.0)
     compute = case.pad or ComputeModel(step=inputs.step, spread="constant")
-    if case.strategy.coordinated:
+    if not case.strategy.alone:
         handling = Handling(memory=inputs.handling.memory) if isinstance(case.strategy, Allreduce) else inputs.handling
         on = Simulated(compute=compute, phantom=True, hosts=hosts, handling=handling)
     else:

@@ -167,7 +167,7 @@ class Pricing:
             snapshot_every="0")  # fmt: skip
         slow = {replica: factor for replica, factor in cluster.slow if replica < replicas}
         compute = ComputeModel(step=cluster.step, spread="constant", slow=slow)
-        if not candidate.strategy.coordinated:
+        if candidate.strategy.alone:
             place = Simulated(compute=compute, phantom=True, handling=Handling(memory=cluster.handling.memory))
         else:
             per_host = math.ceil(replicas / cluster.machines.hosts) if candidate.strategy.name != "hogwild" else 0

@@ -95,7 +95,7 @@ class Strategy(Checked):
     own: ClassVar[type[StrategySettings]] = Pushing
     """The class of the settings that are its own."""
     coordinated: ClassVar[bool] = True
-    """Whether replicas train under a coordinator; else one process plays everything."""
+    """Whether replicas train under a coordinator; else one process plays everything, where the model is not split."""
     evaluated: ClassVar[bool] = True
     """Whether an evaluator of its own measures the model; else who has it does."""
     counts: ClassVar[str] = "minibatches"
@@ -143,6 +143,11 @@ class Strategy(Checked):
     def phantom(self, settings: Settings) -> Settings:
         """The settings of a job in which nothing is computed."""
         return settings
+
+    @property
+    def alone(self) -> bool:
+        """Whether one process plays everything."""
+        return not self.coordinated
 
     def replica_roles(self) -> tuple[str, ...]:
         """The replicas of a job."""
@@ -236,8 +241,8 @@ class Replicated(Strategy):
 
 
 @dataclass(frozen=True)
-class Splittable(Replicated):
-    """A strategy whose replicas may each be split over several processes."""
+class Partitioned(Strategy):
+    """A strategy whose model may be split over several processes."""
 
     partitions: int = field(default=1, kw_only=True)
     """Processes over which each replica is split."""
@@ -250,10 +255,6 @@ class Splittable(Replicated):
     schedule: str = field(default="auto", kw_only=True)
     """In which order microbatches go forward and back: gpipe, 1f1b, or sequential for one; auto is 1f1b for more than
     one."""
-
-    def replica_roles(self) -> tuple[str, ...]:
-        """The partitions of all replicas of a job."""
-        return roles.replicas(Mesh(self.replicas, self.partitions))
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
         """Refuse guests where replicas are split.
@@ -280,6 +281,15 @@ class Splittable(Replicated):
                 "the model as a task"
             )
         super().check_script()
+
+
+@dataclass(frozen=True)
+class Splittable(Partitioned, Replicated):
+    """A strategy whose replicas may each be split over several processes."""
+
+    def replica_roles(self) -> tuple[str, ...]:
+        """The partitions of all replicas of a job."""
+        return roles.replicas(Mesh(self.replicas, self.partitions))
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ LOCAL = (
     "--hosts --hostfile --on --remote-shell --interface --tickets --oversubscribe --dry-run"
 )
 FROZEN = {
-    ("train", "single"): f"{SCALED} {SHARED} {TASK}",
+    ("train", "single"): f"{SCALED} {SPLIT} {SHARED} {TASK}",
     **{("train", name): f"{own} {SHARED} {TASK} {LOCAL}" for name, own in OWN.items()},
     **{("launch", name): f"{own} {SHARED} {LOCAL}" for name, own in OWN.items()},
     **{("simulate", name): f"{own} {SHARED} {TASK} {VIRTUAL}" for name, own in OWN.items()},

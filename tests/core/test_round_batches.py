@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from distbelief.core.portions import Portion, Position
 from distbelief.errors import RemoteProtocolError
-from distbelief.strategies.allreduce.round_batches import RoundBatches, Share, round_of
+from distbelief.strategies.grouped.round_batches import RoundBatches, Share, round_of
 
 SAMPLES, BATCH, BATCHES, EPOCHS = 118, 3, 40, 2
 """The last minibatch has one sample."""

@@ -17,8 +17,8 @@ from distbelief.errors import LocalProtocolError, RemoteProtocolError
 from distbelief.server.machine import Answers
 from distbelief.server.shard import Shard
 from distbelief.server.standby import Standby
-from distbelief.strategies.allreduce.coordinator import AllreduceCoordinator
-from distbelief.strategies.allreduce.settings import AllreduceSettings
+from distbelief.strategies.grouped.coordinator import AllreduceCoordinator
+from distbelief.strategies.grouped.settings import AllreduceSettings
 from distbelief.strategies.parameter_server.players import coordinator
 from distbelief.strategies.sandblaster.players import coordinator as batch_coordinator
 from distbelief.strategies.sandblaster.settings import Descent

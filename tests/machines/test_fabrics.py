@@ -18,7 +18,7 @@ from distbelief.fabric.buckets import Bucket
 from distbelief.fabric.messages import Messages
 from distbelief.fabric.shared_memory import SharedMemory
 from distbelief.schedules.allreduce import ALGORITHMS
-from distbelief.strategies.allreduce.whole import PhantomWhole
+from distbelief.strategies.grouped.whole import PhantomWhole
 from distbelief.testing import Side, check_fabric, fabrics
 
 

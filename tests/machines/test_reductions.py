@@ -22,7 +22,7 @@ from distbelief.fabric.buckets import Bucket
 from distbelief.fabric.messages import Messages
 from distbelief.fabric.shared_memory import SharedMemory
 from distbelief.schedules.allreduce import ALGORITHMS, FLAT
-from distbelief.strategies.allreduce.whole import PhantomWhole
+from distbelief.strategies.grouped.whole import PhantomWhole
 
 SECONDS = 10.0
 """Most that a moment may take on a machine that does something else."""

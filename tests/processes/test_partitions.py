@@ -14,7 +14,8 @@ from distbelief.core.optimizer import optim
 from distbelief.core.records import Record
 from distbelief.errors import UsageError
 from distbelief.places.processes.local import Local
-from distbelief.strategies import Allreduce, Downpour, Synchronous
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.strategies import Allreduce, Downpour, Single, Synchronous
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
@@ -75,11 +76,14 @@ def test_rounds_go_on_without_a_replica_of_which_a_partition_is_killed(tmp_path:
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
 def test_split_replicas_that_add_up_among_themselves_end_where_whole_ones_do(tmp_path: Path, transport: str) -> None:
-    """In stages bit for bit: what they hold, and what is measured."""
+    """In stages bit for bit: what they hold, and what is measured. The whole ones are simulated."""
     found = []
-    for name, more in (("whole", {}), ("split", {"partitions": 2, "split": "stages"})):
+    for name, more, on in (
+        ("whole", {}, Simulated(keep=True)),
+        ("split", {"partitions": 2, "split": "stages"}, Local(transport=transport)),
+    ):
         strategy = Allreduce(replicas=2, optimizer=optim("momentum", lr=0.05), **more)  # type: ignore[arg-type]  # its options
-        result = jobs.run(tmp_path / name, strategy, task="digits", on=Local(transport=transport))
+        result = jobs.run(tmp_path / name, strategy, task="digits", on=on)
         found.append((load_file(tmp_path / name / "model.safetensors"), result))
     (whole, result), (pieces, other) = found
     assert whole.keys() == pieces.keys()
@@ -88,19 +92,32 @@ def test_split_replicas_that_add_up_among_themselves_end_where_whole_ones_do(tmp
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
+def test_one_model_over_two_processes_ends_where_the_plain_loop_does(
+    tmp_path: Path, watch: jobs.Watch, transport: str
+) -> None:
+    """In stages bit for bit, also where a partition is killed: both come again, from the newest checkpoint."""
+    if transport == "shared":
+        watch.once(records.Checkpointed, lambda: jobs.kill("replica 0.1"))
+    found = []
+    for name, more, on in (
+        ("whole", {}, Simulated(keep=True)),
+        ("split", {"partitions": 2, "split": "stages"}, Local(transport=transport)),
+    ):
+        strategy = Single(optimizer=optim("momentum", lr=0.05), **more)  # type: ignore[arg-type]  # its options
+        jobs.run(tmp_path / name, strategy, task="digits", epochs=4, evaluate_every=0, on=on)
+        found.append(load_file(tmp_path / name / "model.safetensors"))
+    assert all(torch.equal(found[1][name], tensor) for name, tensor in found[0].items())
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
 def test_a_group_goes_on_without_a_replica_of_which_a_partition_is_killed(
     tmp_path: Path, watch: jobs.Watch, transport: str
 ) -> None:
     """Each minibatch counts once."""
-
-    def act(record: Record) -> None:
-        if isinstance(record, records.EpochDone) and record.epoch == 2:
-            jobs.kill("replica 1.1")
-
-    watch.act = act
-    strategy = Allreduce(replicas=2, partitions=2, split="stages", optimizer=optim("sgd", lr=0.05), restarts=1)
-    result = jobs.run(tmp_path, strategy, task="digits", epochs=60, evaluate_every=0, on=Local(transport=transport))
-    assert (result["outcome"], result["samples"]) == ("done", 60 * 1437)
+    watch.once(records.EpochDone, lambda: jobs.kill("replica 1.1"))
+    strategy = Allreduce(replicas=2, partitions=2, split="stages", optimizer=optim("sgd", lr=0.05), restarts=0)
+    result = jobs.run(tmp_path, strategy, task="digits", epochs=10, evaluate_every=0, on=Local(transport=transport))
+    assert (result["outcome"], result["samples"]) == ("done", 10 * 1437)
     assert [one.role for one in watch.of(records.Gone) if one.died] == ["replica 1.0"]
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+import distbelief as db
 from distbelief.core import records, roles
 from distbelief.core.conversations import grouping
 from distbelief.core.messages import Message
@@ -24,8 +25,8 @@ from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
-from distbelief.strategies import Allreduce
-from distbelief.strategies.allreduce.torch_whole import TorchWhole
+from distbelief.strategies import Allreduce, Single
+from distbelief.strategies.grouped.torch_whole import TorchWhole
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.checkers import attach
@@ -51,7 +52,9 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 10), nn.BatchNorm1d(10), nn.Linear(10, 3))
 
 
-def play(plain: SimpleNamespace, strategy: Allreduce, cluster: Simulated | None = None, **job: Any) -> Observed:
+def play(
+    plain: SimpleNamespace, strategy: Allreduce | Single, cluster: Simulated | None = None, **job: Any
+) -> Observed:
     dtype, model = job.pop("dtype", torch.float32), job.pop("model", smooth)
     task = plain.classes(lambda: model().to(dtype), samples=SAMPLES, dtype=dtype)
     given = {"task": task, "batch_size": 4, "evaluate_every": 0, "checkpoint_every": 0, **job}
@@ -97,8 +100,13 @@ def test_split_replicas_are_sequential_sgd_on_the_union(plain: SimpleNamespace, 
             torch.testing.assert_close(weights(run, replica)[name], tensor, rtol=1e-11, atol=1e-11)
 
 
-def test_stages_of_one_replica_are_the_plain_loop_bit_for_bit(plain: SimpleNamespace) -> None:
-    run = play(plain, Allreduce(1, optimizer=Optimizer("adam", 0.01), partitions=2, split="stages"), epochs=2)
+@pytest.mark.parametrize("kind", [Allreduce, Single])
+def test_stages_of_one_replica_are_the_plain_loop_bit_for_bit(
+    plain: SimpleNamespace, kind: type[Allreduce | Single]
+) -> None:
+    more = {"replicas": 1} if kind is Allreduce else {}
+    strategy = kind(optimizer=Optimizer("adam", 0.01), partitions=2, split="stages", **more)  # type: ignore[arg-type]  # its options
+    run = play(plain, strategy, epochs=2)
     run.run()
     task = plain.classes(smooth, samples=SAMPLES)
     for name, tensor in plain.sequential(task, "adam", lr=0.01, epochs=2, batch_size=4).items():
@@ -117,6 +125,19 @@ def test_microbatches_and_accumulation_make_the_round_of_the_union(
     run.run()
     task = plain.classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
     for name, tensor in plain.sequential(task, "sgd", lr=0.05, epochs=2, batch_size=16).items():
+        torch.testing.assert_close(weights(run)[name], tensor, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("how", SPLITS)
+def test_one_model_over_several_processes_is_the_plain_loop(plain: SimpleNamespace, how: str) -> None:
+    """With microbatches, a rate that is scheduled and scaled, and the last minibatch short."""
+    schedule = {"schedule": "1f1b", "microbatches": 3} if "stages" in how else {}
+    strategy = Single(optimizer=Optimizer("adagrad", 0.05), **SPLITS[how], **schedule)  # type: ignore[arg-type]  # its options
+    run = play(plain, strategy, epochs=2, dtype=torch.float64, lr_schedule="cosine")
+    run.run()
+    task = plain.classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
+    oracle = plain.sequential(task, "adagrad", lr=0.05, epochs=2, batch_size=4, schedule="cosine")
+    for name, tensor in oracle.items():
         torch.testing.assert_close(weights(run)[name], tensor, rtol=1e-11, atol=1e-11)
 
 
@@ -147,6 +168,31 @@ def test_it_is_measured_and_saved_as_whole_replicas_are(plain: SimpleNamespace) 
         found.append((tested, saved, losses))
     assert found[0] == found[1]
     assert len(found[0][0]) == 3
+
+
+@pytest.mark.parametrize("victim", ["replica 0.0", "replica 0.1"])
+def test_a_model_of_which_a_partition_dies_is_begun_anew_where_it_was_saved(
+    plain: SimpleNamespace, victim: str
+) -> None:
+    """It ends where an undisturbed one does, bit for bit."""
+    found = []
+    for crashes in ((), (Crash(victim, 70), Crash(victim, 9))):
+        run = play(
+            plain, Single(partitions=2, split="stages"), Simulated(crashes=crashes), epochs=3, snapshot_every="4"
+        )
+        run.run()
+        assert run.outcome == "done"
+        found.append(weights(run))
+    assert run.simulation.killed.count(victim) == 2
+    assert all(torch.equal(found[1][name], tensor) for name, tensor in found[0].items())
+
+
+def test_a_result_of_a_split_model_is_that_of_the_plain_loop() -> None:
+    found = []
+    for more in ({}, {"partitions": 2, "split": "stages"}):
+        result = db.run(db.Job("digits", Single(**more), epochs=2), on="simulated")  # type: ignore[arg-type]  # its options
+        found.append({name: result[name] for name in ("outcome", "steps", "samples", "test_loss", "test_accuracy")})
+    assert found[0] == found[1]
 
 
 def test_all_gone_it_goes_on_from_the_parts_of_its_checkpoint(plain: SimpleNamespace) -> None:

@@ -25,7 +25,7 @@ from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.server import layerwise, optimizers
 from distbelief.strategies import Allreduce, Hogwild, Locking, Synchronous
-from distbelief.strategies.allreduce.torch_whole import TorchWhole
+from distbelief.strategies.grouped.torch_whole import TorchWhole
 from distbelief.tasks import Task
 from distbelief.testing.accounting import Accounting, Minibatch
 from distbelief.testing.simulations import Observed, mapping_of

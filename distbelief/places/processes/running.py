@@ -54,7 +54,7 @@ class Running:
         self.cluster, self.job, self.settings, self.attempt, self.evaluates = cluster, job, settings, attempt, evaluates
         self._script = script or []
         told = tell(cluster, job, settings, attempt, self._script, evaluates)
-        lasts = job.strategy.coordinated and settings.restarts > 0
+        lasts = not job.strategy.alone and settings.restarts > 0
         explanation = Explanation(attempt.start.number - 1, str(attempt.folder.path) if attempt.folder else "")
         self.supervisor = Supervisor(
             settings.restarts, explanation, lasts=lasts, deadlines=DEADLINES, script=bool(self._script)

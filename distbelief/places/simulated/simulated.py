@@ -59,7 +59,7 @@ class Simulated(VirtualCluster):
         attempt = Attempt(job, settings, view, 0.0, self.keep or job.out is not None, more)
         clock = VirtualClock()
         try:
-            if job.strategy.coordinated:
+            if not job.strategy.alone:
                 simulation = Simulation(job, settings, self, attempt.record, attempt, clock, stopped=stopped)
                 attempt.live.ask = lambda: _tell_shards(simulation, attempt)
                 supervisor = simulation.supervisor

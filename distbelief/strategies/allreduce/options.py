@@ -12,8 +12,8 @@ from distbelief.core.settings import Settings, StrategySettings
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
 from distbelief.schedules.allreduce import PLACED, check_algorithm, check_hosts
-from distbelief.strategies.allreduce.settings import AllreduceSettings
 from distbelief.strategies.base import LocalMachine, Scaled, Splittable, Virtual
+from distbelief.strategies.grouped.settings import AllreduceSettings
 
 if TYPE_CHECKING:
     from distbelief.strategies.players import Players
@@ -64,7 +64,7 @@ class Allreduce(Splittable, Scaled):
     @classmethod
     def players(cls) -> Players:
         """Who plays them."""
-        from distbelief.strategies.allreduce.players import PLAYERS
+        from distbelief.strategies.grouped.players import PLAYERS
 
         return PLAYERS
 

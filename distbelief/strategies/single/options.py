@@ -1,4 +1,4 @@
-"""Single: the plain PyTorch loop in one process, the baseline of every comparison."""
+"""Single: the plain PyTorch loop in one process, the baseline of every comparison; or one model, split over several."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import Settings, StrategySettings
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
-from distbelief.strategies.base import LocalMachine, Scaled, Virtual
+from distbelief.sharding.mesh import Mesh
+from distbelief.strategies.base import LocalMachine, Partitioned, Scaled, Virtual
 
 if TYPE_CHECKING:
     from distbelief.strategies.context import Loop, LoopContext
+    from distbelief.strategies.players import Players
 
 
 @dataclass(frozen=True)
-class Single(Scaled):
-    """The plain PyTorch loop in one process: no server, no messages."""
+class Single(Partitioned, Scaled):
+    """The plain PyTorch loop in one process: no server, no messages; with --partitions, one model over several
+    processes, each of which steps its part.
+    """
 
     name: ClassVar[str] = "single"
     own: ClassVar[type[StrategySettings]] = StrategySettings
@@ -29,12 +33,28 @@ class Single(Scaled):
     """What the loop steps with."""
 
     def settings(self) -> dict[str, Any]:
-        """One model, in one part."""
-        return super().settings() | {"replicas": 1, "shards": 1}
+        """One model, in one part, or one for each partition."""
+        return super().settings() | {"replicas": 1, "shards": max(1, self.partitions)}
+
+    @property
+    def alone(self) -> bool:
+        """Where the model is whole."""
+        return self.partitions == 1
+
+    def replica_roles(self) -> tuple[str, ...]:
+        """The partitions of the one replica, where it is split."""
+        return () if self.alone else roles.replicas(Mesh(1, self.partitions))
 
     def roles(self, measured: bool) -> tuple[str, ...]:
-        """One, which plays everything and measures."""
-        return (roles.SINGLE,)
+        """One, which plays everything and measures; of a split model its partitions, under a coordinator."""
+        return (roles.SINGLE,) if self.alone else super().roles(measured)
+
+    @classmethod
+    def players(cls) -> Players:
+        """Those of a group of one."""
+        from distbelief.strategies.grouped.players import PLAYERS
+
+        return PLAYERS
 
     @classmethod
     def loop(cls, context: LoopContext) -> Loop:
@@ -49,6 +69,9 @@ class Single(Scaled):
         Raises:
             UsageError: naming the option.
         """
+        if not self.alone:
+            super().check_machine(settings, machine)
+            return
         if machine.padded or machine.transport != "shared":
             asked = "a compute model" if machine.padded else f"--transport {machine.transport}"
             raise UsageError(
@@ -64,6 +87,9 @@ class Single(Scaled):
         Raises:
             UsageError: naming the option.
         """
+        if not self.alone:
+            super().check_virtual(settings, cluster)
+            return
         if cluster.sends:
             raise UsageError(
                 f"--network and delays mean nothing to strategy {self.name}, which sends nothing: leave them off"

@@ -22,17 +22,17 @@ NONE_LOST = "`locking --locks global` and `shard`: no update of a parameter is l
 
 MUTANTS = [
     Mutant(
-        "a-partition-updates-before-the-others-hold-their-sums", SPLIT, "strategies/allreduce/replica.py",
+        "a-partition-updates-before-the-others-hold-their-sums", SPLIT, "strategies/grouped/replica.py",
         "            while self._permitted != now:", "            while False:",
         (f"{COLUMNS}::test_whoever_dies_at_whatever_message_each_minibatch_is_in_one_update",), 20,
     ),
     Mutant(
-        "what-partitions-hold-is-measured-of-the-evaluation-before", SPLIT, "strategies/allreduce/followers.py",
+        "what-partitions-hold-is-measured-of-the-evaluation-before", SPLIT, "strategies/grouped/followers.py",
         "self._said.pop((role, kind), None)", "self._said.get((role, kind))",
         (f"{COLUMNS}::test_it_is_measured_and_saved_as_whole_replicas_are",), 20,
     ),
     Mutant(
-        "a-partition-goes-on-from-the-part-of-another", SPLIT, "strategies/allreduce/replica.py",
+        "a-partition-goes-on-from-the-part-of-another", SPLIT, "strategies/grouped/replica.py",
         "yield Load(told.checkpoint, plan, home)", "yield Load(told.checkpoint, plan, 0)",
         (f"{COLUMNS}::test_all_gone_it_goes_on_from_the_parts_of_its_checkpoint",), 20,
     ),
@@ -54,24 +54,24 @@ MUTANTS = [
         (f"{LARGE}::test_a_death_in_the_middle_of_an_exchange_ends_in_the_same_job",), 30,
     ),
     Mutant(
-        "an-accumulated-gradient-is-not-weighed", UNION, "strategies/allreduce/torch_whole.py",
+        "an-accumulated-gradient-is-not-weighed", UNION, "strategies/grouped/torch_whole.py",
         "view.add_(gradient, alpha=self._weight)", "view.add_(gradient)",
         (f"{LARGE}::test_accumulated_gradients_are_those_of_the_union",),
     ),
     Mutant(
-        "a-short-minibatch-weighs-as-much-as-a-whole-one", SEQUENTIAL, "strategies/allreduce/replica.py",
+        "a-short-minibatch-weighs-as-much-as-a-whole-one", SEQUENTIAL, "strategies/grouped/replica.py",
         "self.whole.weigh(size / sum(sizes), first", "self.whole.weigh(1 / len(sizes), first",
         (f"{ALL}::test_n_replicas_are_sequential_sgd_on_the_union",), 10,
     ),
     Mutant(
         "a-round-batch-is-taken-back-from-one-minibatch-before-it", EXACTLY_ONE,
-        "strategies/allreduce/round_batches.py",
+        "strategies/grouped/round_batches.py",
         "self._epoch, self._batch = portion.epoch, first",
         "self._epoch, self._batch = portion.epoch, max(first - 1, 0)",
         (f"{ALL}::test_a_death_at_any_message_is_survived_by_the_others",), 10,
     ),
     Mutant(
-        "a-round-batch-of-the-last-group-is-made", EXACTLY_ONE, "strategies/allreduce/replica.py",
+        "a-round-batch-of-the-last-group-is-made", EXACTLY_ONE, "strategies/grouped/replica.py",
         "                if group == self._group:\n                    yield",
         "                if True:\n                    yield",
         (f"{ALL}::test_who_comes_again_is_given_what_the_others_hold",), 10, hangs=True,
@@ -87,7 +87,7 @@ MUTANTS = [
         (f"{BY_LOCK}[shard]",), 15,
     ),
     Mutant(
-        "what-is-taken-back-begins-one-minibatch-earlier", EXACTLY_ONE, "strategies/allreduce/round_batches.py",
+        "what-is-taken-back-begins-one-minibatch-earlier", EXACTLY_ONE, "strategies/grouped/round_batches.py",
         "                self._epoch, self._batch = portion.epoch, first\n",
         "                self._again.appendleft(Portion(portion.epoch, max(first - 1, 0), end - first))\n",
         (f"{ALL}::test_a_death_at_any_message_is_survived_by_the_others",), 10,

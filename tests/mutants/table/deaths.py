@@ -57,7 +57,7 @@ MUTANTS = [
         (f"{CONSISTENCY}::test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back",),
     ),
     Mutant(
-        "a-ctrl-c-while-a-group-ends-is-forgotten", CTRL_C, "strategies/allreduce/coordinator.py",
+        "a-ctrl-c-while-a-group-ends-is-forgotten", CTRL_C, "strategies/grouped/coordinator.py",
         "            self._interrupted = event.reason\n", "",
         ("tests/simulated/test_allreduce.py::test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back",),
     ),

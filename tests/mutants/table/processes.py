@@ -222,7 +222,7 @@ MUTANTS = [
     Mutant(
         "who-waits-for-a-link-is-said-to-wait-for-work",
         "`allreduce --transport tcp`: whoever waits",
-        "strategies/allreduce/replica.py",
+        "strategies/grouped/replica.py",
         '            self._await(f"a link of group {self._group}", away)\n',
         "",
         (

@@ -50,10 +50,10 @@ from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute
 from distbelief.replica.work import check_loss
 from distbelief.schedules.schedule import Schedule
-from distbelief.strategies.allreduce.followers import Followers, Said
-from distbelief.strategies.allreduce.round_batches import round_of
-from distbelief.strategies.allreduce.settings import AllreduceSettings
-from distbelief.strategies.allreduce.whole import Whole
+from distbelief.strategies.grouped.followers import Followers, Said
+from distbelief.strategies.grouped.round_batches import round_of
+from distbelief.strategies.grouped.settings import AllreduceSettings, reduction
+from distbelief.strategies.grouped.whole import Whole
 
 CHUNK = 4 << 20
 """Most bytes of what a replica holds in one message to another."""
@@ -247,7 +247,7 @@ class AllreduceReplica:
 
     @property
     def _own(self) -> AllreduceSettings:
-        return self._settings.own(AllreduceSettings)
+        return reduction(self._settings)
 
     def _schedule(self, bucket: Bucket) -> Schedule:
         """How one bucket is reduced in the group."""

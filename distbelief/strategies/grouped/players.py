@@ -11,12 +11,12 @@ from distbelief.core.outcomes import Cause
 from distbelief.core.portions import Portion, Position, StartingPoint
 from distbelief.core.settings import Plan, Settings
 from distbelief.runtime.player import Part
-from distbelief.strategies.allreduce.coordinator import AllreduceCoordinator
-from distbelief.strategies.allreduce.grouping import Grouping
-from distbelief.strategies.allreduce.round_batches import RoundBatches
-from distbelief.strategies.allreduce.simulated import simulated_replica
-from distbelief.strategies.allreduce.worker import process_replica
 from distbelief.strategies.context import Context
+from distbelief.strategies.grouped.coordinator import AllreduceCoordinator
+from distbelief.strategies.grouped.grouping import Grouping
+from distbelief.strategies.grouped.round_batches import RoundBatches
+from distbelief.strategies.grouped.simulated import simulated_replica
+from distbelief.strategies.grouped.worker import process_replica
 from distbelief.strategies.players import Players
 
 

@@ -11,15 +11,16 @@ import socket
 import struct
 
 from distbelief.core import roles
+from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.settings import Settings
 from distbelief.fabric.process_group import ProcessGroup
 from distbelief.fabric.shared_memory import SharedMemory
-from distbelief.runtime.player import Part, Worker
-from distbelief.strategies.allreduce.measured import measured_model
-from distbelief.strategies.allreduce.replica import AllreduceReplica, collect_nothing
-from distbelief.strategies.allreduce.settings import AllreduceSettings
-from distbelief.strategies.allreduce.torch_whole import TorchWhole
+from distbelief.runtime.player import Part, Told, Worker
 from distbelief.strategies.context import Context, ProcessSpec, open_memory
+from distbelief.strategies.grouped.measured import measured_model
+from distbelief.strategies.grouped.replica import AllreduceReplica, collect_nothing
+from distbelief.strategies.grouped.settings import reduction
+from distbelief.strategies.grouped.torch_whole import OwnVector, TorchWhole
 from distbelief.tasks.worker import measure, placed
 
 SIOCGIFADDR = 0x8915
@@ -60,12 +61,28 @@ def process_replica(context: Context) -> Part:
     return Part(story, worker)
 
 
-Carrier = SharedMemory | ProcessGroup
+class Alone(OwnVector):
+    """Of a job of one replica, which has nobody to add up with."""
+
+    def form(self, group: Assemble, told: Told) -> bool:
+        """It is all of the group."""
+        return True
+
+    def reduce(self) -> bool:
+        """The sum is its gradient."""
+        return True
+
+
+Carrier = SharedMemory | ProcessGroup | Alone
 
 
 def carrier(spec: ProcessSpec, role: str, settings: Settings) -> Carrier:
-    """What adds up the gradients of a replica: shared memory inside a host, torch.distributed over a network."""
-    index, own = roles.index_of(role), settings.own(AllreduceSettings)
+    """What adds up the gradients of a replica: shared memory inside a host, torch.distributed over a network; nothing
+    where there is one.
+    """
+    if settings.replicas == 1:
+        return Alone()
+    index, own = roles.index_of(role), reduction(settings)
     if spec.transport == "shared":
         descriptor = open_memory(spec, (spec.memory, *spec.columns)[roles.partition_of(role)])
         return SharedMemory(descriptor, index, settings.replicas, own.algorithm, own.per_host)

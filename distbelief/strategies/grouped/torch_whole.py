@@ -16,7 +16,7 @@ from distbelief.fabric.buckets import Bucket, buckets, of_buffers
 from distbelief.server.slice import TorchSlice
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Layout
-from distbelief.strategies.allreduce.settings import AllreduceSettings
+from distbelief.strategies.grouped.settings import reduction
 from distbelief.tasks.flat import FlatModule
 
 
@@ -93,7 +93,7 @@ class TorchWhole:
         vector = torch.zeros(self._own.all.size, dtype=torch.uint8, device=device)
         self.flat.write(vector)
         self._clip = plan.settings.clip_norm
-        own = plan.settings.own(AllreduceSettings)
+        own = reduction(plan.settings)
         found = buckets(layout, own.bucket_mb, partition)
         both = (*found, *(of_buffers(layout, partition) if own.buffers == "broadcast" else ()))
         self._slot, self.sum = self._home.open(moving, both)

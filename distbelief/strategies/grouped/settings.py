@@ -51,3 +51,8 @@ class AllreduceSettings(StrategySettings, frozen=True, kw_only=True):
     def global_batch(self, settings: Settings) -> int:
         """What all accumulate for a round."""
         return settings.replicas * settings.data.batch_size * self.accumulate
+
+
+def reduction(settings: Settings) -> AllreduceSettings:
+    """How the replicas of a job add up their gradients; of a strategy that says nothing of it, as it is usual."""
+    return settings.strategy if isinstance(settings.strategy, AllreduceSettings) else AllreduceSettings()

@@ -27,9 +27,9 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.core.timers import BudgetSpent
 from distbelief.errors import LayoutError, UsageError
 from distbelief.server.machine import Answering, Answers
-from distbelief.strategies.allreduce.grouping import Grouping
-from distbelief.strategies.allreduce.round_batches import ROUNDS_LIMIT, RoundBatches, Share
-from distbelief.strategies.allreduce.settings import AllreduceSettings
+from distbelief.strategies.grouped.grouping import Grouping
+from distbelief.strategies.grouped.round_batches import ROUNDS_LIMIT, RoundBatches, Share
+from distbelief.strategies.grouped.settings import reduction
 
 AHEAD = 2
 """Round batches that a group has at a time."""
@@ -98,7 +98,7 @@ class AllreduceCoordinator(Answering):
         """What the job waits for now, in one sentence.
 
         >>> from distbelief.core.portions import ANEW
-        >>> AllreduceCoordinator(Settings(strategy=AllreduceSettings()), True, ANEW).waits()
+        >>> AllreduceCoordinator(Settings(), True, ANEW).waits()
         'gathering: waits for replica 0, replica 1'
         """
         groups = self._groups
@@ -160,7 +160,7 @@ class AllreduceCoordinator(Answering):
 
     def _round_batches(self, plan: Plan) -> RoundBatches:
         """All that is to be done from the newest checkpoint on."""
-        data, own = plan.settings.data, plan.settings.own(AllreduceSettings)
+        data, own = plan.settings.data, reduction(plan.settings)
         return RoundBatches(plan.samples, data.batch_size, data.epochs, self._kept.position, own.accumulate)
 
     def _gathered(self) -> list[Effect]:
@@ -459,7 +459,7 @@ class AllreduceCoordinator(Answering):
         member = self._groups.leave(role)
         self._fallen.append((role, reason, died))
         if member and self._may(GroupMay.REGROUP) and self._expected:
-            if not died or self.settings.own(AllreduceSettings).on_death == "regroup":
+            if not died or reduction(self.settings).on_death == "regroup":
                 return self._regroup()
             return self._bury(self._held) + self._end(
                 Cause.DEATH_FORBIDDEN, f"{role} is gone ({reason}), and --on-death is stop", role

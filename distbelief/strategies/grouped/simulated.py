@@ -10,12 +10,12 @@ from distbelief.fabric.buckets import Bucket, buckets, shares
 from distbelief.runtime.player import Part, Worker
 from distbelief.schedules.allreduce import by_host
 from distbelief.schedules.price import CHOICES, LinkModel, cheapest
-from distbelief.strategies.allreduce.measured import measured_model
-from distbelief.strategies.allreduce.replica import AllreduceReplica, collect_nothing
-from distbelief.strategies.allreduce.settings import AllreduceSettings
-from distbelief.strategies.allreduce.torch_whole import TorchWhole
-from distbelief.strategies.allreduce.whole import PhantomWhole
 from distbelief.strategies.context import Context, SimulatedContext
+from distbelief.strategies.grouped.measured import measured_model
+from distbelief.strategies.grouped.replica import AllreduceReplica, collect_nothing
+from distbelief.strategies.grouped.settings import reduction
+from distbelief.strategies.grouped.torch_whole import TorchWhole
+from distbelief.strategies.grouped.whole import PhantomWhole
 from distbelief.tasks.worker import measure
 from distbelief.transport.base import Arena
 from distbelief.transport.virtual import HEADER
@@ -30,7 +30,7 @@ def simulated_replica(context: Context) -> Part:
     model = measured_model(context)
 
     def choose(bucket: Bucket, ranks: int) -> str:
-        return cheapest_here(virtual, bucket, ranks, context.settings.own(AllreduceSettings).per_host)
+        return cheapest_here(virtual, bucket, ranks, reduction(context.settings).per_host)
 
     def attach(plan: Plan, _: Arena) -> None:
         if split is None:
@@ -60,7 +60,7 @@ def time_steps(virtual: SimulatedContext, plan: Plan) -> None:
     A step takes longer by the copying of its gradient into the vector that is added up, and by its share of the update
     after its round.
     """
-    own = plan.settings.own(AllreduceSettings)
+    own = reduction(plan.settings)
     virtual.timing.first = shares([*buckets(plan.layout, own.bucket_mb)])[0]
     if (work := virtual.endpoint.work) is not None:
         trained = plan.layout.trained.size
