@@ -111,7 +111,7 @@ class Updates:
     def __init__(self) -> None:
         self._update = TorchWhole.update
 
-    def update(self, whole: TorchWhole, factor: float) -> None:
+    def update(self, whole: TorchWhole, factor: float, norm: float) -> None:
         """Stand in for `TorchWhole.update`: no minibatch is in two updates, and each weighs as much as its samples are
         of those of its update.
         """
@@ -125,14 +125,14 @@ class Updates:
             again = (here & (model.tally != 0)).nonzero().tolist()
             assert not again, f"(epoch, minibatch) {again} are in an update for the second time"
             torch.testing.assert_close(weights[here], model.sizes[here] / model.sizes[here].sum())
-        self._update(whole, factor)
+        self._update(whole, factor, norm)
 
 
 @pytest.fixture(autouse=True)
 def updates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every update of a tallied model is looked into."""
     updates = Updates()
-    monkeypatch.setattr(TorchWhole, "update", lambda whole, factor: updates.update(whole, factor))
+    monkeypatch.setattr(TorchWhole, "update", lambda whole, factor, norm: updates.update(whole, factor, norm))
 
 
 def assert_each_once(run: Observed) -> None:
@@ -373,7 +373,7 @@ def moments(run: Observed) -> tuple[list[float], list[float]]:
     for part in run.simulation.parts.values():
         story: Any = part.player
         story.whole.gather = lambda: computed.append(run.simulation.clock.now())
-        story.whole.update = lambda _: summed.append(run.simulation.clock.now())
+        story.whole.update = lambda *_: summed.append(run.simulation.clock.now())
     return computed, summed
 
 

@@ -412,11 +412,11 @@ def test_replicas_that_die_in_allreduce_leave_the_parameters_of_the_paper(
     task, update = tallied(task_of(plain, plainly), 4, epochs=3), TorchWhole.update
     made: dict[int, list[Minibatch]] = {}
 
-    def note(whole: TorchWhole, factor: float) -> None:
+    def note(whole: TorchWhole, factor: float, norm: float) -> None:
         stories: list[Any] = [part.player for part in run.simulation.parts.values()]
         [story] = [story for story in stories if story.whole is whole]
         made[story.samples] = minibatches_in(whole)
-        update(whole, factor)
+        update(whole, factor, norm)
 
     monkeypatch.setattr(TorchWhole, "update", note)
     for moment in (2, 4, 6, 8) if replicas == 1 else (4, 12, 20, 28):

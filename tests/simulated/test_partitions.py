@@ -307,7 +307,7 @@ def test_replay(plain: SimpleNamespace) -> None:
         (Downpour(partitions=2, microbatches=2, schedule="sequential"), {}, "2 microbatches in sequential"),
         (Downpour(partitions=2, schedule="pipedream"), {}, "--schedule pipedream: each stage would update its weights"),
         (Downpour(partitions=0), {}, "--partitions 0: must be 1 or more"),
-        (Downpour(partitions=2), {"clip_norm": 1.0}, "--clip-norm 1.0 of split replicas"),
+        (Downpour(partitions=2), {"clip_norm": 1.0}, "--clip-norm 1.0 of split replicas that push"),
         (Downpour(partitions=2), {"precision": "bf16"}, "--precision bf16 of split replicas"),
         (Synchronous(partitions=2, optimizer=Optimizer("lars", 1.0)), {}, "--optimizer lars of split replicas"),
         (Downpour(partitions=2, split="stage"), {}, "unknown way to split 'stage'; did you mean 'stages'?"),

@@ -152,12 +152,13 @@ class Kept(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class PartSummed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A partition holds the sum of the gradients of its part in a round; of its own part of the step the loss, where it
-    has that, and the bytes it sent and received.
+    """A partition holds the sum of the gradients of its part in a round, which has this norm, where the job clips; of
+    its own part of the step the loss, where it has that, and the bytes it sent and received.
     """
 
     group: int
     round: int
+    norm: float
     loss: float
     losses: int
     sent: int
@@ -165,10 +166,13 @@ class PartSummed(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class UpdatePart(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """All partitions of the replica hold the sums of a round: make the update. So none makes one that others do not."""
+    """All partitions of the replica hold the sums of a round, which together have this norm: make the update. So none
+    makes one that others do not.
+    """
 
     group: int
     round: int
+    norm: float
 
 
 class PartValues(Message, frozen=True, array_like=True, tag=True, gc=False):

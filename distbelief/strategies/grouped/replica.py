@@ -11,6 +11,7 @@ round's update is made when all of them hold their sums, so that a replica is ne
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Generator
 from itertools import islice
@@ -116,8 +117,8 @@ class AllreduceReplica:
         self._split = split
         self._siblings = split.siblings if split else Siblings(role, incarnation)
         self._followers = Followers(self._siblings, collect)
-        self._permitted = (-1, -1)
-        """The group and the round of which a partition that follows may make the update."""
+        self._permitted = (-1, -1, 0.0)
+        """The group and the round of which a partition that follows may make the update, and the norm of the sum."""
         self._plan: Plan | None = None
         self._assemble: grouping.Assemble | None = None
         self._halt: int | None = None
@@ -350,10 +351,10 @@ class AllreduceReplica:
             if not own:
                 self.whole.contribute_nothing()
             yield from self._reduce(computed)
-            yield from self._agree()
+            norm = yield from self._agree()
             if self._own.buffers == "broadcast":
                 self.whole.adopt_buffers()
-            self.whole.update(self._plan.factor(self.samples))
+            self.whole.update(self._plan.factor(self.samples), norm)
             self.rounds += 1
             self._updates += 1
             self.samples += sum(sizes)
@@ -371,21 +372,27 @@ class AllreduceReplica:
             computed = yield from self._split.compute(batch, self._wait)
         return computed
 
-    def _agree(self) -> Steps:
-        """Wait until all partitions of the replica hold their sums of the round: then each makes the update."""
-        now = self._group, self.rounds
+    def _agree(self) -> Generator[Effect, object, float]:
+        """Wait until all partitions of the replica hold their sums of the round: then each makes the update.
+
+        Returns:
+            The norm of the whole sum, where the job clips.
+        """
+        now, norm = (self._group, self.rounds), self.whole.norm()
         if self._siblings.follows:
-            yield Send(self._siblings.superior, grouping.PartSummed(self._group, self.rounds, *self._count()))
-            while self._permitted != now:
+            yield Send(self._siblings.superior, grouping.PartSummed(self._group, self.rounds, norm, *self._count()))
+            while self._permitted[:2] != now:
                 self._await("the word to update", [self._siblings.superior])
                 yield from self._wait()
             self._awaits = ""
-            return
+            return self._permitted[2]
         summed = yield from self._all_say(grouping.PartSummed, lambda said: (said.group, said.round) == now, "its sum")
         for one in summed:
             self._loss, self._losses = self._loss + one.loss, self._losses + one.losses
             self._sent, self._received = self._sent + one.sent, self._received + one.received
-        yield from self._siblings.tell(grouping.UpdatePart(*now))
+        norm = math.hypot(norm, *(one.norm for one in summed))
+        yield from self._siblings.tell(grouping.UpdatePart(*now, norm))
+        return norm
 
     def _all_say(self, kind: type[Said], fits: Callable[[Said], bool], what: str) -> Generator[Effect, Any, list[Said]]:
         """Wait until all partitions that this one leads have said something of now."""
@@ -541,7 +548,7 @@ class AllreduceReplica:
             case membership.Finish():
                 self._ending = True
             case grouping.UpdatePart():
-                self._permitted = event.group, event.round
+                self._permitted = event.group, event.round, event.norm
             case partitioning.Crossed():
                 pass  # whoever waits looks again
             case partitioning.Boundary() if self._split is not None:

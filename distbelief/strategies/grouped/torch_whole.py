@@ -174,21 +174,22 @@ class TorchWhole:
         for bucket in range(0 if everything or not self._overlaps else len(self._counts), self._all):
             self._home.ready(bucket)
 
-    def update(self, factor: float) -> None:
+    def norm(self) -> float:
+        """Of the sum, in float64, where the job clips it; else 0."""
+        if not self._clip:
+            return 0.0
+        parts = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in self._sums]
+        return float(torch.linalg.vector_norm(torch.stack(parts)))
+
+    def update(self, factor: float, norm: float) -> None:
         """Make one optimizer step with the sum, clipped to the job's norm."""
-        if self._clip:
-            norm = float(
-                torch.linalg.vector_norm(
-                    torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in self._sums])
-                )
-            )
-            if (shrinks := self._clip / (norm + 1e-6)) < 1:  # as torch's clip_grad_norm_
-                trained = self._own.trained.size
-                self._slot[:trained].copy_(self.sum[:trained])
-                for view in self._views:
-                    view.mul_(shrinks)
-                self.slice.apply("clipped", 0, self._slot, factor)
-                return
+        if self._clip and (shrinks := self._clip / (norm + 1e-6)) < 1:  # as torch's clip_grad_norm_
+            trained = self._own.trained.size
+            self._slot[:trained].copy_(self.sum[:trained])
+            for view in self._views:
+                view.mul_(shrinks)
+            self.slice.apply("clipped", 0, self._slot, factor)
+            return
         self.slice.apply("sum", 0, self.sum, factor)
 
     def adopt_buffers(self) -> None:

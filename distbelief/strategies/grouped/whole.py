@@ -36,8 +36,14 @@ class Whole(Protocol):
     def contribute_nothing(self) -> None:
         """Have zeros there: this replica has no minibatch in the round."""
 
-    def update(self, factor: float) -> None:
-        """Make one optimizer step with the sum, at `factor` times the learning rate."""
+    def norm(self) -> float:
+        """Of the sum, where the job clips it; else 0."""
+        ...
+
+    def update(self, factor: float, norm: float) -> None:
+        """Make one optimizer step with the sum, at `factor` times the learning rate; `norm` is that of the whole
+        model's.
+        """
 
     def adopt_buffers(self) -> None:
         """Take the buffers in the vector as the model's own."""
@@ -87,7 +93,11 @@ class PhantomWhole:
     def contribute_nothing(self) -> None:
         """Nothing to zero."""
 
-    def update(self, factor: float) -> None:
+    def norm(self) -> float:
+        """Nothing to clip."""
+        return 0.0
+
+    def update(self, factor: float, norm: float) -> None:
         """Nothing to step."""
 
     def adopt_buffers(self) -> None:

@@ -12,6 +12,7 @@ from distbelief.core.values import Given
 from distbelief.errors import UsageError
 from distbelief.sharding.mesh import Mesh
 from distbelief.strategies.base import LocalMachine, Partitioned, Scaled, Virtual
+from distbelief.strategies.single.settings import SingleSettings
 
 if TYPE_CHECKING:
     from distbelief.strategies.context import Loop, LoopContext
@@ -25,7 +26,7 @@ class Single(Partitioned, Scaled):
     """
 
     name: ClassVar[str] = "single"
-    own: ClassVar[type[StrategySettings]] = StrategySettings
+    own: ClassVar[type[StrategySettings]] = SingleSettings
     coordinated: ClassVar[bool] = False
     evaluated: ClassVar[bool] = False
 

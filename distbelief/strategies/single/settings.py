@@ -1,0 +1,13 @@
+"""The settings of the plain loop that are its own."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from distbelief.core.settings import Holder, StrategySettings
+
+
+class SingleSettings(StrategySettings, frozen=True, kw_only=True):
+    """Whoever trains holds the parameters."""
+
+    held_by: ClassVar[Holder] = Holder.REPLICAS
