@@ -14,6 +14,7 @@ from distbelief.core.optimizer import optim
 from distbelief.core.records import Record
 from distbelief.errors import UsageError
 from distbelief.places.processes.local import Local
+from distbelief.places.processes.running import Running
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.strategies import Allreduce, Downpour, Single, Synchronous
 
@@ -119,6 +120,14 @@ def test_a_group_goes_on_without_a_replica_of_which_a_partition_is_killed(
     result = jobs.run(tmp_path, strategy, task="digits", epochs=10, evaluate_every=0, on=Local(transport=transport))
     assert (result["outcome"], result["samples"]) == ("done", 10 * 1437)
     assert [one.role for one in watch.of(records.Gone) if one.died] == ["replica 1.0"]
+
+
+def test_a_way_that_there_is_not_is_refused_before_a_process_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Running, "__init__", None)  # who would start them
+    with pytest.raises(UsageError, match="unknown way to split 'stage'; did you mean 'stages'"):
+        jobs.run(tmp_path, Single(partitions=2, split="stage"))
 
 
 def test_no_guest_joins_a_job_of_split_replicas(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from distbelief.job import Job
 from distbelief.places.paths import path_of
 from distbelief.places.processes.addresses import PORTS, check_network, host_and_port, listen_at
 from distbelief.places.processes.options import LocalOptions
+from distbelief.split.options import Split
 from distbelief.strategies import check_findable
 
 if TYPE_CHECKING:
@@ -138,6 +139,16 @@ def check_cut(task: Task, settings: Settings) -> None:
 
     with torch.random.fork_rng(devices=[]):
         cut(layout_of(build_model(task, settings.seed, "cpu")), settings.mesh, settings.shards)
+
+
+def check_split(settings: Settings) -> None:
+    """Refuse ways to split that there are not; whether a model can be split so, its replicas find.
+
+    Raises:
+        UsageError: naming the way, and the nearest.
+    """
+    if settings.partitions > 1:
+        Split.parse(settings.split, settings.partitions)
 
 
 def allow_files(settings: Settings) -> None:
