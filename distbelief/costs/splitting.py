@@ -213,11 +213,12 @@ def measure(
     told("tracing the model")
     model = build_model(task, 0, "cpu").train()
     traced = trace(model, (inputs,))
-    choice = choose(split, traced, model, task.loss, targets, EXAMPLES, batch_size)
+    schedule = schedule or ("sequential" if microbatches == 1 else "1f1b")
+    choice = choose(split, traced, model, task.loss, targets, EXAMPLES, batch_size, schedule, microbatches)
     split = choice.split
     graph = apply(split, traced, task.loss, targets)
     programs = [build(graph, home, model) for home in range(split.partitions)]
-    made = pipeline(schedule or ("sequential" if microbatches == 1 else "1f1b"), segment_graph(programs), microbatches)
+    made = pipeline(schedule, segment_graph(programs), microbatches)
     with one_thread():
         turns = Turns(task, model, programs, data, batch_size, made)
         turns.take(seconds, told)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from distbelief.errors import UsageError
+from distbelief.schedules.pipeline import Pipeline
 from distbelief.schedules.pipeline_price import SegmentCost, price_pipeline
 from distbelief.schedules.pipelines import pipeline
 from distbelief.schedules.price import LinkModel
@@ -66,8 +67,9 @@ class Choice:
 
 
 def choose(
-    split: Split, traced: Traced, model: nn.Module, loss: Loss | None, targets: Any, examples: int, batch_size: int
-) -> Choice:
+    split: Split, traced: Traced, model: nn.Module, loss: Loss | None, targets: Any, examples: int, batch_size: int,
+    schedule: str = "sequential", microbatches: int = 1,
+) -> Choice:  # fmt: skip
     """The way that is named; for `auto`, of the ways that can be, the one with the least price.
 
     Args:
@@ -78,6 +80,8 @@ def choose(
         targets: an example of what the loss takes.
         examples: samples that the model was traced with.
         batch_size: of the steps that are priced.
+        schedule: in which they go through the homes: one of `PIPELINES`.
+        microbatches: of a minibatch.
 
     Raises:
         UsageError: it cannot be split so, or in no way: with the reasons.
@@ -90,7 +94,8 @@ def choose(
         try:
             graph = apply(one, traced, loss, targets)
             programs = [build(graph, home, shapes) for home in range(one.partitions)]
-            found.append(Candidate(one, _price(programs, scale, batch_size)))
+            made = pipeline(schedule, segment_graph(programs), microbatches)
+            found.append(Candidate(one, _price(programs, made, scale, batch_size)))
         except UsageError as error:
             if len(ways) == 1:
                 raise
@@ -141,16 +146,16 @@ def _without_values(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def _price(programs: Sequence[HomeProgram], scale: float, samples: int) -> float:
+def _price(programs: Sequence[HomeProgram], made: Pipeline, scale: float, samples: int) -> float:
     """Guessed seconds of a step."""
-    made = pipeline("sequential", segment_graph(programs))
+    parts = made.microbatches
     left = {program.home: iter(program.segments) for program in programs}
     costs = []
     for place in made.graph.segments:
         one = next(left[place.home])
-        forward = _seconds(scale * one.flops, samples * one.elements, one.nodes)
+        forward = _seconds(scale * one.flops / parts, samples * one.elements / parts, one.nodes)
         costs.append(SegmentCost(forward, BACK * forward))
-    return price_pipeline(made, costs, LINE, samples).seconds
+    return price_pipeline(made, costs, LINE, samples / parts).seconds
 
 
 def _of_whole(traced: Traced, scale: float, samples: int) -> float:

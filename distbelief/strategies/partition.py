@@ -54,7 +54,8 @@ def split_graph(task: Task, model: nn.Module, settings: Settings, tell: Tell | N
     traced = trace(model, (on_device(inputs, device),))
     split, targets = Split.parse(settings.split, settings.partitions), on_device(targets, device)
     if split.ways == AUTO or tell:
-        choice = choose(split, traced, model, task.loss, targets, EXAMPLES, settings.data.batch_size)
+        size, schedule = settings.data.batch_size, settings.pipeline
+        choice = choose(split, traced, model, task.loss, targets, EXAMPLES, size, schedule, settings.microbatches)
         split = choice.split
         if tell:
             tell(Parted(split.text, choice.told))

@@ -15,12 +15,16 @@ from distbelief.tasks.mnist import lenet, mnist
 from distbelief.tasks.siamese import Siamese, contrastive
 
 
-def chosen(model: nn.Module, shape: tuple[int, ...], way: str = "auto", batch_size: int = 64, homes: int = 2) -> Choice:
+def chosen(
+    model: nn.Module, shape: tuple[int, ...], way: str = "auto", batch_size: int = 64, homes: int = 2,
+    microbatches: int = 1,
+) -> Choice:  # fmt: skip
     x = torch.zeros(2, *shape)
     loss, y = nn.functional.cross_entropy, torch.zeros(2, dtype=torch.int64)
     if isinstance(model, Siamese):
         loss, y = contrastive, torch.zeros(2)
-    return choose(Split.parse(way, homes), trace(model, (x,)), model, loss, y, 2, batch_size)
+    schedule = "1f1b" if microbatches > 1 else "sequential"
+    return choose(Split.parse(way, homes), trace(model, (x,)), model, loss, y, 2, batch_size, schedule, microbatches)
 
 
 def test_auto_takes_the_least_price_of_the_ways_that_can_be():
@@ -49,6 +53,13 @@ def test_auto_takes_the_least_price_of_the_ways_that_can_be():
 )
 def test_auto_takes_what_the_model_is_made_for(model, shape, way):
     assert chosen(model, shape, batch_size=256).split == Split(way, 2)
+
+
+def test_microbatches_are_in_the_price():
+    """Two equal stages: one after the other with one microbatch, 5/8 of that with four, and what messages cost."""
+    model = nn.Sequential(nn.Linear(3000, 3000), nn.Linear(3000, 3000))
+    prices = [chosen(model, (3000,), "stages", 512, microbatches=m).candidates[0].seconds for m in (1, 4)]
+    assert prices[1] / prices[0] == pytest.approx(5 / 8, rel=0.05)
 
 
 def test_every_process_chooses_alike_whatever_the_values():
