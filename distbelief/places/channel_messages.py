@@ -36,6 +36,8 @@ class Failed(ChannelMessage, frozen=True, tag=True):
     text: str
     trace: str = ""
     """The traceback of what the user's code raised."""
+    done: bool = False
+    """Whether its part of the job was done before."""
 
 
 class Over(ChannelMessage, frozen=True, tag=True):

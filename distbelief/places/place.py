@@ -4,7 +4,7 @@ effects; and how long is waited.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Protocol
 
 import msgspec
@@ -48,6 +48,8 @@ class Tick(msgspec.Struct, frozen=True):
 
     stopped: Mapping[str, int] = {}
     """The roles whose processes are stopped by a signal, with the ids of these."""
+    busy: Set[str] = frozenset()
+    """The roles whose processes compute, where they run a user's script."""
 
 
 class Interruption(msgspec.Struct, frozen=True):

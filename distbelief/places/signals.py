@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 WORDS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "the terminal was closed"}
 """The signals that end a job, and what each is called."""
@@ -47,3 +49,14 @@ def is_stopped(pid: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] == "T"
     except OSError:
         return False
+
+
+def processor_seconds(pid: int) -> float:
+    """What a process has used of the processor, with all that it has started."""
+    used = 0.0
+    with contextlib.suppress(OSError, ValueError):  # it has ended
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        used = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            used += sum(processor_seconds(int(child)) for child in (thread / "children").read_text().split())
+    return used

@@ -9,7 +9,7 @@ this decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from distbelief import errors
 from distbelief.core import effects, records, roles
@@ -32,6 +32,17 @@ from distbelief.places.place import (
     TickLater,
     Unable,
 )
+
+NAMES = 8
+"""Most roles told by name in one line."""
+
+
+def _error_of(word: Failed) -> DistbeliefError:
+    """The error that a role says it has failed with."""
+    error: DistbeliefError = getattr(errors, word.kind, JobFailed)(word.text)
+    if word.trace:
+        error.add_note(word.trace)
+    return error
 
 
 class _Life:
@@ -98,7 +109,9 @@ class Supervisor:
         self._moving: dict[str, _Life] = {}
         """By standby: who is its shard as soon as it has heard so."""
         self._interrupts: list[Interruption] = []
-        self._heard = 0.0
+        self._heard = self._hushed = 0.0
+        self._late: DistbeliefError | None = None
+        """What a script has raised whose part of the job was done."""
         self._leave_by = self._end_by = float("inf")
 
     # what there is
@@ -144,6 +157,9 @@ class Supervisor:
         if nobody has yet.
         """
         self.failure = self.failure or self.explanation.error(self.finished, self.started)
+        if self.failure is None and self._late is not None:
+            self.failure = self._late
+            return self.failure, None
         if self.failure is None or (self.finished is not None and self.finished.outcome is Outcome.FAILED):
             return self.failure, None
         return self.failure, records.Finished.of(self.explanation.cause(self.failure), str(self.failure))
@@ -159,11 +175,12 @@ class Supervisor:
         match event:
             case Said():
                 self._heard = now
+                self._hushed = 0.0
                 return self._said(now, event)
             case Ended():
                 return self._ended(now, event)
             case Tick():
-                return self._tick(now, event.stopped)
+                return self._tick(now, event)
             case Moved():
                 return self._moved(now, event.standby)
             case Interruption():
@@ -225,11 +242,20 @@ class Supervisor:
             for life in self._here.get(said.role, ()):
                 if life.incarnation == said.incarnation:
                     life.said = word.text
+        elif word.done:
+            return self._failed_late(said.role, word)
         elif self.failure is None and not (self.finished and self.finished.outcome is Outcome.INTERRUPTED):
-            self.failure = getattr(errors, word.kind, JobFailed)(word.text)
-            if word.trace and self.failure is not None:
-                self.failure.add_note(word.trace)
+            self.failure = _error_of(word)
         return []
+
+    def _failed_late(self, role: str, word: Failed) -> list[Effect]:
+        """What a script raises after its part of the job costs nobody the training: it is told at the end."""
+        self._leaves(role)
+        if self._late is None:
+            self._late = _error_of(word)
+            kept = f" and is kept in {self.explanation.run}" if self.explanation.run else ""
+            self._late.args = (f"{word.text}; that came after the training, which goes to its end{kept}",)
+        return [effects.WriteRecord(records.Note(f"{word.text}; its part of the training was done"))]
 
     # ends and beginnings
 
@@ -259,7 +285,8 @@ class Supervisor:
         if life.role == roles.COORDINATOR and self.finished:
             died = Died(life.role, "the job is over", life.incarnation)
             told += [Tell(role, died) for role in self._here]
-        if ended.done and (life.role != roles.COORDINATOR or self.finished):
+        after = self._script and life.left and roles.is_replica(life.role)
+        if after or (ended.done and (life.role != roles.COORDINATOR or self.finished)):
             self._gone[life.role] = Died(life.role, "it was done", life.incarnation, left=True)
             return told
         return [*told, *self._died(now, life, ended), *self._kill_siblings(life)]
@@ -363,7 +390,7 @@ class Supervisor:
 
     # time
 
-    def _tick(self, now: float, stopped: Mapping[str, int]) -> list[Effect]:
+    def _tick(self, now: float, tick: Tick) -> list[Effect]:
         """Begin whoever is due, kill whoever holds the job up for too long, and say for whom it waits."""
         told: list[Effect] = []
         for role in [role for role in self._wanted if self._due.get(role, float("inf")) <= now]:
@@ -371,14 +398,28 @@ class Supervisor:
             if role not in self._here and not self.over:
                 told += self._start(role, self._wanted.pop(role))
         for life in self._lives():
-            told += self._hold_up(now, life, life.role in stopped)
+            told += self._hold_up(now, life, life.role in tick.stopped)
         if now > self._heard + self.deadlines.silence and self._here:
-            self._heard = now
-            named = [f"{role} is stopped, `kill -CONT {pid}` lets it go on" for role, pid in stopped.items()]
-            waits = f"nothing was heard for {self.deadlines.silence:.0f} s; still running: {', '.join(self._here)}"
-            told.append(effects.WriteRecord(records.Note("; ".join([waits, *named]))))
-            told += [Tell(roles.COORDINATOR, Explain())] if roles.COORDINATOR in self._here else []
+            told += self._silent(now, tick)
         return told
+
+    def _silent(self, now: float, tick: Tick) -> list[Effect]:
+        """Say for whom the job waits: scripts that compute are no trouble, and told of less and less often."""
+        if busy := [role for role in self._here if role in tick.busy]:
+            silent = now - self._heard
+            if silent < self._hushed:
+                return []
+            self._hushed = 2 * silent
+            told = (
+                f"no step for {silent:.0f} s: the scripts of {roles.named(busy, NAMES)} compute (a long step, a "
+                "compiler, a validation)"
+            )
+            return [effects.WriteRecord(records.Note(told))]
+        self._heard = now
+        named = [f"{role} is stopped, `kill -CONT {pid}` lets it go on" for role, pid in tick.stopped.items()]
+        waits = f"nothing was heard for {self.deadlines.silence:.0f} s; still running: {', '.join(self._here)}"
+        asked = [Tell(roles.COORDINATOR, Explain())] if roles.COORDINATOR in self._here else []
+        return [effects.WriteRecord(records.Note("; ".join([waits, *named]))), *asked]
 
     def _hold_up(self, now: float, life: _Life, stopped: bool) -> list[Effect]:
         """Kill one that was waited for too long."""

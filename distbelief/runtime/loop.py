@@ -118,6 +118,8 @@ class Replica:
         self._batches_of: Batches | None = None
         self._epochs, self._epoch = 0, -1
         self._steps, self._stopping = 0, False
+        self.over = False
+        """Whether its part of the job is done: what its script does now comes after the training."""
         self._process = os.getpid()
 
     @property
@@ -159,6 +161,8 @@ class Replica:
         """
         if self._vectors is not None:
             raise UsageError("this replica has a model already: one job trains one model")
+        # of a compiled model the plain one: it has the same parameters, under the names that it is saved and loaded by
+        model = getattr(model, "_orig_mod", model)
         groups = groups_of(model, self.stepped) if groups is None else groups
         # torch.optim goes through them too, and they may be had once
         groups = groups and [{**group, "params": tensors_of(group["params"])} for group in groups]
@@ -369,13 +373,18 @@ class Replica:
         self._driver.add_story(self.role, part.player.story(), self._endpoint, worker, self._store)
         self._driver.link(self.role)
         self._driver.begin(self.role)
-        self._driver.run_while(lambda: self._batch is None)
+        self._play_on()
 
     def _go_on(self, answer: Computed | None) -> None:
         self._batch = None
         self._carried.close()
         self._answer(answer)
+        self._play_on()
+
+    def _play_on(self) -> None:
+        """Play the story until a minibatch is to be computed, or to its end."""
         self._driver.run_while(lambda: self._batch is None)
+        self.over = self._batch is None and self._steps > 0
 
     def leave(self) -> None:
         """Leave the job: push what has accrued, and let the others do the rest. A loop that ends before the job does so

@@ -11,7 +11,7 @@ import pytest
 
 from distbelief.core import effects, records
 from distbelief.core.outcomes import Cause
-from distbelief.errors import DataError, Interrupted, JobFailed, UsageError
+from distbelief.errors import DataError, Interrupted, JobFailed, TrainingError, UsageError
 from distbelief.places.channel_messages import Died, Explain, Failed, Interrupt, Listening
 from distbelief.places.explanation import Explanation
 from distbelief.places.place import (
@@ -316,6 +316,28 @@ def test_scripts_may_take_as_long_as_they_like_to_leave() -> None:
     told.say(ENDING)
     told.say(DONE)
     assert kills(told.at(1e6, Tick())) == []
+
+
+def test_scripts_that_compute_are_no_trouble_and_told_of_less_and_less() -> None:
+    told = Told("coordinator", "replica 0", deadlines=Deadlines(silence=3.0), script=True).training()
+    said = {now: told.at(now, Tick({}, {"replica 0"})) for now in (2.0, 4.0, 5.0, 9.0, 10.0, 17.0)}
+    assert [now for now, did in said.items() if did] == [4.0, 9.0]
+    assert "no step for 4 s: the scripts of replica 0 compute" in notes(said[4.0])[0]
+    assert not any(words(did) for did in said.values())
+    assert words(told.at(18.0, Tick())) == [Explain()]
+
+
+def test_what_a_script_raises_after_its_part_is_told_at_the_end() -> None:
+    told = Told("coordinator", "replica 0", "replica 1", script=True).training()
+    did = told.say(Failed("TrainingError", "replica 1: line 9 raised", "Traceback", done=True), "replica 1")
+    assert notes(did) == ["replica 1: line 9 raised; its part of the training was done"]
+    assert starts(told.kill("replica 1", killed=False)) == []
+    assert told.supervisor.failure is None
+    told.say(DONE)
+    error, record = told.supervisor.conclude()
+    assert isinstance(error, TrainingError)
+    assert record is None
+    assert "line 9 raised; that came after the training" in str(error)
 
 
 def test_silence_is_told_of_with_who_is_stopped() -> None:

@@ -353,17 +353,17 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
     "not a number": (
         {"inside": "x = x / 0 if number == 3 else x"},
         TrainingError,
-        r"replica \d: the norm of the gradient is nan at step 3 .*lower --lr",
+        r"replica \d: .*script.py, line 16: the norm of the gradient is nan at step 3 .*lower --lr",
     ),
     "not a number, clipped": (
         {"inside": "x = x / 0 if number == 3 else x", "clip_norm": 1.0},
         TrainingError,
-        r"replica \d: the norm of the gradient is nan at step 3 ",
+        r"replica \d: .*, line 16: the norm of the gradient is nan at step 3 ",
     ),
     "a loss that is not a number, told first": (
         {"inside": "replica.report(loss=float('nan') if number == 3 else 1.0)"},
         TrainingError,
-        r"replica \d: the loss is nan at step 3 .*lower --lr",
+        r"replica \d: .*, line 16: the loss is nan at step 3 .*lower --lr",
     ),
     "another model": (
         {"model": "nn.Linear(8, 4 + replica.index)"},

@@ -1,5 +1,7 @@
 """What a user's script finds under `launch`: its own main module, its arguments, and workers as it would have them."""
 
+import contextlib
+import json
 import multiprocessing
 import os
 from pathlib import Path
@@ -12,7 +14,7 @@ from safetensors.torch import load_file
 
 from distbelief.core import records
 from distbelief.core.optimizer import optim
-from distbelief.errors import UsageError
+from distbelief.errors import DistbeliefError, UsageError
 from distbelief.places.processes.local import Local
 from distbelief.strategies import Allreduce, Downpour, Synchronous
 
@@ -71,7 +73,15 @@ def test_a_worker_that_joins_is_told_what_it_is(tmp_path: Path, how: str) -> Non
         launch(tmp_path, replicas=1, item="db.join()", before=before, main=GUARDED)
 
 
-def test_what_a_script_has_forked_ends_with_its_replica(tmp_path: Path, watch: jobs.Watch) -> None:
+STARTED = {
+    "forked, in a session of its own": "os.fork() or (os.setsid(), time.sleep(1000))",
+    "another program": "import subprocess; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])",
+}
+
+
+@pytest.mark.parametrize("how", STARTED)
+def test_what_a_script_has_started_ends_with_its_replica(tmp_path: Path, watch: jobs.Watch, how: str) -> None:
+    """Also a worker that still begins, and knows of nobody yet: to us it is any program."""
     children: list[int] = []
 
     def die() -> None:
@@ -80,8 +90,8 @@ def test_what_a_script_has_forked_ends_with_its_replica(tmp_path: Path, watch: j
         jobs.kill("replica 1")
 
     watch.once(records.Stepped, die, role="replica 1")
-    forks = "multiprocessing.get_context('fork').Process(target=time.sleep, args=(1000,), daemon=True).start()"
-    assert launch(tmp_path, before=forks, epochs=jobs.LONG) == "done"  # that nothing is left, the fixture looks
+    # that nothing is left, the fixture looks
+    assert launch(tmp_path, before=STARTED[how], epochs=jobs.LONG) == "done"
     assert children
 
 
@@ -212,3 +222,49 @@ def test_a_script_that_leaves_its_loop_is_said_to(tmp_path: Path, watch: jobs.Wa
     result = Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])
     assert (result["outcome"], result["samples"]) == ("done", 40 * jobs.SAMPLES)
     assert "replica 1 ends its part here: its script has left the loop" in {one.text for one in watch.of(records.Note)}
+
+
+AFTER = {
+    "raises": (
+        "1 / 0",
+        r"^replica 1: .*script.py, line 11, raised ZeroDivisionError.* after the training.* kept in .*run",
+    ),
+    "ends itself": ("sys.exit(3)", r"ended itself with sys.exit\(3\); that came after the training"),
+    "is refused": (
+        "db.join().epochs(3)",
+        r"script.py, line 11: epochs\(3\) after the training has begun.*that came after",
+    ),
+    "just ends": ("import os; os._exit(3)", ""),
+    "is killed": ("import os; os.kill(os.getpid(), 9)", ""),
+}
+
+
+@pytest.mark.parametrize("name", AFTER)
+def test_what_a_script_does_after_its_loop_costs_nobody_the_training(tmp_path: Path, name: str) -> None:
+    """Of one replica; the other, which is slower, goes on to the end."""
+    after, says = AFTER[name]
+    inside = f"{STEP}\n            if db.join().index == 1: break"
+    source = LOOP.format(before="", inside=inside, after="if db.join().index == 1: " + after)
+    (tmp_path / "script.py").write_text(source)
+    job = jobs.job(tmp_path / "run", Downpour(), task="script")
+    with pytest.raises(DistbeliefError, match=f"(?s){says}") if says else contextlib.nullcontext():
+        Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["outcome"], result["samples"]) == ("done", 3 * jobs.SAMPLES)
+    jobs.net().load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
+
+
+def test_a_compiled_model_is_saved_under_the_names_of_the_plain_one(tmp_path: Path) -> None:
+    source = LOOP.format(before="", inside=STEP, after="").replace(
+        "replica.optimizer(model)", "replica.optimizer(model)".replace("model", "compiled")
+    )
+    source = source.replace(
+        "    train(model,", "    compiled = torch.compile(model, backend='eager')\n    train(compiled,"
+    )
+    (tmp_path / "script.py").write_text(source)
+    job = jobs.job(tmp_path / "run", Downpour(replicas=1, optimizer=optim("sgd", lr=0.1)), task="script")
+    assert Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])["outcome"] == "done"
+    plain = jobs.net()
+    plain.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
+    data = jobs.data()
+    assert (plain(data.inputs).argmax(1) == data.targets).float().mean() > 0.5

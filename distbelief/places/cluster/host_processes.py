@@ -207,6 +207,11 @@ class HostProcesses:
             self._news.append(Ended(life.role, life.incarnation, f"its host {agent.name} is gone: {why}", killed=True))
 
     @property
+    def busy(self) -> set[str]:
+        """The roles whose processes compute, of those of this host."""
+        return self._local.busy
+
+    @property
     def stopped(self) -> dict[str, int]:
         """The roles whose processes are stopped by a signal, with their process ids there."""
         held = {number for agent in self._agents if not agent.gone for number in agent.stopped}

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import torch
@@ -26,7 +27,7 @@ from distbelief.core.conversations import membership
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.records import Record
 from distbelief.core.settings import Plan, Settings, read_own
-from distbelief.errors import DistbeliefError, TrainingError, UsageError, limit
+from distbelief.errors import DataError, DistbeliefError, LayoutError, TrainingError, UsageError, limit
 from distbelief.places.channel_messages import (
     Ask,
     ChannelMessage,
@@ -112,6 +113,12 @@ def _traced(error: BaseException, script: str = "") -> str:
     begin = next((i for i, frame in enumerate(told.stack) if frame.filename == script), 0)
     told.stack = traceback.StackSummary.from_list(list(told.stack)[begin:])
     return "".join(told.format()).rstrip()
+
+
+def _place_in(script: str, named: str, error: BaseException) -> str:
+    """Where in a user's script an error comes from: its name, and the line."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script]
+    return f"{named}, line {lines[-1]}" if lines else named
 
 
 def _watched(settings: Settings) -> set[str]:
@@ -520,17 +527,24 @@ class _Process:
         named = self.spec.script[0]
         try:
             exec(compile(Path(script).read_bytes(), script, "exec"), vars(sys.modules["__main__"]))
-        except DistbeliefError:
-            raise
         except SystemExit as end:
             if end.code not in (None, 0):
-                raise TrainingError(f"{self.role}: {named} ended itself with sys.exit({end.code!r})") from None
+                self._fail(TrainingError.__name__, f"{named} ended itself with sys.exit({end.code!r})")
+        except (UsageError, DataError, LayoutError, TrainingError) as error:
+            told = str(error).removeprefix(f"{self.role}: ")
+            self._fail(type(error).__name__, f"{_place_in(script, named, error)}: {told}")
+        except DistbeliefError:
+            raise
         except BaseException as error:
-            lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script]
-            where = f"{named}, line {lines[-1]}," if lines else named
             what = (f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) + hint(error)
-            self.channel.say(Failed("TrainingError", f"{self.role}: {where} raised {what}", _traced(error, script)))
-            sys.exit(1)
+            where = _place_in(script, named, error)
+            self._fail(TrainingError.__name__, f"{where}{',' * (where != named)} raised {what}", _traced(error, script))
+
+    def _fail(self, kind: str, told: str, trace: str = "") -> NoReturn:
+        """Tell what the user's script has raised, and end."""
+        done = loop.current is not None and loop.current.over
+        self.channel.say(Failed(kind, f"{self.role}: {told}", trace, done))
+        sys.exit(1)
 
     def _play_evaluator(self) -> None:
         spec = self.spec

@@ -4,7 +4,10 @@ channel.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import time
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
@@ -22,6 +25,10 @@ if TYPE_CHECKING:
 
 GRACE = 1.0
 """Seconds that a process whose descriptors are closed may take to be gone."""
+
+
+BUSY = 0.05
+"""Part of the time that a process uses the processor for, where it is said to compute."""
 
 
 class Life(Protocol):
@@ -70,6 +77,8 @@ class Processes:
     ) -> None:
         self._spec, self._take, self._happens = spec, take, happens
         self._children: dict[tuple[str, int], Child] = {}
+        self._used: dict[int, tuple[float, float]] = {}
+        """By process id: when it was last asked what it has used of the processor, and what it had."""
 
     def open(self, woken: Connection) -> None:
         """Be ready to start processes: of this machine, it is."""
@@ -156,7 +165,7 @@ class Processes:
         """A process has ended: hear its last words, and tell how it did."""
         if child.open:
             child.channel.hear_all(partial(self._hear, child))
-        child.process.join()
+        _bury(child)
         status = child.process.exitcode
         if status == forkserver.UNTOLD and (how := forkserver.how_it_ended(GRACE)):
             self._happens(Unable(JobFailed(how)))
@@ -170,6 +179,20 @@ class Processes:
         self._happens(Ended(child.role, child.incarnation, how, killed=status < 0, done=done))
 
     @property
+    def busy(self) -> set[str]:
+        """The roles whose processes, with all that these have started, compute: since this was last asked they have
+        used the processor.
+        """
+        now, before = time.monotonic(), self._used
+        self._used = {child.pid: (now, signals.processor_seconds(child.pid)) for child in self.children}
+        return {
+            child.role
+            for child in self.children
+            if child.pid in before
+            and self._used[child.pid][1] - before[child.pid][1] > BUSY * (now - before[child.pid][0])
+        }
+
+    @property
     def stopped(self) -> dict[str, int]:
         """The roles whose processes are stopped by a signal, with their process ids."""
         return {child.role: child.process.pid for child in self.children if signals.is_stopped(child.process.pid)}
@@ -179,9 +202,16 @@ class Processes:
         for child in self.children:
             child.process.kill()
         for child in self.children:
-            child.process.join()
+            _bury(child)
             child.channel.connection.close()
         self._children.clear()
+
+
+def _bury(child: Child) -> None:
+    """Wait for a process to end, and end what it has started: a user's script is the first of a group of its own."""
+    child.process.join()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 def _play(role: str, incarnation: int, spec: bytes, connection: Connection) -> None:

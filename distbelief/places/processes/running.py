@@ -194,7 +194,7 @@ class Running:
             for child in self.processes.children:
                 if roles.kind(child.role) is roles.Kind.SHARD:
                     child.say(Ask())
-        self._happens(Tick(self.processes.stopped))
+        self._happens(Tick(self.processes.stopped, self.processes.busy if self._script else set()))
 
     def _keep_folder(self) -> None:
         """See to it that the run folder is there; without one the job fails."""

@@ -65,6 +65,7 @@ def as_main(script: list[str], role: str) -> None:
     sys.argv[:] = script
     sys.path.insert(0, str(Path(script[0]).resolve().parent))
     multiprocessing.current_process().name = "MainProcess"
+    os.setpgid(0, 0)  # with all that the script starts, which ends with it, whatever program that has become
     os.environ[PLAYED] = role
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]  # text of this process, which can be
@@ -122,4 +123,6 @@ def _outlive_nobody(*above: int) -> None:
     for descriptor in above:
         poll.register(descriptor, select.POLLIN)
     poll.poll()
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(1)

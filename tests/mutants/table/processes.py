@@ -8,6 +8,8 @@ PREDICTED = "What `predict` writes is what the model answers"
 
 LAUNCHED = "The processes that srun, torchrun or mpirun has started"
 SCRIPTS = "A script with its own schedule of the rate"
+AFTER = "What a script does after its loop costs nobody the training"
+LATE = "tests/processes/test_scripts.py::test_what_a_script_does_after_its_loop_costs_nobody_the_training"
 
 MUTANTS = [
     Mutant(
@@ -50,8 +52,34 @@ MUTANTS = [
         "places/processes/settle.py",
         "    os.register_at_fork(after_in_child=lambda: _watch(os.pidfd_open(os.getppid()), *descriptors))\n",
         "",
-        ("tests/processes/test_scripts.py::test_what_a_script_has_forked_ends_with_its_replica",),
+        ("tests/processes/test_scripts.py::test_what_a_script_has_started_ends_with_its_replica",),
         seconds=15,
+    ),
+    Mutant(
+        "what-a-script-starts-outlives-its-replica",
+        LEFT,
+        "places/processes/processes.py",
+        "        os.killpg(child.pid, signal.SIGKILL)\n",
+        "        pass\n",
+        ("tests/processes/test_scripts.py::test_what_a_script_has_started_ends_with_its_replica[another program]",),
+        seconds=15,
+    ),
+    Mutant(
+        "an-error-after-the-loop-ends-the-job",
+        AFTER,
+        "runtime/loop.py",
+        "        self.over = self._batch is None and self._steps > 0\n",
+        "        self.over = False\n",
+        (f"{LATE}[raises]",),
+        seconds=10,
+    ),
+    Mutant(
+        "who-ends-after-its-loop-begins-again",
+        AFTER,
+        "places/supervisor.py",
+        "after = self._script and life.left and roles.is_replica(life.role)",
+        "after = False",
+        ("tests/machines/test_supervisor.py::test_what_a_script_raises_after_its_part_is_told_at_the_end",),
     ),
     Mutant(
         "an-import-may-swallow-a-ctrl-c",
