@@ -53,6 +53,11 @@ BENCHES: Mapping[str, Bench] = {
     "standby": Bench(
         "what a standby costs, and how long it takes to be its shard", "distbelief.bench.standby", "StandbyOptions"
     ),
+    "loading": Bench(
+        "what transforms of the data cost where they are loaded ahead of the step",
+        "distbelief.bench.loading",
+        "LoadingOptions",
+    ),
     "start": Bench("seconds from starting a job to its first step", "distbelief.bench.start", "StartOptions"),
     "memory": Bench("flat vectors that a replica and a shard hold", "distbelief.bench.memory", "MemoryOptions"),
     "cost": Bench(

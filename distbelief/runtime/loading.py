@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -82,11 +82,12 @@ class Ahead:
     """Data that the workers of a `DataLoader` load ahead of the step, each minibatch with its own chance.
 
     Args:
-        loader: whose data set, workers, `collate_fn`, `pin_memory`, `prefetch_factor` and batch size are used.
+        loader: whose data set, workers, `collate_fn`, `pin_memory` and `prefetch_factor` are used.
+        batch_size: that the user names; 0 for the job's.
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self.dataset, self.samples, self.batch_size = loader.dataset, len(loader.dataset), loader.batch_size or 0  # type: ignore[arg-type]  # map-style, which has a length
+    def __init__(self, loader: DataLoader[Any], batch_size: int) -> None:
+        self.dataset, self.samples, self.batch_size = loader.dataset, len(loader.dataset), batch_size  # type: ignore[arg-type]  # map-style, which has a length
         self._loader, self._feed = loader, _Feed()
         self._loaded: Iterator[Any] | None = None
 
@@ -178,13 +179,31 @@ class _Collated:
         return self._collate(items) if items else None
 
 
-def source_of(data: Any, batch_size: int = 0) -> Source:
+class _Stacked:
+    """What stacks the samples of a data set."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._kind = type(dataset).__name__
+
+    def __call__(self, items: list[Any]) -> Any:
+        try:
+            return default_collate(items)
+        except (TypeError, RuntimeError) as error:
+            raise DataError(
+                f"the samples of {self._kind} do not stack ({error}): pass DataLoader(dataset, batch_size=..., "
+                "collate_fn=...) with what makes a minibatch of them"
+            ) from error
+
+
+def source_of(data: Any, batch_size: int = 0, num_workers: int = 0) -> Source:
     """Data of any kind as a source.
 
     Args:
         data: a `DataLoader`; a map-style data set, whose samples may be of any structure; tensors with samples in their
             first dimension, in a tuple, a dictionary or what is made of these; or anything with `len` and `batch`.
         batch_size: samples in a minibatch; 0 for that of the loader, or of the job.
+        num_workers: processes that load a data set ahead of the step; what is in memory already is had between steps,
+            and a loader has its own.
 
     Raises:
         UsageError: it cannot be counted and had by number, or its order is its own.
@@ -214,7 +233,12 @@ def source_of(data: Any, batch_size: int = 0) -> Source:
             f"{type(data).__name__} cannot be dealt out in minibatches: pass a map-style data set (with __len__ and "
             "__getitem__), a DataLoader of one, or tensors in a tuple or a dictionary"
         )
-    return InLine(data, len(data), batch_size, lambda numbers: _collated(data, numbers))
+    stacked = _Stacked(data)
+    if num_workers and not isinstance(data, Sequence):
+        # forked: what a data set holds need not be pickled, nor the script be run again for it
+        ours = DataLoader(data, collate_fn=stacked, num_workers=num_workers, multiprocessing_context="fork")
+        return Ahead(ours, batch_size)
+    return InLine(data, len(data), batch_size, lambda numbers: stacked(_items(data, numbers.tolist())))
 
 
 def _of_loader(loader: DataLoader[Any], batch_size: int) -> Source:
@@ -249,7 +273,7 @@ def _of_loader(loader: DataLoader[Any], batch_size: int) -> Source:
             "out"
         )
     if loader.num_workers:
-        return Ahead(loader)
+        return Ahead(loader, loader.batch_size)
     collate = loader.collate_fn
     return InLine(
         loader.dataset,
@@ -269,17 +293,6 @@ def _pinned(batch: Any, pin: bool) -> Any:
 def _items(dataset: Any, numbers: list[int]) -> list[Any]:
     together = getattr(dataset, "__getitems__", None)
     return list(together(numbers)) if together else [dataset[number] for number in numbers]
-
-
-def _collated(dataset: Any, numbers: torch.Tensor) -> Any:
-    items = _items(dataset, numbers.tolist())
-    try:
-        return default_collate(items)
-    except (TypeError, RuntimeError) as error:
-        raise DataError(
-            f"the samples of {type(dataset).__name__} do not stack ({error}): pass DataLoader(dataset, batch_size=..., "
-            "collate_fn=...) with what makes a minibatch of them"
-        ) from error
 
 
 def _place(batch: Batch) -> tuple[int, int]:

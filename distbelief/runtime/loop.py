@@ -203,7 +203,7 @@ class Replica:
             raise UsageError("stop() outside of a minibatch of replica.batches(): there is no job to end")
         self._story.stops = self._stopping = True
 
-    def batches(self, data: Any, batch_size: int | None = None) -> Batches:
+    def batches(self, data: Any, batch_size: int | None = None, *, num_workers: int = 1) -> Batches:
         """The minibatches that the coordinator deals to this replica, over all epochs of the job.
 
         Args:
@@ -212,6 +212,9 @@ class Replica:
                 workers, `collate_fn`, `pin_memory`, `prefetch_factor` and batch size are used: its workers load ahead
                 of the step.
             batch_size: samples in a minibatch; that of the loader, or the job's (`--batch-size`), where None.
+            num_workers: processes that load a map-style data set ahead of the step; with 0 this one loads between
+                steps, which a data set needs whose samples are on a GPU, or that is to notice what is read of it.
+                What is in memory already (tensors, lists) needs none, and a `DataLoader` has its own.
 
         Returns:
             What the minibatches are had from, once: as the data are stacked, on the device of the model. Its `len()` is
@@ -230,8 +233,10 @@ class Replica:
                 f"batches(batch_size={batch_size!r}): must be a whole number, 1 or more; leave it out to take that of "
                 "--batch-size"
             )
+        if not hasattr(num_workers, "__index__") or operator.index(num_workers) < 0:
+            raise UsageError(f"batches(num_workers={num_workers!r}): must be a whole number, 0 or more")
         size, before = operator.index(batch_size or 0), self._batches_of
-        source = before.source if before and before.data is data else source_of(data, size)
+        source = before.source if before and before.data is data else source_of(data, size, num_workers)
         if before and source.samples != before.source.samples:
             raise UsageError(
                 f"batches() of {source.samples} samples in epoch {self._epoch}, and of {before.source.samples} before: "

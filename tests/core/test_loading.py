@@ -20,11 +20,12 @@ from torch.utils.data import (
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
+    get_worker_info,
 )
 
 from distbelief.core.effects import Batch
 from distbelief.errors import DataError, UsageError
-from distbelief.runtime.loading import Ahead, Loader, Wanted, source_of
+from distbelief.runtime.loading import Ahead, InLine, Loader, Wanted, source_of
 
 ROWS = torch.arange(12.0).view(6, 2)
 
@@ -88,11 +89,35 @@ def test_a_loader_makes_what_it_would() -> None:
 
 def test_what_is_loaded_ahead_comes_in_the_order_in_which_it_is_wanted() -> None:
     """Whatever was loaded before, as where a job goes back."""
-    source = Ahead(DataLoader(Nested(), 2))
+    source = Ahead(DataLoader(Nested(), 2), 2)
     wanted = [Wanted(Batch(0, index), torch.tensor([2 * index, 2 * index + 1])) for index in range(3)]
     for one, ahead in ((0, [1, 2]), (2, []), (0, [1]), (1, [])):
         got = source.load(wanted[one], [wanted[index] for index in ahead], seed=3)
         assert got["x"][1].tolist() == wanted[one].numbers.tolist()
+
+
+def test_a_data_set_is_loaded_ahead_and_what_is_in_memory_is_not() -> None:
+    """By processes of their own, which are told what comes next, and need not pickle what they read."""
+
+    class Told(Nested):
+        def __getitem__(self, number: int) -> Any:
+            assert get_worker_info() is not None
+            return {"number": number, "worker": get_worker_info().id}
+
+    source = source_of(Told(), num_workers=2)
+    order = [Wanted(Batch(0, index), torch.tensor([2 * index, 2 * index + 1])) for index in range(3)]
+    loaded = [source.load(order[at], order[at + 1 :], 0) for at in range(3)]
+    assert [one["number"].tolist() for one in loaded] == [[0, 1], [2, 3], [4, 5]]
+    assert {worker for one in loaded for worker in one["worker"].tolist()} == {0, 1}
+    assert (source.dataset.__class__, source.samples, source.batch_size) == (Told, 6, 0)
+    source.close()
+    for held in ((ROWS, ROWS), TensorDataset(ROWS), [1, 2, 3], DataLoader(Nested(), 2)):
+        assert type(source_of(held, num_workers=1)) is InLine
+
+
+def test_samples_that_do_not_stack_in_a_worker_are_told_of_collate_fn() -> None:
+    with pytest.raises(DataError, match=r"the samples of Ragged do not stack .*collate_fn"):
+        source_of(Ragged(), num_workers=1).load(Wanted(Batch(0, 0), torch.tensor([0, 1])), (), 0)
 
 
 def test_the_chance_of_a_minibatch_is_its_own() -> None:
@@ -104,10 +129,10 @@ def test_the_chance_of_a_minibatch_is_its_own() -> None:
         drawn = [Loader(source_of(data), 2, seed=5).load(Batch(1, index), ())[0] for index in (0, 1, 0)]
         assert torch.equal(drawn[0], drawn[2])
         assert not torch.equal(drawn[0], drawn[1])
-    ahead = Loader(Ahead(DataLoader(Noisy(), 2)), 2, seed=5).load(Batch(1, 0), ())[0]
+    ahead = Loader(Ahead(DataLoader(Noisy(), 2), 2), 2, seed=5).load(Batch(1, 0), ())[0]
     assert torch.equal(ahead, drawn[0])
     after = torch.rand(())
-    Loader(Ahead(DataLoader(Noisy(), 2)), 2, seed=5).load(Batch(1, 0), [Batch(1, 1)])
+    Loader(Ahead(DataLoader(Noisy(), 2), 2), 2, seed=5).load(Batch(1, 0), [Batch(1, 1)])
     assert torch.rand(()) == after
 
 

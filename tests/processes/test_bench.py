@@ -23,6 +23,7 @@ KEYS = {
     "straggle": {"scenarios", "pad", "replicas"},
     "standby": {"with_of_without", "take_overs"},
     "start": {"seconds", "runs"},
+    "loading": {"milliseconds", "of_none"},
     "memory": {"vectors", "vector_bytes"},
     "cost": {"steps", "memory"},
     "split": {"models", "crossing_seconds"},
