@@ -5,8 +5,9 @@ at its end.
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -89,6 +90,18 @@ class Live:
                 self._show(seconds, record)
         except (OSError, ValueError):  # the pipe is closed, the terminal is gone
             self._silent, self._table = True, None
+
+    def print_of(self, role: str, lines: Iterable[str]) -> None:
+        """Show what a role has printed, its name before each line; beside JSON on standard error."""
+        try:
+            for text in lines:
+                told = f"[{role}] {text}"
+                if self._table is not None:
+                    self._table.console.print(told, markup=False, highlight=False)
+                else:
+                    print(told, file=sys.stderr if self._json else self._stream, flush=True)
+        except (OSError, ValueError):
+            self._silent = True
 
     @property
     def curious(self) -> bool:

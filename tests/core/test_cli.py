@@ -50,7 +50,7 @@ OWN = {
 }
 VIRTUAL = "--network --handling --hosts --path --compute --stragglers --faults --phantom --keep --sweep"
 LOCAL = (
-    "--transport --path --bind --advertise --insecure --tls --listen --pad --straggle "
+    "--transport --path --bind --advertise --insecure --tls --listen --logs --pad --straggle "
     "--hosts --hostfile --on --remote-shell --interface --tickets --oversubscribe --dry-run"
 )
 FROZEN = {

@@ -56,6 +56,7 @@ LOCAL: dict[str, tuple[Any, dict[str, Any]]] = {
     "tls": (True, TCP),
     "listen": ("127.0.0.1:7000", {}),
     "path": ("direct", {}),
+    "logs": (True, {}),
     "compute": (db.ComputeModel(step=0.5), {}),
 }
 """Of each option: another value, and what is set beside it."""
@@ -65,7 +66,8 @@ def told(place: db.Local) -> tuple[Any, ...]:
     """What the processes of a job are told of a place, but for the setting itself."""
     job = db.Job("digits")
     spec = tell(place, job, place.settings(job), Attempt(job, job.settings(), db.View(), 0.0, kept=False), [], True)
-    return spec.transport, spec.bind, spec.advertise, spec.compute, spec.direct, place.encrypted
+    # what --logs does to what is printed is seen in tests/processes/test_scripts.py
+    return spec.transport, spec.bind, spec.advertise, spec.compute, spec.direct, place.encrypted, place.logs
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(db.Local)])

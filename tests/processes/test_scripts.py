@@ -268,3 +268,40 @@ def test_a_compiled_model_is_saved_under_the_names_of_the_plain_one(tmp_path: Pa
     plain.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
     data = jobs.data()
     assert (plain(data.inputs).argmax(1) == data.targets).float().mean() > 0.5
+
+
+SPEAKS = "import os; print('out', db.join().index, flush=True); os.write(2, b'10 %\\r20 %\\nerr')"
+
+
+@pytest.mark.parametrize("logs", [False, True])
+def test_what_replicas_print_is_labelled_or_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str], logs: bool) -> None:
+    """In whole lines, the last one too; of a line that is written over, its end."""
+    (tmp_path / "script.py").write_text(LOOP.format(before=SPEAKS, inside=STEP, after=""))
+    job = jobs.job(tmp_path / "run", Downpour(), task="script")
+    assert Local(logs=logs).launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])["outcome"] == "done"
+    shown, kept = capfd.readouterr().out, tmp_path / "run" / "logs"
+    for index in range(2):
+        said = [f"out {index}", "20 %", "err"]
+        if logs:
+            assert (kept / f"replica-{index}.log").read_text().splitlines() == said
+        else:
+            own = f"[replica {index}] "
+            assert [line.removeprefix(own) for line in shown.splitlines() if line.startswith(own)] == said
+    assert ("out" in shown, kept.exists()) == (not logs, logs)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_last_words_of_a_replica_are_not_lost(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], before: bool
+) -> None:
+    """Of one that is killed in the midst of a line; a job that never begins keeps nothing, and shows what it has."""
+    dies = "import os; os.write(1, b'last'); os.abort()"
+    fields = {"before": dies, "inside": STEP} if before else {"before": "", "inside": f"{STEP}; {dies}"}
+    (tmp_path / "script.py").write_text(LOOP.format(after="", **fields))
+    job = jobs.job(tmp_path / "run", Downpour(replicas=1, restarts=0), task="script")
+    with pytest.raises(DistbeliefError, match="SIGABRT"):
+        Local(logs=True).launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])
+    if before:
+        assert "[replica-0] last" in capfd.readouterr().out
+    else:
+        assert "last" in (tmp_path / "run" / "logs" / "replica-0.log").read_text()

@@ -6,7 +6,6 @@ long, it ends with all that it has started.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing.connection
 import os
 import signal
@@ -59,37 +58,6 @@ from distbelief.places.processes.processes import Processes
 from distbelief.strategies import find
 
 VERSION = metadata.version("distbelief")
-LINE_LIMIT = 1 << 14
-"""Longest line of a life's output that is handed on in one piece, in bytes."""
-
-
-class Output:
-    """What the process of a life prints, in lines."""
-
-    def __init__(self) -> None:
-        self.reads, self.writes = os.pipe()
-        os.set_blocking(self.reads, False)
-        self._rest = b""
-
-    def fileno(self) -> int:
-        """Ready when there is something to read."""
-        return self.reads
-
-    def lines(self, last: bool = False) -> list[str]:
-        """Whole lines that have come; at the last, what is left too."""
-        with contextlib.suppress(BlockingIOError):
-            while piece := os.read(self.reads, 1 << 16):
-                self._rest += piece
-        whole, end, rest = self._rest.rpartition(b"\n")
-        if last or len(rest) > LINE_LIMIT:
-            whole, end, rest = self._rest, b"", b""
-        self._rest = rest
-        return whole.decode(errors="replace").splitlines() if whole or end else []
-
-    def close(self) -> None:
-        """Read no more."""
-        os.close(self.reads)
-        os.close(self.writes)
 
 
 class Agent:
@@ -103,8 +71,7 @@ class Agent:
         self._line = line
         self._specs: dict[tuple[str, int], bytes] = {}
         self._lives: dict[tuple[str, int], int] = {}
-        self._outputs: dict[tuple[str, int], Output] = {}
-        self._processes = Processes(self._spec, self._take, self._happens)
+        self._processes = Processes(self._spec, self._take, self._happens, self._print)
         self._probe = network.open_probe()
         self._heard = self._beaten = time.monotonic()
         self._status = 1
@@ -120,16 +87,13 @@ class Agent:
 
     def _turn(self, woken: Connection) -> bool:
         """Wait for whatever comes next, and do it; False at the end."""
-        waiting = [self._line.reads, woken, self._probe, *self._outputs.values(), *self._processes.waitables]
+        waiting = [self._line.reads, woken, self._probe, *self._processes.waitables]
         ready = set(map(id, multiprocessing.connection.wait(waiting, BEAT_SECONDS)))
         if id(woken) in ready:
             self._line.say(ToldToEnd(woken.recv_bytes().decode()))
         if id(self._line.reads) in ready and not self._line.hear_all(self._obey):
             return False
         network.admit(self._probe)
-        for life, output in list(self._outputs.items()):
-            if id(output) in ready:
-                self._print(life, output.lines())
         self._processes.look(ready)
         now = time.monotonic()
         if now > self._beaten + BEAT_SECONDS:
@@ -177,17 +141,16 @@ class Agent:
     def _child(self, life: int) -> Child | None:
         return next((one for one in self._processes.children if self._lives[one.role, one.incarnation] == life), None)
 
-    def _spec(self, role: str, incarnation: int) -> bytes:
+    def _spec(self, role: str, incarnation: int, output: int) -> bytes:
         """What the process of a life must know: what the supervisor says, and of this host."""
         from distbelief.places.processes.spec import Opening, Spec
 
         told = self._specs.pop((role, incarnation))
         find(msgspec.msgpack.decode(told, type=Opening).strategy)
-        output = self._outputs[role, incarnation] = Output()
         own = msgspec.structs.replace(
             msgspec.msgpack.decode(told, type=Spec, dec_hook=read_own),
             supervisor=os.getpid(), forkserver=forkserver.pid(), path=[os.getcwd(), *sys.path], directory=os.getcwd(),
-            environment=dict(os.environb), output=output.writes,
+            environment=dict(os.environb), output=output,
         )  # fmt: skip
         return msgspec.msgpack.encode(own)
 
@@ -202,15 +165,12 @@ class Agent:
         if isinstance(event, Unable):
             self._line.say(Broken(str(event.error)))
         elif isinstance(event, Ended):
-            name = event.role, event.incarnation
-            if (output := self._outputs.pop(name, None)) is not None:
-                self._print(name, output.lines(last=True))
-                output.close()
-            self._line.say(LifeEnded(self._lives[name], event.how, event.killed, event.done))
+            life = self._lives[event.role, event.incarnation]
+            self._line.say(LifeEnded(life, event.how, event.killed, event.done))
 
-    def _print(self, life: tuple[str, int], lines: list[str]) -> None:
+    def _print(self, child: Child, lines: list[str]) -> None:
         for text in lines:
-            self._line.say(Printed(self._lives[life], text))
+            self._line.say(Printed(self._lives[child.role, child.incarnation], text))
 
 
 def greeting(port: int, mark: str) -> Greeting:

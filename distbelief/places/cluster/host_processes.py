@@ -102,7 +102,7 @@ class HostProcesses:
         else:
             agent, self._numbers = self._agents[at], self._numbers + 1
             self._lives[self._numbers] = RemoteLife(role, incarnation, self._numbers, agent)
-            agent.line.say(StartLife(self._numbers, role, incarnation, self._hooks.spec(role, incarnation)))
+            agent.line.say(StartLife(self._numbers, role, incarnation, self._hooks.spec(role, incarnation, -1)))
 
     def end(self, role: str, incarnation: int) -> None:
         """End a life of a role at once; nothing, where it has ended already."""
@@ -188,7 +188,7 @@ class HostProcesses:
                     said = msgspec.structs.replace(said, moment=time.monotonic() - word.age)
                 self._hooks.take(life, said)
             case Printed() if life:
-                self._print(f"{life.role} on {agent.name}", word.text)
+                self._hooks.printed(life, [word.text])
             case LifeEnded() if life:
                 del self._lives[word.life]
                 self._hooks.happens(Ended(life.role, life.incarnation, word.how, word.killed, word.done))

@@ -154,7 +154,7 @@ class _Stay:
         else:
             carry_out(self, effect)
 
-    def _spec(self, role: str, incarnation: int) -> bytes:
+    def _spec(self, role: str, incarnation: int, output: int) -> bytes:
         """What the process must know: the job's part of it, and this machine's."""
         from distbelief.places.processes.spec import Opening, Spec
 

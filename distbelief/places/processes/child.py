@@ -7,13 +7,18 @@ from typing import Any
 
 from distbelief.places.channel_messages import ChannelMessage
 from distbelief.places.processes.channel import Channel
+from distbelief.places.processes.output import Output
 
 
 class Child:
     """One life of a role, in a process of its own."""
 
-    def __init__(self, role: str, incarnation: int, process: Any, connection: Connection) -> None:
+    def __init__(
+        self, role: str, incarnation: int, process: Any, connection: Connection, output: Output | None = None
+    ) -> None:
         self.role, self.incarnation, self.process, self.channel = role, incarnation, process, Channel(connection)
+        self.output = output
+        """What it prints into; None where that is what this process prints to."""
         self.open = True
         self.over = False
         """It has played its role to the end."""

@@ -40,7 +40,7 @@ class Local(LocalOptions):
         """
         began = time.monotonic()
         settings = self.settings(job)
-        requirements.allow_files(settings)
+        requirements.allow_files(settings, self.logs)
         requirements.check_task(job)
         from distbelief.places.attempt import evaluates
         from distbelief.tasks import resolve
@@ -65,7 +65,7 @@ class Local(LocalOptions):
         """
         began = time.monotonic()
         settings = self.settings(job).unmeasured()
-        requirements.allow_files(settings)
+        requirements.allow_files(settings, listens=True)
         requirements.check_script(job, script)
         return self._run(job, settings, view, began, evaluated=False, script=script)
 

@@ -34,6 +34,8 @@ class LocalOptions(Checked):
     path: str = "served"
     """Who makes the updates: served (the shards' processes), direct (each replica, into memory that it shares with the
     shards, under their locks), or auto (direct where the job allows it)."""
+    logs: bool = False
+    """Keep what each role prints in a file of its own in the run folder, as logs/replica-0.log, and show none of it."""
     compute: ComputeModel | None = None
     """Sleep after each step, so that replicas are as slow as this has them; a step that is slower is its own least."""
 

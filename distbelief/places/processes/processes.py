@@ -19,6 +19,7 @@ from distbelief.places.channel_messages import ChannelMessage, Over
 from distbelief.places.place import Ended, Event, Unable
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.child import Child
+from distbelief.places.processes.output import Output
 
 if TYPE_CHECKING:
     from distbelief.places.processes.spec import Spec
@@ -50,14 +51,20 @@ class Life(Protocol):
 class Hooks(NamedTuple):
     """What whoever runs a job does for the place of its processes."""
 
-    spec: Callable[[str, int], bytes]
-    """Makes what the process of a life of a role must know, encoded."""
+    spec: Callable[[str, int, int], bytes]
+    """Makes what the process of a life of a role must know, encoded; with the descriptor that takes what it prints, -1
+    where this process's own does.
+    """
     take: Callable[[Life, ChannelMessage], None]
     """Is handed each word that one says."""
     happens: Callable[[Event], None]
     """Is told what the supervisor is to know."""
     note: Callable[[str], None]
     """Is told what the person who runs the job should read."""
+    printed: Callable[[Life, list[str]], None]
+    """Is handed what one prints."""
+    listens: bool
+    """Whether what processes of this machine print is to be handed on, and not just printed."""
 
 
 class Processes:
@@ -67,15 +74,17 @@ class Processes:
         spec: makes what the process of a life of a role must know, encoded.
         take: is handed each word that one says.
         happens: is told what the supervisor is to know.
+        printed: is handed what one prints; None where they print to what this process prints to.
     """
 
     def __init__(
         self,
-        spec: Callable[[str, int], bytes],
+        spec: Callable[[str, int, int], bytes],
         take: Callable[[Child, ChannelMessage], None],
         happens: Callable[[Event], None],
+        printed: Callable[[Child, list[str]], None] | None = None,
     ) -> None:
-        self._spec, self._take, self._happens = spec, take, happens
+        self._spec, self._take, self._happens, self._printed = spec, take, happens, printed
         self._children: dict[tuple[str, int], Child] = {}
         self._used: dict[int, tuple[float, float]] = {}
         """By process id: when it was last asked what it has used of the processor, and what it had."""
@@ -90,7 +99,7 @@ class Processes:
     @classmethod
     def of(cls, hooks: Hooks) -> Processes:
         """Those of a job."""
-        return cls(hooks.spec, hooks.take, hooks.happens)
+        return cls(hooks.spec, hooks.take, hooks.happens, hooks.printed if hooks.listens else None)
 
     @property
     def children(self) -> list[Child]:
@@ -102,9 +111,14 @@ class Processes:
         if how := forkserver.how_it_ended():
             self._happens(Unable(JobFailed(how)))
             return
+        output: Output | None = None
         try:
-            process, ours = self._forked(role, incarnation)
+            output = Output() if self._printed else None
+            spec = self._spec(role, incarnation, output.writes if output else -1)
+            process, ours = forkserver.fork(role, _play, role, incarnation, spec)
         except (OSError, EOFError) as error:  # the forkserver ends where it cannot fork
+            if output:
+                output.close()
             told = (
                 f"{role}: its process cannot be started beside {len(self._children)} others "
                 f"({error or type(error).__name__});"
@@ -112,10 +126,7 @@ class Processes:
             )
             self._happens(Unable(JobFailed(told)))
             return
-        self._children[role, incarnation] = Child(role, incarnation, process, ours)
-
-    def _forked(self, role: str, incarnation: int) -> tuple[Any, Any]:
-        return forkserver.fork(role, _play, role, incarnation, self._spec(role, incarnation))
+        self._children[role, incarnation] = Child(role, incarnation, process, ours, output)
 
     def end(self, role: str, incarnation: int) -> None:
         """End a life of a role at once; nothing, where it has ended already."""
@@ -142,11 +153,14 @@ class Processes:
     def waitables(self) -> list[Any]:
         """What is ready as soon as a process has said something or ended."""
         connections = [child.channel.connection for child in self.children if child.open]
-        return [*(child.process.sentinel for child in self.children), *connections]
+        printed = [child.output for child in self.children if child.output]
+        return [*(child.process.sentinel for child in self.children), *connections, *printed]
 
     def look(self, ready: set[int]) -> None:
         """Hand on what is said on connections that are ready (by id), and tell who has ended."""
         for child in self.children:
+            if id(child.output) in ready:
+                self._hear_printed(child)
             if self._is_there(child) and id(child.channel.connection) in ready:
                 child.open = child.channel.hear_all(partial(self._hear, child))
         for child in self.children:
@@ -161,11 +175,19 @@ class Processes:
             child.over = True
         self._take(child, word)
 
+    def _hear_printed(self, child: Child, last: bool = False) -> None:
+        if child.output and self._printed and (lines := child.output.lines(last)):
+            self._printed(child, lines)
+        if child.output and last:
+            child.output.close()
+            child.output = None
+
     def _take_end(self, child: Child) -> None:
         """A process has ended: hear its last words, and tell how it did."""
         if child.open:
             child.channel.hear_all(partial(self._hear, child))
         _bury(child)
+        self._hear_printed(child, last=True)
         status = child.process.exitcode
         if status == forkserver.UNTOLD and (how := forkserver.how_it_ended(GRACE)):
             self._happens(Unable(JobFailed(how)))
@@ -203,6 +225,7 @@ class Processes:
             child.process.kill()
         for child in self.children:
             _bury(child)
+            self._hear_printed(child, last=True)
             child.channel.connection.close()
         self._children.clear()
 

@@ -32,6 +32,8 @@ FILES, FILES_EACH = 30, 5
 """Open files of a process with torch imported and a run folder, and of those for each process of its job: a supervisor
 has most of them.
 """
+PIPE = 2
+"""Those of a pipe."""
 MANY = 16
 """More shards than this are held against the parameters of the model before any process is started; fewer, when the
 first replica has made it.
@@ -151,13 +153,19 @@ def check_split(settings: Settings) -> None:
         Split.parse(settings.split, settings.partitions)
 
 
-def allow_files(settings: Settings) -> None:
+def allow_files(settings: Settings, listens: bool) -> None:
     """Have this process and those that it starts open as many files as a job needs.
+
+    Args:
+        settings: of the job.
+        listens: whether what each process prints goes through a pipe.
 
     Raises:
         UsageError: the machine forbids it.
     """
-    needed = FILES + FILES_EACH * (settings.replicas + settings.shards * (1 + settings.standby) + ROLES)
+    needed = FILES + (FILES_EACH + PIPE * listens) * (
+        settings.replicas + settings.shards * (1 + settings.standby) + ROLES
+    )
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY in (allowed, most) or needed <= allowed:
         return

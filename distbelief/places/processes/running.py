@@ -18,12 +18,14 @@ from distbelief.job import Job
 from distbelief.places import status
 from distbelief.places.channel_messages import Ask, ChannelMessage, Listening, Noted, Over, Standing
 from distbelief.places.cluster.host_processes import HostProcesses
+from distbelief.places.cluster.remote_agent import RemoteLife
 from distbelief.places.explanation import Explanation
 from distbelief.places.join.join_server import Guests, JoinGrant, JoinRefusal, JoinRequest, JoinServer, wrong_strategy
 from distbelief.places.place import Deadlines, Effect, Ended, Event, Interruption, Moved, Said, Tick, Unable, carry_out
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.addresses import host_and_port
 from distbelief.places.processes.options import LocalOptions
+from distbelief.places.processes.output import Logs
 from distbelief.places.processes.processes import Hooks, Life, Processes
 from distbelief.places.processes.spec import tell, tell_guest
 from distbelief.places.supervisor import Supervisor
@@ -59,7 +61,10 @@ class Running:
         self.supervisor = Supervisor(
             settings.restarts, explanation, lasts=lasts, deadlines=DEADLINES, script=bool(self._script)
         )
-        self.processes = make(Hooks(self._spec, self._take, self._happens, self._note))
+        self._logs = Logs(attempt.folder.path) if cluster.logs and attempt.folder else None
+        listens = bool(self._script) or self._logs is not None
+        hooks = Hooks(self._spec, self._take, self._happens, self._note, self._printed, listens)
+        self.processes = make(hooks)
         self.desk = status.Desk(attempt.folder.path if attempt.folder else None, self._ask, self._state)
         self._looked = 0.0
         self._address = ""
@@ -93,6 +98,9 @@ class Running:
             raise
         finally:
             self.close()
+        if self._logs and not self.attempt.begun:  # such a run leaves no folder
+            for role, lines in self._logs.kept():
+                self.attempt.live.print_of(role, lines)
         self._keep_folder()
         error, told = supervisor.conclude()
         if told is not None:
@@ -137,9 +145,10 @@ class Running:
                 return
             carry_out(self.processes, effect)
 
-    def _spec(self, role: str, incarnation: int) -> bytes:
+    def _spec(self, role: str, incarnation: int, output: int = -1) -> bytes:
         """What the process of a role must know."""
-        own = self.processes.spec_for(role, msgspec.structs.replace(self._told, forkserver=forkserver.pid()))
+        told = msgspec.structs.replace(self._told, forkserver=forkserver.pid(), output=output)
+        own = self.processes.spec_for(role, told)
         if role == roles.COORDINATOR and incarnation:
             own = msgspec.structs.replace(own, listen=self._address, known=self._known)
         if self._certifier:
@@ -147,6 +156,18 @@ class Running:
             heir = self._certifier.issue(roles.shard_of(role)) if standby else None
             own = msgspec.structs.replace(own, identity=self._certifier.issue(role), heir=heir)
         return msgspec.msgpack.encode(own)
+
+    def _printed(self, life: Life, lines: list[str]) -> None:
+        """Keep what a role prints in its file, or show it with the name of the role before each line."""
+        try:
+            if self._logs:
+                self._logs.write(life.role, lines)
+                return
+        except OSError as error:
+            self._logs = None
+            self._note(f"what the roles print is shown from now on, since it cannot be kept: {error}")
+        host = life.agent.name if isinstance(life, RemoteLife) else ""
+        self.attempt.live.print_of(f"{life.role} on {host}" if host else life.role, lines)
 
     def _note(self, text: str) -> None:
         self.attempt.record(time.monotonic(), roles.SUPERVISOR, records.Note(text))
