@@ -14,6 +14,7 @@ import operator
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -121,6 +122,8 @@ class Replica:
         self.over = False
         """Whether its part of the job is done: what its script does now comes after the training."""
         self._process = os.getpid()
+        self._had_gradient: dict[str, bool] = {}
+        """The parameters that have had one; false of those that were said to have none since."""
 
     @property
     def here(self) -> bool:
@@ -343,6 +346,7 @@ class Replica:
                 "optimizer.step() twice for one minibatch of replica.batches(): each minibatch is one step"
             )
         self._clip_and_check(*self._handed)
+        self._warn_of_missing()
         assert self._optimizer is not None
         rate = self._optimizer.factor
         self._optimizer.mark_pushed()
@@ -369,6 +373,20 @@ class Replica:
         # the norm of finite numbers may be more than their dtype can hold
         if not (known or math.isfinite(norm)) and not all(bool(gradient.isfinite().all()) for gradient in dense):
             self._story.report(norm, batch, step, "norm of the gradient")
+
+    def _warn_of_missing(self) -> None:
+        """Name a parameter that had a gradient and has none in this step, once: plain torch would not step it."""
+        assert self._vectors is not None
+        for name, parameter in self._vectors.module.named_parameters():
+            if parameter.grad is not None:
+                self._had_gradient.setdefault(name, True)
+            elif self._had_gradient.get(name):
+                self._had_gradient[name] = False
+                warnings.warn(
+                    f"{name} has had a gradient and has none in step {self._steps}: it counts as zero, and is stepped "
+                    "all the same, by momentum or weight decay too",
+                    stacklevel=5,
+                )
 
     def _begin(self, source: Source) -> None:
         assert self._vectors is not None

@@ -305,3 +305,17 @@ def test_the_last_words_of_a_replica_are_not_lost(
         assert "[replica-0] last" in capfd.readouterr().out
     else:
         assert "last" in (tmp_path / "run" / "logs" / "replica-0.log").read_text()
+
+
+def test_a_parameter_without_a_gradient_is_named_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """One that has had one; it counts as zero, so momentum steps it on."""
+    inside = "optimizer.zero_grad(); torch.nn.functional.cross_entropy(model(x), y).backward()"
+    inside += (
+        "; model[0].weight.requires_grad and number > 4 and setattr(model[0].weight, 'grad', None); optimizer.step()"
+    )
+    (tmp_path / "script.py").write_text(LOOP.format(before="", inside=inside, after=""))
+    job = jobs.job(tmp_path / "run", Downpour(replicas=1), task="script")
+    assert Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])["outcome"] == "done"
+    warned = [line for line in capfd.readouterr().out.splitlines() if "has had a gradient" in line]
+    assert len(warned) == 1
+    assert "UserWarning: 0.weight has had a gradient and has none in step 5" in warned[0]
