@@ -242,7 +242,7 @@ class Supervisor:
             for life in self._here.get(said.role, ()):
                 if life.incarnation == said.incarnation:
                     life.said = word.text
-        elif word.done:
+        elif word.done or (self._script and self.finished and self.finished.outcome is Outcome.DONE):
             return self._failed_late(said.role, word)
         elif self.failure is None and not (self.finished and self.finished.outcome is Outcome.INTERRUPTED):
             self.failure = _error_of(word)

@@ -224,6 +224,8 @@ def test_a_script_that_leaves_its_loop_is_said_to(tmp_path: Path, watch: jobs.Wa
     assert "replica 1 ends its part here: its script has left the loop" in {one.text for one in watch.of(records.Note)}
 
 
+MEET = "epoch == 0 == number and open(sys.argv[1] + '.met', 'w' if db.join().index else 'r').close()"
+"""Both replicas have a minibatch before either goes on."""
 AFTER = {
     "raises": (
         "1 / 0",
@@ -243,7 +245,8 @@ AFTER = {
 def test_what_a_script_does_after_its_loop_costs_nobody_the_training(tmp_path: Path, name: str) -> None:
     """Of one replica; the other, which is slower, goes on to the end."""
     after, says = AFTER[name]
-    inside = f"{STEP}\n            if db.join().index == 1: break"
+    os.mkfifo(tmp_path / "seen.met")
+    inside = f"{MEET}; {STEP}\n            if db.join().index == 1: break"
     source = LOOP.format(before="", inside=inside, after="if db.join().index == 1: " + after)
     (tmp_path / "script.py").write_text(source)
     job = jobs.job(tmp_path / "run", Downpour(), task="script")
@@ -276,7 +279,8 @@ SPEAKS = "import os; print('out', db.join().index, flush=True); os.write(2, b'10
 @pytest.mark.parametrize("logs", [False, True])
 def test_what_replicas_print_is_labelled_or_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str], logs: bool) -> None:
     """In whole lines, the last one too; of a line that is written over, its end."""
-    (tmp_path / "script.py").write_text(LOOP.format(before=SPEAKS, inside=STEP, after=""))
+    os.mkfifo(tmp_path / "seen.met")
+    (tmp_path / "script.py").write_text(LOOP.format(before=SPEAKS, inside=f"{MEET}; {STEP}", after=""))
     job = jobs.job(tmp_path / "run", Downpour(), task="script")
     assert Local(logs=logs).launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])["outcome"] == "done"
     shown, kept = capfd.readouterr().out, tmp_path / "run" / "logs"
