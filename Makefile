@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train study test test-fast test-slow test-mutants test-gpu test-frameworks bench clean
+.PHONY: train study test test-fast test-slow test-mutants test-gpu test-frameworks scripts bench clean
 
 train: .venv/installed
 	@task=mnist; why=$$($(BIN)/python -c 'from distbelief.tasks import available; print(available("mnist") or "")'); \
@@ -43,6 +43,10 @@ study: .venv/reports
 # the hook inside Lightning, transformers and Accelerate, which are installed for it
 test-frameworks: .venv/frameworks
 	$(BIN)/pytest tests/frameworks
+
+# plain scripts and the same ones on two replicas: lines, results and speed of both, with three seeds, some 5 minutes
+scripts: .venv/installed
+	$(BIN)/python recipes/scripts/run.py
 
 bench: .venv/installed
 	$(BIN)/distbelief bench wire

@@ -1,0 +1,112 @@
+"""Plain scripts, and the same with a few lines changed on two replicas: lines, results and speed of both.
+
+python recipes/scripts/run.py [NAME...] [--seeds 3] [--json FILE]
+
+Each NAME.py is a plain PyTorch script, NAME_distributed.py the same under `distbelief launch`. Each is run with so many
+seeds; what a script prints last is its result and its samples per second, which those of replicas add up to.
+"""
+
+import argparse
+import difflib
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).parent
+SECONDS = 120
+"""Longest run."""
+TOLD = re.compile(r"metric (\S+) rate (\d+)$", re.MULTILINE)
+
+
+class Script(NamedTuple):
+    """How a script is launched, and what its result is."""
+
+    result: str
+    options: str
+    lines: int = 5
+    """That may be changed, at most."""
+
+
+SCRIPTS = {
+    "mnist": Script("test accuracy", "--optimizer adadelta --lr 1.0"),
+    "vae": Script("test loss, nats", "--optimizer adam --lr 0.002"),
+    "siamese": Script("triples in order", "--optimizer momentum --lr 0.05"),
+}
+
+
+def lines_changed(name: str) -> int:
+    """Lines of the distributed script that the plain one has not."""
+    plain, distributed = ((HERE / f"{one}.py").read_text().splitlines() for one in (name, f"{name}_distributed"))
+    return sum(line.startswith("+ ") and bool(line[2:].strip()) for line in difflib.ndiff(plain, distributed))
+
+
+def run(name: str, seed: int, distributed: bool) -> tuple[float, float]:
+    """Run a script; returns its result and its samples per second."""
+    script = str(HERE / f"{name}{'_distributed' * distributed}.py")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, script, str(seed)]
+        if distributed:
+            launched = [sys.executable, "-m", "distbelief", "launch", "downpour", "--replicas", "2", "--quiet"]
+            own = ["--seed", str(seed), "--out", f"{folder}/run", *SCRIPTS[name].options.split()]
+            command = [*launched, *own, *command[1:]]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
+    told = TOLD.findall(done.stdout)
+    if done.returncode or len(told) != 1 + distributed:
+        raise SystemExit(f"{' '.join(command)} has failed:\n{done.stdout}{done.stderr}")
+    return float(told[0][0]), sum(float(rate) for _, rate in told)
+
+
+def compare(name: str, seeds: int) -> dict[str, object]:
+    """Run both scripts with each seed, in turns."""
+    plain, distributed = [], []
+    for seed in range(seeds):
+        plain.append(run(name, seed, distributed=False))
+        distributed.append(run(name, seed, distributed=True))
+    results, others = [result for result, _ in plain], [result for result, _ in distributed]
+    middle, away = statistics.median(results), max(results) - min(results)
+    return {
+        "script": name, "lines": lines_changed(name), "result": SCRIPTS[name].result, "options": SCRIPTS[name].options,
+        "plain": results, "distributed": others, "within": abs(statistics.median(others) - middle) <= away,
+        "plain_rate": statistics.median(rate for _, rate in plain),
+        "distributed_rate": statistics.median(rate for _, rate in distributed),
+    }  # fmt: skip
+
+
+def row(found: dict[str, object]) -> str:
+    """A row of the table: medians, and between which values the seeds lie."""
+    cells = [f"{found['script']}", f"{found['lines']}", f"{found['result']}"]
+    both = (found["plain"], found["distributed"])
+    cells += [f"{statistics.median(values):.4f} ({min(values):.4f} to {max(values):.4f})" for values in both]
+    cells += ["yes" if found["within"] else "no"]
+    cells += [f"{found['plain_rate']:,.0f}", f"{found['distributed_rate']:,.0f}", f"`{found['options']}`"]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Run what is asked for, and print the table."""
+    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    asked.add_argument("names", nargs="*", default=[], metavar="NAME", help=", ".join(SCRIPTS))
+    asked.add_argument("--seeds", type=int, default=3)
+    asked.add_argument("--json", type=Path)
+    given = asked.parse_args()
+    if wrong := [name for name in given.names if name not in SCRIPTS]:
+        asked.error(f"no script {wrong[0]!r}; there are {', '.join(SCRIPTS)}")
+    print("| script | lines | result | plain | two replicas | within | plain samples/s | two replicas | options |")
+    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    told = []
+    for name in given.names or SCRIPTS:
+        told.append(compare(name, given.seeds))
+        print(row(told[-1]), flush=True)
+        if given.json:
+            given.json.write_text(json.dumps(told, indent=2))
+
+
+if __name__ == "__main__":
+    main()

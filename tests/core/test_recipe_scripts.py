@@ -1,0 +1,49 @@
+"""The scripts of `make scripts`: a few lines are what each is away from the plain one."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "recipes" / "scripts"
+
+
+def runner() -> Any:
+    spec = importlib.util.spec_from_file_location("run_scripts", FOLDER / "run.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+RUNNER = runner()
+
+
+@pytest.mark.parametrize("name", RUNNER.SCRIPTS)
+def test_a_script_is_few_lines_away_from_the_plain_one(name: str) -> None:
+    assert 4 <= RUNNER.lines_changed(name) <= RUNNER.SCRIPTS[name].lines
+
+
+def test_every_script_is_run() -> None:
+    pairs = {path.stem.removesuffix("_distributed") for path in FOLDER.glob("*_distributed.py")}
+    assert pairs == set(RUNNER.SCRIPTS)
+    assert {path.stem for path in FOLDER.glob("*.py")} == {
+        *pairs,
+        *(f"{one}_distributed" for one in pairs),
+        "data",
+        "run",
+    }
+
+
+def test_a_row_says_whether_the_results_agree() -> None:
+    """The median of the distributed seeds, within the plain median plus or minus the range of the plain seeds."""
+    rates = {(False, seed): (0.9 + seed / 100, 50.0) for seed in range(3)}
+    module = runner()
+    for shift, within in ((0.015, True), (0.03, False)):
+        both = {**rates, **{(True, seed): (0.91 + shift, 40.0) for seed in range(3)}}
+        module.run = lambda _, seed, distributed, both=both: both[distributed, seed]
+        found = module.compare("mnist", 3)
+        assert found["within"] is within
+        assert f"| {'yes' if within else 'no'} | 50 | 40 |" in module.row(found)
