@@ -295,6 +295,12 @@ def test_roles_see_nothing_of_the_process_that_a_launcher_has_started() -> None:
     assert environment == {"PATH": "/bin", "TORCH_HOME": "/t"}
 
 
+def test_a_launcher_that_is_not_known_is_refused_where_it_starts_several() -> None:
+    with pytest.raises(UsageError, match=r"mpiexec has started this command 4 times .*: use Open MPI's mpirun"):
+        launched.launched({"PMI_SIZE": "4", "PMI_RANK": "1"})
+    assert launched.launched({"PMI_SIZE": "1", "PMI_RANK": "0"}) is None
+
+
 def test_a_rank_that_is_none_is_refused() -> None:
     with pytest.raises(UsageError, match=r"torchrun says that there are 3 processes .*, and that this is number '3'"):
         launched.launched(TORCHRUN | {"RANK": "3"})

@@ -44,6 +44,8 @@ LAUNCHERS = {
 }  # fmt: skip
 """The innermost first: torchrun and mpirun are started by srun where there is Slurm, and what they start sees both."""
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+UNKNOWN = "PMI_SIZE"
+"""What MPICH and its kin say, whose processes cannot tell one start from another by it."""
 
 
 class Launched(msgspec.Struct, frozen=True):
@@ -66,7 +68,7 @@ def launched(environment: Mapping[str, str]) -> Launched | None:
     """Which of several processes this one is; None where no launcher has started more than one.
 
     Raises:
-        UsageError: the variables of a launcher contradict each other.
+        UsageError: the variables of a launcher contradict each other, or are one's that is not known.
 
     >>> one = launched({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "a"})
     >>> one.launcher, one.rank, one.size
@@ -90,6 +92,11 @@ def launched(environment: Mapping[str, str]) -> Launched | None:
             launcher, int(size), int(rank), int(local) if local.isdecimal() else int(rank),
             hashlib.sha256(said.encode()).hexdigest()[:16], int(restarts or 0), int(cores or 0),
         )  # fmt: skip
+    if (size := environment.get(UNKNOWN, "")).isdecimal() and int(size) > 1:
+        raise UsageError(
+            f"mpiexec has started this command {size} times ({UNKNOWN}), and each would be a job of its own: use Open "
+            "MPI's mpirun, or start it once, and name the hosts with --hosts"
+        )
     return None
 
 
