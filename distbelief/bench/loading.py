@@ -45,10 +45,10 @@ def run(options: LoadingOptions) -> dict[str, Any]:
     """Measure; returns what is written as JSON."""
     facts, seconds = machine(), options.milliseconds / 1000
     turns = {
-        "no transforms, tensors in memory": partial(_rate, options, 0.0, "held"),
-        "no transforms": partial(_rate, options, 0.0, "1"),
-        "transforms, loaded ahead": partial(_rate, options, seconds, "1"),
-        "transforms, between steps": partial(_rate, options, seconds, "0"),
+        "no transforms, tensors in memory": partial(_rate, options.epochs, 0.0, "held"),
+        "no transforms": partial(_rate, options.epochs, 0.0, "1"),
+        "transforms, loaded ahead": partial(_rate, options.epochs, seconds, "1"),
+        "transforms, between steps": partial(_rate, options.epochs, seconds, "0"),
     }
     taken = interleave(turns, options.repeats)
     held, none, ahead, between = taken.values()
@@ -68,10 +68,10 @@ def run(options: LoadingOptions) -> dict[str, Any]:
     return finish(result, options)
 
 
-def _rate(options: LoadingOptions, seconds: float, workers: str) -> float:
+def _rate(epochs: int, seconds: float, workers: str) -> float:
     """Samples per second of one replica."""
     with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         strategy = Downpour(replicas=1, shards=1)
-        job = Job(task="loading", strategy=strategy, epochs=options.epochs, checkpoint_every=0, out=f"{folder}/run")
+        job = Job(task="loading", strategy=strategy, epochs=epochs, checkpoint_every=0, out=f"{folder}/run")
         result = Local().launch(job, [str(Path(script.__file__)), str(seconds), workers])
         return float(result["samples_per_second"])
