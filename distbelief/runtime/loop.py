@@ -120,7 +120,7 @@ class Replica:
         self._epochs, self._epoch = 0, -1
         self._steps, self._stopping = 0, False
         self.over = False
-        """Whether its part of the job is done: what its script does now comes after the training."""
+        """Whether it went through all of its minibatches: what its script does now comes after the training."""
         self._process = os.getpid()
         self._had_gradient: dict[str, bool] = {}
         """The parameters that have had one; false of those that were said to have none since."""
@@ -292,6 +292,7 @@ class Replica:
             except GeneratorExit:
                 source.close()
                 self.leave()
+                self.over = False  # nobody can tell a loop that was left from one that an error has ended
                 raise
             if self._stopping:
                 self.leave()

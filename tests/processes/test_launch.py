@@ -363,7 +363,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
     "a loss that is not a number, told first": (
         {"inside": "replica.report(loss=float('nan') if number == 3 else 1.0)"},
         TrainingError,
-        r"replica \d: .*, line 16: the loss is nan at step 3 .*lower --lr",
+        r"replica \d: .*, line 12: the loss is nan at step 3 .*lower --lr",
     ),
     "another model": (
         {"model": "nn.Linear(8, 4 + replica.index)"},
