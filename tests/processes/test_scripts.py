@@ -229,12 +229,12 @@ MEET = "epoch == 0 == number and open(sys.argv[1] + '.met', 'w' if db.join().ind
 AFTER = {
     "raises": (
         "1 / 0",
-        r"^replica 1: .*script.py, line 11, raised ZeroDivisionError.* after the training.* kept in .*run",
+        r"^replica 1: .*script.py, line 21, raised ZeroDivisionError.* after the training.* kept in .*run",
     ),
     "ends itself": ("sys.exit(3)", r"ended itself with sys.exit\(3\); that came after the training"),
     "is refused": (
-        "db.join().epochs(3)",
-        r"script.py, line 11: epochs\(3\) after the training has begun.*that came after",
+        "replica.epochs(3)",
+        r"script.py, line 21: epochs\(3\) after the training has begun.*that came after",
     ),
     "just ends": ("import os; os._exit(3)", ""),
     "is killed": ("import os; os.kill(os.getpid(), 9)", ""),
@@ -243,12 +243,12 @@ AFTER = {
 
 @pytest.mark.parametrize("name", AFTER)
 def test_what_a_script_does_after_its_loop_costs_nobody_the_training(tmp_path: Path, name: str) -> None:
-    """Of one replica; the other, which is slower, goes on to the end."""
+    """Of one replica."""
     after, says = AFTER[name]
     os.mkfifo(tmp_path / "seen.met")
-    inside = f"{MEET}; {STEP}\n            if db.join().index == 1: break"
-    source = LOOP.format(before="", inside=inside, after="if db.join().index == 1: " + after)
-    (tmp_path / "script.py").write_text(source)
+    source = LOOP.format(before="", inside=f"{MEET}; {STEP}", after="")
+    last = f"    if replica.index == 1: {after}"
+    (tmp_path / "script.py").write_text(source.replace("    torch.save(seen, sys.argv[1])", last))
     job = jobs.job(tmp_path / "run", Downpour(), task="script")
     with pytest.raises(DistbeliefError, match=f"(?s){says}") if says else contextlib.nullcontext():
         Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])
