@@ -13,6 +13,7 @@ import pytest
 
 from distbelief.errors import JobFailed
 from distbelief.places.channel_messages import Failed
+from distbelief.places.processes import forkserver
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.processes import Processes
 from distbelief.strategies import Allreduce
@@ -91,18 +92,18 @@ def test_a_machine_that_cannot_reach_itself_is_told_at_once(tmp_path: Path, stra
 def test_an_error_that_the_next_life_would_repeat_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forked, lives = Processes._forked, []
+    fork, lives = forkserver.fork, []
     say = Failed(JobFailed.__name__, "replica 1 cannot reach coordinator: there is no way")
 
-    def dies(self: Processes, role: str, incarnation: int) -> object:
-        process, ours = forked(self, role, incarnation)
+    def dies(role: str, play: object, of: str, incarnation: int, spec: bytes) -> object:
+        process, ours = fork(role, play, of, incarnation, spec)
         if role == "replica 1":
             lives.append(incarnation)
             process.kill()
         return process, ours
 
     end = Processes._take_end
-    monkeypatch.setattr(Processes, "_forked", dies)
+    monkeypatch.setattr(forkserver, "fork", dies)
     monkeypatch.setattr(Processes, "_take_end", lambda self, child: [self._take(child, say), end(self, child)])
     with pytest.raises(JobFailed, match=r"^replica 1 cannot reach coordinator: there is no way; "):
         jobs.run(tmp_path / "run", Allreduce(replicas=2, restarts=5), Local())
