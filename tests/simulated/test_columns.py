@@ -273,6 +273,7 @@ class Updates:
 
     def __init__(self) -> None:
         self.by_part: dict[tuple[int, int], set[int]] = {}
+        self.by_model: list[tuple[TorchWhole, int]] = []
         self.story: Any = None
 
     def note(self, whole: TorchWhole) -> None:
@@ -280,6 +281,8 @@ class Updates:
         own = whole.layout.homes[whole._partition].trained.size
         there = {i for i, value in enumerate(whole.sum[:own].view(torch.float32).tolist()) if value}
         rounds = next(p.rounds for p in self.stories() if p.whole is whole)
+        assert not any(one is whole and number == rounds for one, number in self.by_model), f"round {rounds} twice"
+        self.by_model.append((whole, rounds))
         self.by_part[rounds, whole._partition] = there
 
     def stories(self) -> Iterator[Any]:
