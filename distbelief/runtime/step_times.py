@@ -30,7 +30,8 @@ class StepTimes:
     >>> times.begin(WAIT); times.go_on(Arrival("shard 1", None))  # from 3.0 until 6.0
     >>> times.begin(COMPUTE); times.go_on(Computed(None, 1, 2.0))
     >>> times.tell()
-    StepsTimed(role='replica 0', steps=2, compute=4.0, update=0.0, communicate=1.5, wait=3.0, waits_for='shard')
+    StepsTimed(role='replica 0', steps=2, compute=4.0, update=0.0, communicate=1.5, wait=3.0, waits_for='shard',
+               overflows=0, counted=0)
     """
 
     def __init__(self, role: str, now: Callable[[], float], worked: Callable[[], float] | None) -> None:
