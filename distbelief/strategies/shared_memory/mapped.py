@@ -45,28 +45,32 @@ class MappedModel:
 
     Args:
         flat: the model.
-        index: of the replica.
+        counts: of the replica, in the mapping.
         process: a number that tells who holds a lock: the id of its process.
         plan: of the job.
-        memory: 1-D uint8, `mapping.mapping_layout(...).length` bytes.
+        memory: 1-D uint8, `mapped_layout(plan).length` bytes.
         cut: parts in which an update is made where nothing is locked; one where none are given.
     """
 
     def __init__(
-        self, flat: FlatModule, index: int, process: int, plan: Plan, memory: torch.Tensor, cut: Sequence[Range] = ()
+        self,
+        flat: FlatModule,
+        counts: Counts,
+        process: int,
+        plan: Plan,
+        memory: torch.Tensor,
+        cut: Sequence[Range] = (),
     ) -> None:
         layout, settings = plan.layout, plan.settings
         check(layout, settings)
-        self.flat, self._process, self._plan = flat, process, plan
+        self.flat, self.counts, self._process, self._plan = flat, counts, process, plan
         self._factor, self._live, self._scheduled = 1.0, False, settings.rate.varies
-        found = mapping.mapping_layout(layout, settings.optimizer, settings.shards, settings.replicas)
+        found = mapped_layout(plan)
         self._key = mapping.state_of(settings.optimizer)
         self._vector, self._state = memory[: layout.total], memory[found.state : found.steps]
         self._steps = memory[found.steps : found.counts].view(torch.float32)
         self._made = 0
         """How many of the steps' counts have an optimizer that counts there."""
-        counted = memory[found.counts : found.length].numpy().data.cast("q")
-        self.counts = Counts(counted, settings.replicas, index)
         flat.bind([], [self._vector])
         self._locks = settings.own(MappedSettings).locks
         cut = tuple(cut) or mapping.ranges(layout, settings.shards if self._locks == "shard" else 1)
@@ -255,6 +259,12 @@ def touched(rows: torch.Tensor, entry: Entry, stops: torch.Tensor) -> tuple[int,
     first, last = (torch.searchsorted(stops, at, right=True) for at in (starts, starts + size - 1))
     edges = torch.bincount(first, minlength=len(stops) + 1) - torch.bincount(last + 1, minlength=len(stops) + 1)
     return tuple((edges.cumsum(0) > 0).nonzero().view(-1).tolist())
+
+
+def mapped_layout(plan: Plan) -> mapping.MappingLayout:
+    """Where everything lies in the mapping of a job."""
+    settings = plan.settings
+    return mapping.mapping_layout(plan.layout, settings.optimizer, settings.shards, settings.replicas)
 
 
 def check(layout: Layout, settings: Settings) -> None:

@@ -157,13 +157,13 @@ class PhantomModel:
     """What a phantom has of a mapping: how long the parts of an update are, and its counts.
 
     Args:
-        index: of the replica.
+        counts: of the replica, in the mapping.
         plan: of the job.
-        memory: as a `MappedModel`'s.
         cut: as a `MappedModel`'s.
     """
 
-    def __init__(self, index: int, plan: Plan, memory: torch.Tensor, cut: Sequence[Range] = ()) -> None:
+    def __init__(self, counts: Counts, plan: Plan, cut: Sequence[Range] = ()) -> None:
+        self.counts = counts
         settings, locks = plan.settings, plan.settings.own(MappedSettings).locks
         locked = {"none": mapping.RANGES, "shard": settings.shards, "global": 1}[locks]
         found = cut or mapping.ranges(plan.layout, min(locked, plan.layout.parameters))
@@ -171,9 +171,6 @@ class PhantomModel:
             LockedStep(() if locks == "none" else (number,), part.size, lambda: None)
             for number, part in enumerate(found)
         ]
-        there = mapping.mapping_layout(plan.layout, settings.optimizer, settings.shards, settings.replicas)
-        counted = memory[there.counts : there.length].numpy().data.cast("q")
-        self.counts = Counts(counted, settings.replicas, index)
 
     def begin(self, arrays: Mapping[str, torch.Tensor] | None, facts: Mapping[str, object]) -> None:
         """Begin with what was done before."""

@@ -14,7 +14,8 @@ from distbelief.runtime.player import Answer, Part, Worker
 from distbelief.sharding.layout import Range
 from distbelief.strategies.context import Context, Process, open_memory
 from distbelief.strategies.shared_memory import mapping
-from distbelief.strategies.shared_memory.mapped import LockedStep, MappedModel
+from distbelief.strategies.shared_memory.counts import Counts
+from distbelief.strategies.shared_memory.mapped import LockedStep, MappedModel, mapped_layout
 from distbelief.strategies.shared_memory.replica import SharedMemoryReplica
 from distbelief.strategies.shared_memory.settings import MappedSettings
 from distbelief.strategies.shared_memory.simulated import PhantomModel, SimulatedUpdater, Updated, check_phantom
@@ -81,11 +82,14 @@ def replica(context: Context) -> Part:
         memory, cut = memory_of(context, plan), tuple[Range, ...]()
         if virtual is not None and plan.settings.own(MappedSettings).locks == "none":
             cut = mapping.ranges(plan.layout, min(mapping.RANGES, plan.layout.parameters))  # each part at one moment
+        there = mapped_layout(plan)
+        counted = memory[there.counts : there.length].numpy().data.cast("q")
+        counts = Counts(counted, plan.settings.replicas, index)
         if context.flat is None:
-            attached.append(PhantomModel(index, plan, memory, cut))
+            attached.append(PhantomModel(counts, plan, cut))
         else:
             holder = os.getpid() if process is not None else 0
-            attached.append(MappedModel(context.flat, index, holder, plan, memory, cut))
+            attached.append(MappedModel(context.flat, counts, holder, plan, memory, cut))
 
     story = SharedMemoryReplica(
         context.role,
@@ -118,8 +122,5 @@ def reader(context: Context) -> Worker:
 
 def memory_of(context: Context, plan: Plan) -> torch.Tensor:
     """The mapping of a job (1-D uint8), as long as it must be."""
-    settings = plan.settings
     assert context.memory is not None
-    return context.memory(
-        mapping.mapping_layout(plan.layout, settings.optimizer, settings.shards, settings.replicas).length
-    )
+    return context.memory(mapped_layout(plan).length)
