@@ -13,6 +13,7 @@ import torch
 from distbelief.core.optimizer import LEARNING_RATES, Optimizer, optim
 from distbelief.costs import profile as profiling
 from distbelief.costs import updates
+from distbelief.costs.free_memory import free_memory
 from distbelief.costs.profile import BUSY, Point, Profile, ladder
 from distbelief.costs.trace import COUNTED, Layer, Trace, Tracer
 from distbelief.costs.updates import Update
@@ -205,8 +206,7 @@ def needed(tracer: Tracer, batch_size: int, optimizer: Optimizer) -> int:
 
 def _does_not_fit(tracer: Tracer, batch_size: int, optimizer: Optimizer) -> str:
     """Why a batch would not fit what this machine has left; "" where it does."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    left, asked = int(lines["MemAvailable"].split()[0]) << 10, needed(tracer, batch_size, optimizer)
+    left, asked = free_memory(), needed(tracer, batch_size, optimizer)
     if asked <= left:
         return ""
     return f"it needs {asked / 1e9:.1f} GB, and {left / 1e9:.1f} GB are left here"

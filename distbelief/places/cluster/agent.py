@@ -19,6 +19,7 @@ import msgspec
 import setproctitle
 
 from distbelief.core.settings import read_own
+from distbelief.costs.free_memory import free_memory
 from distbelief.errors import DistbeliefError
 from distbelief.places import signals
 from distbelief.places.channel_messages import ChannelMessage, Noted
@@ -186,13 +187,6 @@ def greeting(port: int, mark: str) -> Greeting:
         VERSION, os.uname().nodename, cores, gpus, free_memory(), network.network_identity(), network.own_addresses(),
         os.environ.get("SSH_CONNECTION", "").split()[0::2], port, time.time(), os.path.exists(mark),
     )  # fmt: skip
-
-
-def free_memory() -> int:
-    """What processes may still have of this host's memory, in bytes."""
-    with open("/proc/meminfo") as file:
-        found = dict(line.split(":") for line in file)
-    return int(found["MemAvailable"].split()[0]) << 10
 
 
 def look(asked: Look) -> Looked:
