@@ -161,15 +161,14 @@ def _snapshots(every: str) -> dict[str, float]:
     >>> _snapshots("500minibatches")["snapshot_minibatches"], _snapshots("500")["snapshot_pushes"]
     (500, 500)
     """
-    found = re.fullmatch(r"(?:(\d+)\s*(minibatches)?)|(.*)", str(every).strip())
-    number = int(found[1]) if found and found[1] else 0
-    seconds = _seconds(every) if not found or found[1] is None else 0.0
+    found = re.fullmatch(r"(\d+)\s*(minibatches)?", str(every).strip())
+    seconds = 0.0 if found else _seconds(every)
     if seconds is None:
         raise UsageError(
             f"--snapshot-every {every!r}: is a time such as 30s or 5min, a number of pushes such as 500, of "
             "minibatches such as 500minibatches, or 0 for none"
         )
-    counted = bool(found and found[2])
+    number, counted = (int(found[1]), bool(found[2])) if found else (0, False)
     return {
         "snapshot_seconds": seconds,
         "snapshot_pushes": 0 if counted else number,
