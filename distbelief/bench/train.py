@@ -24,12 +24,33 @@ TASKS = {
 }
 """The task of each model, and that of its quick form."""
 RATE = 0.01
-"""Learning rate of every contender: plain SGD, slow enough that nobody diverges on a crowded machine."""
+"""Learning rate of every contender, slow enough that nobody diverges on a crowded machine."""
+SGD, ADAGRAD = Optimizer("sgd", RATE), Optimizer("adagrad", RATE)
+SINGLE = "single, 1 thread"
 PAIR = "two independent singles"
 LOCKSTEP = "two singles in lockstep"
 SYNCHRONOUS = "synchronous, 2 replicas"
 ALLREDUCE = "allreduce, 2 replicas"
+DDP = "ddp on gloo, 2 ranks"
 DIRECT = "downpour on the direct path"
+SINGLE_ADAGRAD, DIRECT_ADAGRAD = "single with adagrad", f"{DIRECT} with adagrad, 2 replicas"
+FIGURES = (
+    *(
+        one
+        for served in ("downpour, 2 replicas, prefetch 0", "downpour, 2 replicas, prefetch 1")
+        for one in (
+            ("mlp", served, SINGLE, 1.55), ("mlp", served, DDP, 1.0),
+            ("lenet", served, PAIR, 0.96), ("lenet", served, DDP, 1.0),
+        )
+    ),
+    ("mlp", f"{DIRECT}, 2 replicas", SINGLE, 1.8), ("mlp", f"{DIRECT}, 2 replicas", "single, 2 threads", 1.0),
+    ("mlp", f"{DIRECT}, 2 replicas, 2 shards", SINGLE, 1.7), ("mlp", f"{DIRECT}, 4 replicas", SINGLE, 1.6),
+    ("mlp", DIRECT_ADAGRAD, SINGLE_ADAGRAD, 1.6), ("mlp", SYNCHRONOUS, SINGLE, 1.5),
+    ("lenet", f"{DIRECT}, 2 replicas", PAIR, 0.97), ("lenet", SYNCHRONOUS, PAIR, 0.95),
+    ("mlp", ALLREDUCE, DDP, 1.2), ("mlp", ALLREDUCE, PAIR, 0.85),
+    ("lenet", ALLREDUCE, DDP, 1.0), ("lenet", ALLREDUCE, PAIR, 0.96),
+)  # fmt: skip
+"""Of which model, what of what, and the promise. Of Downpour's two settings of prefetch the better is to reach it."""
 
 
 @dataclass(frozen=True)
@@ -96,14 +117,17 @@ def _of_model(model: str, options: TrainOptions) -> dict[str, Any]:
         )
         return partial(_job, made, Local(options.transport, path=path))
 
-    def downpour(replicas: int, prefetch: int = 0, path: str = "served") -> Callable[[], float]:
-        strategy = Downpour(replicas=replicas, shards=1, optimizer=Optimizer("sgd", RATE), prefetch=prefetch)
-        return job(strategy, path=path)
+    def downpour(
+        replicas: int, prefetch: int = 0, path: str = "served", shards: int = 1, optimizer: Optimizer = SGD
+    ) -> Callable[[], float]:
+        return job(Downpour(replicas=replicas, shards=shards, optimizer=optimizer, prefetch=prefetch), path=path)
 
+    direct = partial(downpour, path="direct")
+    shares = options.transport == "shared"
     alone, halved = (loops.Workload(task, count, options.batch_size, RATE) for count in (steps, max(1, steps // 2)))
     contenders: dict[str, Callable[[], float]] = {
-        "single, 1 thread": job(Single(optimizer=Optimizer("sgd", RATE))),
-        "single, 2 threads": job(Single(optimizer=Optimizer("sgd", RATE)), threads=2),
+        SINGLE: job(Single(optimizer=SGD)),
+        "single, 2 threads": job(Single(optimizer=SGD), threads=2),
         PAIR: partial(loops.independent, alone, 2),
         LOCKSTEP: partial(loops.lockstep, alone, 2),
         **{
@@ -111,14 +135,13 @@ def _of_model(model: str, options: TrainOptions) -> dict[str, Any]:
             for replicas in options.replicas
             for prefetch in (0, 1)
         },
-        **{
-            f"{DIRECT}, {replicas} replicas": downpour(replicas, path="direct")
-            for replicas in options.replicas
-            if options.transport == "shared"
-        },
-        SYNCHRONOUS: job(Synchronous(replicas=2, shards=1, optimizer=Optimizer("sgd", RATE))),
-        ALLREDUCE: job(Allreduce(replicas=2, optimizer=Optimizer("sgd", RATE))),
-        "ddp on gloo, 2 ranks": partial(loops.ddp, halved, 2),
+        **{f"{DIRECT}, {replicas} replicas": direct(replicas) for replicas in options.replicas if shares},
+        **({f"{DIRECT}, 2 replicas, 2 shards": direct(2, shards=2)} if shares else {}),
+        SINGLE_ADAGRAD: job(Single(optimizer=ADAGRAD)),
+        **({DIRECT_ADAGRAD: direct(2, optimizer=ADAGRAD)} if shares else {}),
+        SYNCHRONOUS: job(Synchronous(replicas=2, shards=1, optimizer=SGD)),
+        ALLREDUCE: job(Allreduce(replicas=2, optimizer=SGD)),
+        DDP: partial(loops.ddp, halved, 2),
         "ddp with our hook, ring, 2 ranks": partial(loops.ddp, halved, 2, "ring"),
         "ddp with our hook, shared, 2 ranks": partial(loops.ddp, halved, 2, "shared"),
         "hogwild, 2 processes": partial(loops.hogwild, halved, 2),
@@ -127,11 +150,12 @@ def _of_model(model: str, options: TrainOptions) -> dict[str, Any]:
     return {
         "task": task,
         "samples": samples,
+        "turns": taken,
         "samples_per_second": {name: statistics.median(values) for name, values in taken.items()},
         "spread": {name: spread(values) for name, values in taken.items()},
-        "of_single": {name: ratio(values, taken["single, 1 thread"]) for name, values in taken.items()},
+        "of_single": {name: ratio(values, taken[SINGLE]) for name, values in taken.items()},
         "of_pair": {name: ratio(values, taken[PAIR]) for name, values in taken.items()},
-        "of_ddp": {name: ratio(values, taken["ddp on gloo, 2 ranks"]) for name, values in taken.items()},
+        "of_ddp": {name: ratio(values, taken[DDP]) for name, values in taken.items()},
     }
 
 
@@ -141,33 +165,12 @@ def _job(job: Job, place: Local) -> float:
 
 
 def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
-    """The promised figures; Downpour's with each of its two settings of prefetch, of which the better is to reach what
-    is promised.
-    """
+    """The promised figures of what was measured, round by round."""
     figures = []
-    for model, key, against, promised in (
-        ("mlp", "of_single", "single, 1 thread", 1.55),
-        ("lenet", "of_pair", PAIR, 0.96),
-    ):
-        names = [f"downpour, 2 replicas, prefetch {prefetch}" for prefetch in (0, 1)]
-        if (one := measured.get(model)) and names[0] in one[key]:
-            for name in names:
-                figures.append(figure(f"{model}: {name}, of {against}", one[key][name], promised))
-                figures.append(figure(f"{model}: {name}, of ddp on gloo, 2 ranks", one["of_ddp"][name], 1.0))
-    for model, key, against, promised in (
-        ("mlp", "of_single", "single, 1 thread", 1.8),
-        ("lenet", "of_pair", PAIR, 0.97),
-    ):
-        name = f"{DIRECT}, 2 replicas"
-        if (one := measured.get(model)) and name in one[key]:
-            figures.append(figure(f"{model}: {name}, of {against}", one[key][name], promised))
-    for model, of_ddp, of_pair in (("mlp", 1.2, 0.85), ("lenet", 1.0, 0.96)):
-        found: dict[str, Any] = measured.get(model, {})
-        if found:
-            figures.append(figure(f"{model}: {ALLREDUCE}, of ddp on gloo, 2 ranks", found["of_ddp"][ALLREDUCE], of_ddp))
-            figures.append(figure(f"{model}: {ALLREDUCE}, of {PAIR}", found["of_pair"][ALLREDUCE], of_pair))
-    if lenet := measured.get("lenet"):
-        figures.append(figure(f"lenet: {SYNCHRONOUS}, of {PAIR}", lenet["of_pair"][SYNCHRONOUS], 0.93))
+    for model, what, against, promised in FIGURES:
+        turns: dict[str, list[float]] = measured.get(model, {}).get("turns", {})
+        if what in turns:
+            figures.append(figure(f"{model}: {what}, of {against}", ratio(turns[what], turns[against]), promised))
     return figures
 
 

@@ -104,7 +104,7 @@ class VirtualOptions:
     """Machines that roles share: cores=2 puts all on one with two cores, replicas=4 as many replicas on each, with
     shards spread over them; together=0.9 is the speed of a core while all of a host work; busy=1ms is what of a step
     needs a core, the rest of it is slept. Else each role has its own."""
-    path: str = "served"
+    path: str = "auto"
     """Who makes the updates on one host (--hosts cores=N): served (the shards), direct (each replica, in memory that it
     shares with the shards, under their locks), or auto (direct where the job allows it)."""
     stragglers: tuple[str, ...] = ()

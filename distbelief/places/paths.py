@@ -8,8 +8,8 @@ from distbelief.core.settings import Settings
 from distbelief.errors import UsageError, unknown
 from distbelief.strategies.base import Strategy
 
-SERVED, DIRECT = "served", "direct"
-PATHS = ("auto", DIRECT, SERVED)
+AUTO, SERVED, DIRECT = "auto", "served", "direct"
+PATHS = (AUTO, DIRECT, SERVED)
 
 
 def path_of(asked: str, strategy: Strategy, settings: Settings, carrier: str, lacking: str = "") -> str:

@@ -450,7 +450,7 @@ PLACES: dict[type, dict[str, tuple[tuple[Any, str, Mapping[str, Any], Strategy],
         "keep": ((True, "files", {}, Downpour()),),
         "handling": ((Handling(message=1e-3), "traffic", {}, Downpour()),),
         "hosts": ((Hosts(cores=2), "traffic", {}, Downpour()),),
-        "path": (("direct", "traffic", {"hosts": Hosts(cores=2)}, Downpour()),),
+        "path": (("served", "traffic", {"hosts": Hosts(cores=2)}, Downpour()),),
     },
 }
 """Of each option: another value, what must come out otherwise, other options beside it, and the strategy that is

@@ -31,7 +31,7 @@ class LocalOptions(Checked):
     listen: str = ""
     """HOST or HOST:PORT where other machines may join: writes a ticket into the run folder, for `distbelief join`. The
     coordinator and the shards listen at the ports after it. It implies --transport tcp."""
-    path: str = "served"
+    path: str = "auto"
     """Who makes the updates: served (the shards' processes), direct (each replica, into memory that it shares with the
     shards, under their locks), or auto (direct where the job allows it)."""
     logs: bool = False

@@ -17,7 +17,7 @@ from distbelief.core.values import Checked, CheckedStruct, admit, shown
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
-from distbelief.places.paths import SERVED, path_of
+from distbelief.places.paths import AUTO, path_of
 from distbelief.places.simulated.handling import Handling
 from distbelief.strategies import Strategy
 from distbelief.transport.processors import Hosts
@@ -68,7 +68,7 @@ class VirtualCluster(Checked):
     """What messages cost those who take them; `INSTANT` costs nothing."""
     hosts: Hosts | None = None
     """Machines whose cores several roles share; None gives each role its own."""
-    path: str = SERVED
+    path: str = AUTO
     """Who makes the updates: served (the shards), direct (each replica, in the memory of one host that all are on,
     under the shards' locks), or auto (direct where the job allows it)."""
 
@@ -104,7 +104,7 @@ class VirtualCluster(Checked):
         return settings
 
     def path_of(self, strategy: Strategy, settings: Settings) -> str:
-        """Who makes the updates of a job here: `SERVED` or `DIRECT`.
+        """Who makes the updates of a job here: served or direct.
 
         Raises:
             UsageError: there is no such path, or none for this job.
