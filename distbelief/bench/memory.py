@@ -1,5 +1,5 @@
-"""`bench memory`: how many flat vectors a replica and a shard hold, from what their processes hold for a large model
-and for a small one.
+"""`bench memory`: how many flat vectors a replica and a shard hold, and a job's processes together on the served and on
+the direct path, from what they hold for a large model and for a small one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from distbelief.bench.parts.timing import figure, finish, number, show
 from distbelief.core import roles
 from distbelief.core.optimizer import optim
 from distbelief.job import Job
+from distbelief.places.paths import DIRECT, SERVED
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.settle import title_of
 from distbelief.record.machine import machine
@@ -23,6 +24,10 @@ from distbelief.strategies import Downpour
 
 VECTOR = 4 * workloads.WIDE * workloads.WIDE
 """Bytes of the large model's parameters."""
+ROLES = (roles.replica(0), roles.shard(0))
+TOGETHER = "together"
+STATES = {"sgd": 0, "adagrad": 1, "momentum": 1, "adam": 2}
+"""Vectors of state that an optimizer keeps."""
 INTERVAL = 0.01
 """Seconds between looks at the processes."""
 
@@ -50,21 +55,18 @@ def run(options: MemoryOptions) -> dict[str, Any]:
     facts, measured = machine(), {}
     for prefetch in (0,) if options.quick else (0, 1):
         for transport in ("shared",) if options.quick else ("shared", "tcp"):
-            large, small = (
-                _held(
-                    f"distbelief.bench.parts.workloads:{model}", prefetch, transport, options.epochs, options.optimizer
-                )
-                for model in ("wide", "narrow")
-            )
-            measured[f"{transport}, prefetch {prefetch}"] = {
-                str(roles.kind(role)): {
-                    kind: (large[role][kind] - small[role][kind]) / VECTOR for kind in ("usual", "peak")
-                }
-                for role in (roles.replica(0), roles.shard(0))
-            }
-    result = {"bench": "memory", "machine": facts, "vector_bytes": VECTOR, "optimizer": options.optimizer,
+            grown = _grown(options, Local(transport, path=SERVED), prefetch=prefetch)
+            measured[f"{transport}, prefetch {prefetch}"] = {str(roles.kind(role)): grown[role] for role in ROLES}
+    together = {path: _grown(options, Local(path=path), replicas=2)[TOGETHER]["usual"] for path in (SERVED, DIRECT)}
+    result = {
+        "bench": "memory",
+        "machine": facts,
+        "vector_bytes": VECTOR,
+        "optimizer": options.optimizer,
         "vectors": measured,
-              "figures": _figures(measured, options.optimizer)}  # fmt: skip
+        "together": together,
+        "figures": _figures(measured, options.optimizer) + _shared_figure(together, options.optimizer),
+    }
     if not options.quiet:
         rows = [
             [how, *(number(one[role][kind]) for role in ("replica", "shard") for kind in ("usual", "peak"))]
@@ -72,6 +74,7 @@ def run(options: MemoryOptions) -> dict[str, Any]:
         ]
         title = f"flat vectors of {VECTOR >> 20} MB held; 1 replica, 1 shard, {options.optimizer}"
         show(title, ("", "replica", "at its peak", "shard", "at its peak"), rows)
+        show("2 replicas and 1 shard", ("path", "all"), [[path, number(one)] for path, one in together.items()])
     return finish(result, options)
 
 
@@ -88,40 +91,66 @@ def _figures(measured: dict[str, Any], optimizer: str) -> list[dict[str, Any]]:
                 lower=True,
             )
         )
-        state = {"sgd": 0, "adagrad": 1, "momentum": 1, "adam": 2}.get(optimizer)
-        if state is not None:
+        if (state := STATES.get(optimizer)) is not None:
             figures.append(
                 figure(f"{how}: a shard's slices", one["shard"]["peak"], 2 + state + (2 if prefetch else 1), lower=True)
             )
     return figures
 
 
-def _held(task: str, prefetch: int, transport: str, epochs: int, optimizer: str) -> dict[str, dict[str, float]]:
+def _shared_figure(together: Mapping[str, float], optimizer: str) -> list[dict[str, Any]]:
+    """What the direct path holds, of what the served one does: its buffers hold the optimizer's state too."""
+    if optimizer not in STATES:
+        return []
+    what = "2 replicas and 1 shard together, on the direct path, of the served one"
+    return [figure(what, together[DIRECT] / together[SERVED], 1.2 if STATES[optimizer] else 1.0, lower=True)]
+
+
+def _grown(options: MemoryOptions, place: Local, replicas: int = 1, prefetch: int = 0) -> dict[str, dict[str, float]]:
+    """Flat vectors held by each role of a job, and by all of them together."""
+    strategy = Downpour(replicas=replicas, shards=1, prefetch=prefetch, optimizer=optim(options.optimizer))
+    large, small = (
+        _held(
+            Job(
+                task=f"distbelief.bench.parts.workloads:{model}",
+                strategy=strategy,
+                epochs=options.epochs,
+                evaluate_every=0,
+                checkpoint_every=0,
+            ),
+            place,
+        )
+        for model in ("wide", "narrow")
+    )
+    return {who: {kind: (large[who][kind] - small[who][kind]) / VECTOR for kind in large[who]} for who in large}
+
+
+def _held(job: Job, place: Local) -> dict[str, dict[str, float]]:
     """Bytes held by each role of a job: the median over the looks at it, and the most."""
-    job = Job(task=task, strategy=Downpour(replicas=1, shards=1, prefetch=prefetch, optimizer=optim(optimizer)),
-        epochs=epochs, evaluate_every=0,
-              checkpoint_every=0)  # fmt: skip
     looks: dict[str, list[int]] = {}
     ended = threading.Event()
     watcher = threading.Thread(target=_look, args=(os.getpid(), looks, ended), daemon=True)
     watcher.start()
     try:
-        workloads.run(job, Local(transport))
+        workloads.run(job, place)
     finally:
         ended.set()
         watcher.join()
     # what is held while it trains is the most common state; before and after it is less
     return {
-        role: {"usual": float(sorted(held)[len(held) // 2]), "peak": float(max(held))} for role, held in looks.items()
+        who: {"usual": float(sorted(held)[len(held) // 2]), "peak": float(max(held))} for who, held in looks.items()
     }
 
 
 def _look(ancestor: int, looks: dict[str, list[int]], ended: threading.Event) -> None:
-    """Note, again and again, what each process of the jobs under a process holds."""
+    """Note, again and again, what each process of the jobs under a process holds, and all of them together."""
     while not ended.wait(INTERVAL):
-        for role, pid in _roles(ancestor).items():
-            if held := _own(pid, role):
+        played = _roles(ancestor)
+        for role in ROLES:
+            if role in played and (held := _own(played[role], role)):
                 looks.setdefault(role, []).append(held)
+        if played:
+            looks.setdefault(TOGETHER, []).append(sum(map(_part, played.values())))
 
 
 def _roles(ancestor: int) -> dict[str, int]:
@@ -139,7 +168,7 @@ def _roles(ancestor: int) -> dict[str, int]:
             pid = parents.get(pid, 0)
         return pid == ancestor
 
-    played = {title_of(role): role for role in (roles.replica(0), roles.shard(0))}
+    played = {title_of(role): role for role in (*ROLES, roles.replica(1))}
     return {played[title]: pid for pid, title in titles.items() if title in played and below(pid)}
 
 
@@ -151,5 +180,14 @@ def _own(pid: int, role: str) -> int:
         lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         kinds = ("RssAnon", "RssShmem") if roles.is_replica(role) else ("RssAnon",)
         return sum(int(lines[kind].split()[0]) << 10 for kind in kinds)
+    except (OSError, KeyError, ValueError):
+        return 0
+
+
+def _part(pid: int) -> int:
+    """Bytes that a process holds, with its part of what it shares with others."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+        return int(lines["Pss"].split()[0]) << 10
     except (OSError, KeyError, ValueError):
         return 0

@@ -196,11 +196,12 @@ def _job(case: Case) -> Job:
 
 
 def _real(case: Case) -> float:
-    return float(workloads.run(_job(case), Local(compute=case.pad))["seconds"])
+    return float(workloads.run(_job(case), Local(compute=case.pad, path="served"))["seconds"])
 
 
 def _simulated(case: Case, inputs: Inputs) -> float:
-    """On one host; a padded step needs a core for as long as one that is not, and is slept for the rest.
+    """On one host, where the shards' processes make the updates, whose price was measured; a padded step needs a core
+    for as long as one that is not, and is slept for the rest.
 
     Who reduces in shared memory wakes nobody's process for it, so that a message of an all-reduce costs what it usually
     does.
@@ -209,7 +210,7 @@ def _simulated(case: Case, inputs: Inputs) -> float:
     compute = case.pad or ComputeModel(step=inputs.step, spread="constant")
     if not case.strategy.alone:
         handling = Handling(memory=inputs.handling.memory) if isinstance(case.strategy, Allreduce) else inputs.handling
-        on = Simulated(compute=compute, phantom=True, hosts=hosts, handling=handling)
+        on = Simulated(compute=compute, phantom=True, hosts=hosts, handling=handling, path="served")
     else:
         on = Simulated(compute=compute, phantom=True)
     return float(on.run(_job(case))["seconds"])
