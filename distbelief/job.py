@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from distbelief.core.settings import Settings, declared, from_options, option
 from distbelief.core.values import Given, check_fields, device_number
-from distbelief.errors import UsageError
+from distbelief.errors import UsageError, unknown
 from distbelief.strategies import Downpour, Strategy, by_name
 
 if TYPE_CHECKING:
     from distbelief.tasks import Task
 
 MOST_THREADS = 1024
+WHOSE = ("shared", "own")
 UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -39,6 +40,12 @@ class Job:
     drop_last: bool = field(default=False, kw_only=True)
     """Leave out the last minibatch of an epoch where it is smaller than the others; which samples that is differs from
     epoch to epoch.
+    """
+    order: str = field(default="shuffled", kw_only=True)
+    """Of the samples of an epoch: shuffled, or sequential, which gives each replica a contiguous part, in order."""
+    data: str = field(default="shared", kw_only=True)
+    """What replicas train on: shared (all have the same data, each sample of which one of them is dealt), or own (each
+    has data of its own, and all of them).
     """
     lr_schedule: str = "constant"
     """The learning rate after the warm-up, over the samples applied: constant, linear, polynomial, cosine, step, or
@@ -124,6 +131,9 @@ class Job:
                 )
         known = declared(self.strategy.own)
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name in known}
+        if self.data not in WHOSE:
+            raise unknown("--data", self.data, WHOSE)
+        own["own_data"] = self.data == "own"
         cadence = {**_evaluations(self.evaluate_every), **_snapshots(self.snapshot_every), **_budget(self.budget)}
         for name in ("evaluate_every", "snapshot_every"):
             if self.strategy.counts != "minibatches" and cadence[name.replace("every", "minibatches")]:

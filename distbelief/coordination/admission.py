@@ -4,9 +4,11 @@ have them.
 
 from __future__ import annotations
 
+from distbelief.core import roles
+from distbelief.core.allotments import STREAM
 from distbelief.core.conversations.membership import Join
 from distbelief.core.records import Started
-from distbelief.core.settings import DataSettings, Holder, Plan, Settings
+from distbelief.core.settings import SEQUENTIAL, DataSettings, Holder, Plan, Settings
 from distbelief.errors import UsageError
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import check_same
@@ -20,10 +22,12 @@ def plan(settings: Settings, event: Join) -> Plan:
         UsageError: no data, or none that is dealt, or two numbers of epochs; LayoutError: it cannot be cut into as many
             shards.
     """
-    if event.samples < 1:
-        raise UsageError("the training set is empty: there is nothing to train on")
     if event.batch_size:
         settings = settings.with_batch_size(event.batch_size)
+    if event.order:
+        settings = settings.with_order(event.order)
+    stream = event.samples == STREAM
+    settings.check_allotted(stream)
     if event.epochs:
         if settings.data.epochs not in (DataSettings().epochs, event.epochs):
             raise UsageError(
@@ -32,19 +36,40 @@ def plan(settings: Settings, event: Join) -> Plan:
             )
         settings = settings.with_epochs(event.epochs)
     left_out = event.samples % settings.data.batch_size if settings.data.drop_last else 0
-    if left_out == event.samples:
-        raise UsageError(
-            f"--drop-last: all of the {left_out} training samples are less than one minibatch of "
-            f"{settings.data.batch_size}: lower --batch-size"
-        )
+    _check_samples(settings, event.samples, left_out)
+    known = not stream and not settings.data.own_data
     parts = settings.shards if settings.strategy.held_by is Holder.SHARDS else settings.partitions
     return Plan(
         settings,
         event.layout,
         cut(event.layout, settings.mesh, parts),
-        event.samples - left_out,
-        left_out,
+        event.samples - left_out if known else 0,
+        left_out if known else 0,
     )
+
+
+def _check_samples(settings: Settings, samples: int, left_out: int) -> None:
+    """Refuse data of which nothing is dealt, or not a minibatch to each who is to have his own.
+
+    Raises:
+        UsageError: naming how many there are.
+    """
+    if samples == STREAM:
+        return
+    if samples < 1:
+        raise UsageError("the training set is empty: there is nothing to train on")
+    data = settings.data
+    if left_out == samples:
+        raise UsageError(
+            f"--drop-last: all of the {left_out} training samples are less than one minibatch of "
+            f"{data.batch_size}: lower --batch-size"
+        )
+    batches = -(-(samples - left_out) // data.batch_size)
+    if data.order == SEQUENTIAL and not data.own_data and batches < settings.replicas:
+        raise UsageError(
+            f"order {data.order}: the {batches} minibatches of an epoch cannot be cut into parts for "
+            f"{settings.replicas} replicas: lower --batch-size, or --replicas"
+        )
 
 
 def started(plan: Plan, samples: int, done: int) -> Started:
@@ -71,10 +96,10 @@ def check(plan: Plan, who: str, event: Join) -> None:
         UsageError: it has other data, or asks for other batches or epochs.
     """
     check_same(plan.layout, event.layout, who)
-    if event.samples != (samples := plan.samples + plan.left_out):
-        raise UsageError(
-            f"{who} has {event.samples} training samples, the job has {samples}: give every replica the same data"
-        )
+    data = plan.settings.data
+    _check_data(plan, who, event.samples)
+    if event.order not in ("", data.order):
+        raise UsageError(f"{who} asks for order {event.order}, the job has {data.order}: it is one for all")
     if event.epochs not in (0, plan.settings.data.epochs):
         raise UsageError(
             f"{who} goes through replica.epochs({event.epochs}), the job through {plan.settings.data.epochs}: it is "
@@ -84,4 +109,26 @@ def check(plan: Plan, who: str, event: Join) -> None:
         raise UsageError(
             f"{who} asks for batches of {event.batch_size}, the job has {plan.settings.data.batch_size}: it is one for "
             "all"
+        )
+
+
+def _check_data(plan: Plan, who: str, samples: int) -> None:
+    """Refuse data that are not those of the job, or of which a replica can have no part.
+
+    Raises:
+        UsageError: naming what it has, and what the job has.
+    """
+    data = plan.settings.data
+    if data.own_data:
+        _check_samples(plan.settings, samples, samples % data.batch_size if data.drop_last else 0)
+        return
+    if samples != (all_samples := plan.samples + plan.left_out or STREAM):
+        has, have = (f"{one} training samples" if one != STREAM else "a stream" for one in (samples, all_samples))
+        raise UsageError(
+            f"{who} has {has}, the job has {have}: give every replica the same data, or launch with --data own"
+        )
+    if plan.allotted and roles.index_of(who) >= plan.settings.replicas:
+        raise UsageError(
+            f"{who} would have no part: the data are cut for {plan.settings.replicas} replicas; join a job whose data "
+            "are shuffled, or one with --data own"
         )

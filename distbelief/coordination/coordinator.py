@@ -123,6 +123,8 @@ class Coordinator(Answering):
         self.phase = Phase.GATHERING
         self.plan: Plan | None = None
         self.data: DataDealer | None = None
+        self.brought: dict[str, int] = {}
+        """By replica, the samples of its training set."""
         self.holders, self.work = holders, work
         self.evaluations = Evaluations(evaluator)
         self.target = Target()
@@ -195,11 +197,16 @@ class Coordinator(Answering):
             return self.greet() if self.may(May.WELCOME) else []
         try:
             if self.plan is None:
-                self.plan = admission.plan(self.settings, event)
-                self.settings, self.data = self.plan.settings, self.work.begin(self)
+                plan = admission.plan(self.settings, event)
+                admission.check(plan, sender, event)
+                self.plan, self.settings, self.brought[sender] = plan, plan.settings, event.samples
+                self.data = self.work.begin(self)
                 self.membership.wait(sender)
                 return self.holders.restore(self)
             admission.check(self.plan, sender, event)
+            if self.data is not None:
+                self.data.joins(sender, event.samples)
+            self.brought[sender] = event.samples
         except (LayoutError, UsageError) as error:
             return [Send(sender, membership.Refused(str(error), isinstance(error, LayoutError)))]
         if self.may(May.DISMISS):
@@ -441,7 +448,9 @@ class Coordinator(Answering):
         self.saving.held(role)
         left = self.data.lost(role) if member and self.data else 0
         lost = left if died or self.may(May.DEAL) else 0
-        effects.append(WriteRecord(records.Gone(role, lost, reason, died)))
+        over = role in self.membership.lives.over and self.data is not None
+        given_up = self.data.give_up(role) if over and self.data and not self.may(May.DISMISS) else 0
+        effects.append(WriteRecord(records.Gone(role, 0 if given_up else lost, reason, died, given_up)))
         if not self.may(May.GATHER) and self.plan is not None:
             effects += self.shards.tell_gone(self.plan, {role: self.membership.lives.gone[role]})
         if self.membership.deserted(roles.leads(self.settings.mesh)) and not self.may(May.DISMISS):

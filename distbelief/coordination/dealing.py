@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from distbelief.core import roles
+from distbelief.core.allotments import OWN, STREAM, Allotments, cut_numbers, own_numbers
 from distbelief.core.conversations import dealing
 from distbelief.core.effects import Effect, Send
 from distbelief.core.ledger import SAMPLES_LIMIT
 from distbelief.core.portions import PORTION_LIMIT, Dealer, Position
-from distbelief.core.settings import Plan
+from distbelief.core.settings import SEQUENTIAL, Plan
 from distbelief.errors import RemoteProtocolError
 
 
@@ -47,8 +48,16 @@ class DataDealer(Protocol):
         """Serve the replicas that want a portion."""
         ...
 
+    def joins(self, role: str, samples: int) -> None:
+        """A replica is there, whose training set has so many samples."""
+        ...
+
     def lost(self, role: str) -> int:
         """A replica is gone; returns how much is dealt again."""
+        ...
+
+    def give_up(self, role: str) -> int:
+        """A replica will not come (again); returns how much only it could do, -1 where nobody knows."""
         ...
 
     def waiting(self, members: Collection[str]) -> list[str]:
@@ -57,12 +66,29 @@ class DataDealer(Protocol):
 
 
 class Dealing:
-    """Deals the training set of a plan, from a position at which `samples` are done."""
+    """Deals the training set of a plan, from a position at which `samples` are done.
 
-    def __init__(self, plan: Plan, position: Position, samples: int) -> None:
+    Args:
+        plan: of the job.
+        position, samples: where it stands.
+        brought: by replica, the samples that it has said to have.
+        over: the replicas that will not come (again).
+    """
+
+    def __init__(
+        self, plan: Plan, position: Position, samples: int, brought: Mapping[str, int], over: Collection[str]
+    ) -> None:
         settings = plan.settings
-        self.settings, self.samples = settings, samples
-        self.dealer = Dealer(plan.batches, settings.data.epochs, settings.replicas, position)
+        self.settings, self.samples, self._batches = settings, samples, plan.batches
+        self.dealer: Dealer | Allotments
+        if plan.allotted:
+            awaited = [role for role in roles.leads(settings.mesh) if role not in over]
+            in_order = settings.data.order == SEQUENTIAL
+            self.dealer = Allotments(settings.data.epochs, awaited, in_order, position.places)
+            for role in sorted(brought.keys() - over):
+                self.joins(role, brought[role])
+        else:
+            self.dealer = Dealer(plan.batches, settings.data.epochs, settings.replicas, position)
         self.epochs = self.dealer.completed
         self.pushes = self.minibatches = 0
         """Reported since somebody last set them to 0."""
@@ -81,7 +107,7 @@ class Dealing:
         """
         if not 0 <= event.samples <= SAMPLES_LIMIT:
             raise RemoteProtocolError(f"{sender} reports {event.samples} samples")
-        completed = len(self.dealer.report(sender, event.steps, event.dropped))
+        self.dealer.report(sender, event.steps, event.dropped)
         self.samples += event.samples
         self.pushes += event.pushes
         self.minibatches += event.steps - len(event.dropped)
@@ -89,7 +115,36 @@ class Dealing:
             self._warmed += event.steps
         if event.wants:
             self._wanting[sender] = False
-        return completed
+        return self.dealer.completed - self.epochs
+
+    def end(self, sender: str, event: dealing.Ended) -> int:
+        """A replica's stream has ended; returns how many epochs that completes.
+
+        Raises:
+            RemoteProtocolError: it was dealt no such minibatch, or what all have.
+        """
+        if not isinstance(self.dealer, Allotments):
+            raise RemoteProtocolError(f"{sender} says that its data have ended, and they are not its own")
+        self.dealer.end(sender, event.epoch, event.number)
+        return self.dealer.completed - self.epochs
+
+    def joins(self, role: str, samples: int) -> None:
+        """A replica is there, whose training set has so many samples.
+
+        Raises:
+            UsageError: it had others before.
+        """
+        if isinstance(self.dealer, Allotments):
+            self.dealer.add(role, self._numbers(roles.index_of(role), samples))
+
+    def _numbers(self, index: int, samples: int) -> range:
+        """The minibatches that are a replica's own, by number."""
+        data = self.settings.data
+        if self._batches:  # of data that all have
+            return cut_numbers(index, self.settings.replicas, self._batches)
+        size = data.batch_size
+        count = OWN if samples == STREAM else samples // size if data.drop_last else -(-samples // size)
+        return own_numbers(index, count)
 
     def deal(self, members: Collection[str], withheld: bool = False) -> list[Effect]:
         """Serve the replicas that want a portion; those that cannot have one now are told to drain, once."""
@@ -136,6 +191,12 @@ class Dealing:
         self._wanting.pop(role, None)
         return self.dealer.lost(role)
 
+    def give_up(self, role: str) -> int:
+        """A replica will not come (again): nobody does what is left of its own; returns how many minibatches that is,
+        -1 where nobody knows.
+        """
+        return self.dealer.give_up(role) if isinstance(self.dealer, Allotments) else 0
+
     def waiting(self, members: Collection[str]) -> list[str]:
         """For whom the job waits, in words."""
         who = [
@@ -143,4 +204,6 @@ class Dealing:
             for role in sorted(members, key=roles.index_of)
             if (held := self.dealer.held(role))
         ]
+        if isinstance(self.dealer, Allotments):
+            who += [f"{role} has not joined" for role in sorted(self.dealer.absent, key=roles.index_of)]
         return who + [f"{role} waits for work" for role, drained in self._wanting.items() if drained]

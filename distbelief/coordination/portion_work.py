@@ -22,17 +22,21 @@ class PortionWork:
 
     def handlers(self, job: Coordinator) -> Handlers:
         """A replica reports what it has done of a portion."""
-        return {dealing.Progress: partial(self._progress, job)}
+        return {dealing.Progress: partial(self._progress, job), dealing.Ended: partial(self._ended, job)}
 
     def begin(self, job: Coordinator) -> Dealing:
         """From where the newest checkpoint stands."""
         assert job.plan is not None
-        return Dealing(job.plan, job.saving.position, job.saving.samples)
+        return Dealing(job.plan, job.saving.position, job.saving.samples, job.brought, job.membership.lives.over)
 
     def deal(self, job: Coordinator) -> list[Effect]:
         """One portion to each who wants one; where a checkpoint is one moment of all, none while it is made."""
+        if job.data is None:
+            return []
+        if job.data.finished:  # what was left was that of a replica which will not come again, or has just come
+            return job.finish(Cause.EPOCHS_DONE, "all epochs are done")
         withheld = job.saving.holds and job.settings.strategy.one_moment
-        return job.data.deal(job.membership.members, withheld) if job.data else []
+        return job.data.deal(job.membership.members, withheld)
 
     def defers(self) -> bool:
         """Never."""
@@ -47,10 +51,8 @@ class PortionWork:
         return []
 
     def _progress(self, job: Coordinator, sender: str, event: dealing.Progress) -> list[Effect]:
-        data = job.data
-        if sender not in job.membership.members or data is None:
-            raise RemoteProtocolError(f"{sender} reports progress and is no member")
-        if not job.membership.heeds(sender):
+        data = self._told(job, sender)
+        if data is None:
             return []
         completed = data.report(sender, event)
         loss = event.loss / event.losses if event.losses else None
@@ -58,10 +60,27 @@ class PortionWork:
         effects: list[Effect] = [
             WriteRecord(records.Stepped(sender, event.steps, event.samples, event.pushes, loss, *counts, event.losses))
         ]
-        for _ in range(completed):
-            effects += job.epoch_done(data)
+        return effects + self._go_on(job, data, completed, event.steps - len(event.dropped))
+
+    def _ended(self, job: Coordinator, sender: str, event: dealing.Ended) -> list[Effect]:
+        data = self._told(job, sender)
+        return [] if data is None else self._go_on(job, data, data.end(sender, event))
+
+    def _told(self, job: Coordinator, sender: str) -> Dealing | None:
+        """What the word of a replica is about; None where it is of the past.
+
+        Raises:
+            RemoteProtocolError: it is no member.
+        """
+        if sender not in job.membership.members or not isinstance(job.data, Dealing):
+            raise RemoteProtocolError(f"{sender} reports progress and is no member")
+        return job.data if job.membership.heeds(sender) else None
+
+    def _go_on(self, job: Coordinator, data: Dealing, epochs: int, applied: int = 0) -> list[Effect]:
+        """Do what is next, now that so many more epochs are done, and minibatches applied."""
+        effects = [effect for _ in range(epochs) for effect in job.epoch_done(data)]
         if not data.finished:
-            effects += job.measure_in_time(event.steps - len(event.dropped))
+            effects += job.measure_in_time(applied)
         if not job.may(May.DEAL):
             return effects
         if data.finished:

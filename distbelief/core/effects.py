@@ -223,6 +223,8 @@ class Computed(msgspec.Struct, frozen=True, gc=False):
     held: bool = False
     """Whether there is no step for this minibatch: its gradient is in that of a later one, or, of no samples, in
     none."""
+    ended: bool = False
+    """Whether there was no such minibatch: the replica's stream has ended before it."""
     overflows: int = 0
     """In fp16, how often it was computed again, since its gradient overflowed; in fixed point, values that were cut."""
     counted: int = 0

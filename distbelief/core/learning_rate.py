@@ -59,7 +59,7 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def varies(self) -> bool:
         """Whether the factor is ever another than 1."""
-        return self.lr_schedule != "constant" or bool(self.warmup_epochs) or self.lr_scaling != "none"
+        return self.follows or self.lr_scaling != "none"
 
     def check(self, epochs: int) -> None:
         """Refuse what no learning rate of a job of so many epochs can follow.
@@ -122,6 +122,11 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
                 "it) to 1"
             )
 
+    @property
+    def follows(self) -> bool:
+        """Whether the rate follows the samples applied."""
+        return self.lr_schedule != "constant" or bool(self.warmup_epochs)
+
     def factor(self, samples: int, of_epoch: int, epochs: int, batch: int) -> float:
         """The factor on the base rate, for one update.
 
@@ -131,10 +136,12 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
             epochs: of the job.
             batch: samples in it.
         """
+        scale = SCALINGS[self.lr_scaling](batch / self.base_batch) if self.base_batch else 1.0
+        if not self.follows:
+            return scale
         if of_epoch < 1:
             raise UsageError(f"a schedule needs the samples of an epoch, got {of_epoch}")
         total, warming = of_epoch * epochs, self.warmup_epochs * of_epoch
-        scale = SCALINGS[self.lr_scaling](batch / self.base_batch) if self.base_batch else 1.0
         if samples < warming:
             if self.warmup == "constant":
                 return 1.0

@@ -33,6 +33,17 @@ class WorkUnit(msgspec.Struct, frozen=True, array_like=True):
     part: int = 0
 
 
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where one replica stands in its allotment: minibatches `first` up to `first + count` of every epoch."""
+
+    role: str
+    first: int
+    count: int
+    epoch: int
+    batch: int
+    undone: tuple[Portion, ...]
+
+
 class Position(msgspec.Struct, frozen=True, array_like=True):
     """Where a job stands in its data: dealt from here on, after what was dealt before and is not done."""
 
@@ -41,6 +52,8 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
     undone: tuple[Portion, ...]
     state: dict[str, Any] = {}
     """Scalars that the coordinator goes on with: numbers, words and lists of them."""
+    places: tuple[Place, ...] = ()
+    """Of each replica that has an allotment; what is before is of no meaning then."""
 
 
 START = Position(0, 0, ())
@@ -80,10 +93,13 @@ class Epochs:
         portion = Portion(self._epoch, self._batch, count)
         self._batch += count
         if self._batch == self.batches:
-            self._epoch, self._batch = self._epoch + 1, 0
-            if self._epoch < self.epochs:
-                self._left.setdefault(self._epoch, self.batches)
+            self._next_epoch()
         return portion
+
+    def _next_epoch(self) -> None:
+        self._epoch, self._batch = self._epoch + 1, 0
+        if self._epoch < self.epochs:
+            self._left.setdefault(self._epoch, self.batches)
 
     def _count(self, epoch: int, done: int) -> bool:
         """So many more minibatches of an epoch are done; whether all of it is."""
@@ -165,8 +181,13 @@ class Dealer(Epochs):
         for at, vain in dropped:
             completed += self.done(who, at - past)
             past = at
-            self._again.extend(self._next(who, vain))
+            completed += self._put_back(self._next(who, vain))
         return completed + self.done(who, steps - past)
+
+    def _put_back(self, vain: list[Portion]) -> list[int]:
+        """Take back what was computed in vain; returns the epochs that this completes."""
+        self._again.extend(vain)
+        return []
 
     def _next(self, who: str, steps: int) -> list[Portion]:
         """Take the next minibatches from what a replica holds."""

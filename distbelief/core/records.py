@@ -142,6 +142,8 @@ class Gone(Record, frozen=True, tag=True, gc=False):
     lost: int
     reason: str
     died: bool
+    given_up: int = 0
+    """Minibatches of its own that nobody does now; -1 of a stream, where nobody knows."""
 
 
 class Checkpointed(Record, frozen=True, tag=True, gc=False):

@@ -24,6 +24,7 @@ from distbelief.sharding.layout import Layout
 from distbelief.sharding.mesh import MOST, Mesh
 
 PRECISIONS = ("float32", "bf16", "fp16")
+ORDERS = (SHUFFLED, SEQUENTIAL) = ("shuffled", "sequential")
 FEWEST_BITS, MOST_BITS = 2, 24
 """Of fixed point: a sign and a digit, and what float32 holds."""
 
@@ -67,6 +68,10 @@ class DataSettings(msgspec.Struct, frozen=True):
     """Samples in a minibatch of one replica."""
     drop_last: bool = False
     """A last minibatch that is smaller than the others is not dealt."""
+    order: str = "shuffled"
+    """Of the samples: shuffled, or sequential, which gives each replica a contiguous part."""
+    own_data: bool = False
+    """Each replica has data of its own."""
 
     def check(self, spelled: Mapping[str, str]) -> None:
         """Refuse what no job can go through.
@@ -79,6 +84,8 @@ class DataSettings(msgspec.Struct, frozen=True):
         """
         at_least(self, 1, ("epochs", "batch_size"), spelled)
         fit(self, spelled)
+        if self.order not in ORDERS:
+            raise unknown("order", self.order, ORDERS)
 
 
 class Holder(Enum):
@@ -114,6 +121,8 @@ class Own:
     """Gradient vectors that a replica holds where pushes are not waited for; 0: one for each that is on its way."""
     unit: ClassVar[str] = "epoch"
     """What `Data.epochs` counts, in words."""
+    deals_to_any: ClassVar[str] = ""
+    """Why no replica can have minibatches of its own; "" where it can."""
     spelled: ClassVar[Mapping[str, str]] = {}
     """The settings of the job that its options have another name for."""
 
@@ -305,8 +314,42 @@ class Settings(msgspec.Struct, frozen=True):
                 raise UsageError(f"{option(name)} needs evaluations: set --evaluate-every to 1 or more")
         self.data.check(spelled)
         self.strategy.check(self)
+        self.check_allotted()
         self.rate.check(self.data.epochs)
         self.optimizer.check(norms=self.shards == 1 or self.strategy.rounds)
+
+    def check_allotted(self, stream: bool = False) -> None:
+        """Refuse replicas that each have minibatches of their own where that has no meaning.
+
+        Args:
+            stream: whether the data have no length.
+
+        Raises:
+            UsageError: naming what asks for it, and the remedy.
+        """
+        own_data, order = self.data.own_data, self.data.order
+        if stream and order != SHUFFLED:
+            raise UsageError(f"order {order} of a stream: it has one order, which is kept; leave it off")
+        asked = "--data own" if own_data else f"order {order}" if order != SHUFFLED else "a stream" if stream else ""
+        if not asked:
+            return
+        if self.strategy.deals_to_any:
+            raise UsageError(f"{asked}: strategy {self.strategy.name} {self.strategy.deals_to_any}")
+        if self.strategy.pushing.warm_start_steps:
+            raise UsageError(
+                f"--warm-start-steps {self.strategy.pushing.warm_start_steps} has one replica take the first "
+                f"minibatches, and with {asked} each has its own: leave one of them off"
+            )
+        if (own_data or stream) and self.rate.follows:
+            raise UsageError(
+                f"{asked}: nobody knows how many samples there will be, which --lr-schedule and --warmup-epochs "
+                "follow; leave them off, and set the rate in a script (torch.optim.lr_scheduler)"
+            )
+        if stream and self.partitions > 1:
+            raise UsageError(
+                f"a stream and --partitions {self.partitions}: each partition would read it by itself; leave one of "
+                "them off"
+            )
 
     def _check_split(self) -> None:
         """Refuse what means nothing to split replicas, or to whole ones.
@@ -391,6 +434,10 @@ class Settings(msgspec.Struct, frozen=True):
     def with_batch_size(self, batch_size: int) -> Settings:
         """The same, with minibatches of another size."""
         return msgspec.structs.replace(self, data=msgspec.structs.replace(self.data, batch_size=batch_size))
+
+    def with_order(self, order: str) -> Settings:
+        """The same, with the samples in another order."""
+        return msgspec.structs.replace(self, data=msgspec.structs.replace(self.data, order=order))
 
     def with_epochs(self, epochs: int) -> Settings:
         """The same, with other passes over the training set."""
@@ -545,13 +592,20 @@ class Plan(msgspec.Struct, frozen=True):
     layout: Layout
     assignments: tuple[Assignment, ...]
     samples: int
-    """Samples in one epoch: what is dealt, and counted."""
+    """Samples in one epoch: what is dealt, and counted; 0 where nobody knows, of streams and of data of each replica's
+    own.
+    """
     left_out: int = 0
     """Samples of the training set that an epoch is without: those of a smaller last minibatch, with `drop_last`."""
 
     def factor(self, samples: int) -> float:
         """The factor on the learning rate after so many samples have been applied."""
         return self.settings.rate.factor(samples, self.samples, self.settings.data.epochs, self.settings.global_batch)
+
+    @property
+    def allotted(self) -> bool:
+        """Whether each replica has minibatches of its own."""
+        return not self.samples or self.settings.data.order == SEQUENTIAL
 
     @property
     def batches(self) -> int:

@@ -141,8 +141,9 @@ class Attempt:
             )
         # what was asked for: a script may have named another batch size, and will again
         kept, now = before.get("settings", {}), flat(self.settings)
-        for name in ("batch_size", "drop_last", "seed"):
-            was, asked = kept.get(name), now[name]
+        for name in ("batch_size", "drop_last", "order", "own_data", "seed"):
+            asked = now[name]
+            was = kept.get(name, asked)
             if was != asked:
                 raise CheckpointError(
                     f"{out} was made with {name} {was}, this job asks for {asked}: the order of the data would "

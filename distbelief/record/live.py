@@ -195,9 +195,13 @@ class Live:
             case records.Gone():
                 verb = "is" if record.lost == 1 else "are"
                 dealt = f"; its {_many(record.lost, 'minibatch', 'es')} {verb} dealt again" if record.lost else ""
+                if record.given_up:
+                    known = record.given_up > 0
+                    left = _many(record.given_up, "minibatch", "es") if known else "what is left of its stream"
+                    dealt = f"; {left}{' of its own' if known else ''} will not be trained on"
                 return (
                     f"{record.role} {'died' if record.died else 'left'}: {record.reason}{dealt}"
-                    if record.died or record.lost
+                    if record.died or dealt
                     else ""
                 )
             case records.Checkpointed():

@@ -169,6 +169,7 @@ def _check_fits(folder: Path, manifest: Manifest, plan: Plan) -> None:
         )
     for what, was, now in (
         ("training samples", manifest.plan.samples, plan.samples),
+        ("order of the samples", manifest.plan.settings.data.order, plan.settings.data.order),
         ("samples in a minibatch", manifest.plan.settings.data.batch_size, plan.settings.data.batch_size),
     ):
         if was != now:

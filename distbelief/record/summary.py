@@ -17,12 +17,15 @@ TIMES = ("steps", "compute", "update", "communicate", "wait")
 
 
 class ReplicaCounts(msgspec.Struct):
-    """What one replica has done; `lost` are minibatches that died with it and were dealt again."""
+    """What one replica has done; `lost` are minibatches that died with it and were dealt again, `given_up` those of its
+    own that nobody did, -1 where nobody knows how many.
+    """
 
     steps: int = 0
     samples: int = 0
     pushes: int = 0
     lost: int = 0
+    given_up: int = 0
     times: records.StepsTimed | None = None
     """Of its lives that ended in peace."""
     gone: str = ""
@@ -103,6 +106,7 @@ class Summary:
     def _take_joined(self, _: float, record: records.Joined) -> None:
         if roles.is_replica(record.role):
             self._replica(record.role).gone = ""
+            self._replica(record.role).given_up = 0
 
     def _take_rewound(self, _: float, record: records.Rewound) -> None:
         self.samples, self.reached, self._holding = record.samples, None, None  # what had reached a target is lost
@@ -122,6 +126,7 @@ class Summary:
         if roles.is_replica(record.role):
             replica = self._replica(record.role)
             replica.lost += record.lost
+            replica.given_up = record.given_up
             replica.gone = (record.reason or "for no known reason") if record.died else ""
 
     def _take_applied(self, _: float, record: records.Applied) -> None:
@@ -264,6 +269,7 @@ class Summary:
                     "samples": one.samples,
                     "pushes": one.pushes,
                     "lost": one.lost,
+                    **({"given_up": one.given_up} if one.given_up else {}),
                     "times": one.times and {name: getattr(one.times, name) for name in (*TIMES, "waits_for")},
                 }
                 for index, one in sorted(known.items())

@@ -48,13 +48,14 @@ class DownpourReplica(ServedReplica):
         incarnation: of this replica; a restarted one has a higher.
         split: how it computes together with the other partitions, where the replica is split.
         epochs: that the user's own loop names; 0 where the job's are taken.
+        order: that the user's own loop names; "" where the job's is taken.
     """
 
     def __init__(
         self, role: str, vectors: Vectors, samples: int, batch_size: int = 0, keeps: bool = False, incarnation: int = 0,
-        split: SplitCompute | None = None, epochs: int = 0,
+        split: SplitCompute | None = None, epochs: int = 0, order: str = "",
     ) -> None:  # fmt: skip
-        super().__init__(DownpourTraining, role, vectors, samples, batch_size, keeps, incarnation, split, epochs)
+        super().__init__(DownpourTraining, role, vectors, samples, batch_size, keeps, incarnation, split, epochs, order)
 
 
 class DownpourTraining:
@@ -102,18 +103,17 @@ class DownpourTraining:
         self._vectors.swap(0)
         replica = self._replica
         while (batch := (yield from self._next_batch())) is not None:
-            if self._attends and not self._attending:
-                yield from self._attend()
-            if self._in_flight or self._too_old(replica.step, self._tick):
-                yield from self._fetch()
-            if self._pushing.prefetch and self._too_old(replica.step + 1, self._next_tick):
-                yield from self._ask_ahead()
+            yield from self._prepare(replica.step)
             computed: Computed | None = yield from self._compute(batch)
             if computed is None:
                 replica.left = True
                 if not replica.stops:
                     yield WriteRecord(Note(f"{replica.role} ends its part here: its script has left the loop"))
                 break
+            if computed.ended:
+                self.work.end(batch.epoch)
+                yield Send(roles.COORDINATOR, dealing.Ended(batch.epoch, batch.index))
+                continue
             if computed.loss is not None:
                 replica.report(computed.loss, batch, replica.step)
             replica.step += 1
@@ -130,6 +130,15 @@ class DownpourTraining:
             yield from self._request(self._landing, self.server.moving)
             yield from self._landed()
             self._vectors.swap(self._landing)
+
+    def _prepare(self, step: int) -> Steps:
+        """Take part, with parameters that are new enough for a step."""
+        if self._attends and not self._attending:
+            yield from self._attend()
+        if self._in_flight or self._too_old(step, self._tick):
+            yield from self._fetch()
+        if self._pushing.prefetch and self._too_old(step + 1, self._next_tick):
+            yield from self._ask_ahead()
 
     # data
 

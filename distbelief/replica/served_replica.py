@@ -133,6 +133,7 @@ class ServedReplica:
         incarnation: of this replica; a restarted one has a higher.
         split: how it computes together with the other partitions, where the replica is split.
         epochs: that the user's own loop names; 0 where the job's are taken.
+        order: that the user's own loop names; "" where the job's is taken.
     """
 
     def __init__(
@@ -146,6 +147,7 @@ class ServedReplica:
         incarnation: int = 0,
         split: SplitCompute | None = None,
         epochs: int = 0,
+        order: str = "",
     ) -> None:
         self.split = split
         self.siblings = split.siblings if split else Siblings(role, incarnation)
@@ -165,17 +167,14 @@ class ServedReplica:
         self._excused = False
         self.stops = False
         """Whether its script ends the job for all."""
-        self._samples, self._batch_size, self._epochs = samples, batch_size, epochs
+        self._join = membership.Join(incarnation, vectors.layout, samples, batch_size, epochs, order)
         self._make = training
         self._training: Training | None = None
 
     def story(self) -> Story:
         """All of it, from joining to leaving."""
         yield from self.siblings.meet(self.vectors.layout)
-        yield Send(
-            self.superior,
-            membership.Join(self.incarnation, self.vectors.layout, self._samples, self._batch_size, self._epochs),
-        )
+        yield Send(self.superior, self._join)
         while self.welcome is None and not self.ending:
             self._take((yield RECEIVE))
         if self.welcome is None:

@@ -39,12 +39,19 @@ class Work:
         self.pushed = self.fetched = 0
         """Bytes since the last report."""
         self._portions: deque[Portion] = deque()
+        self._ended = -1  # the last epoch of which there is no more
         self._loss, self._losses = 0.0, 0
 
     def deal(self, portion: Portion) -> None:
-        """More work is here."""
-        self._portions.append(portion)
+        """More work is here, unless it was on its way when the epoch had ended."""
+        if portion.epoch > self._ended:
+            self._portions.append(portion)
         self.asked = False
+
+    def end(self, epoch: int) -> None:
+        """There is no more of an epoch, whatever was dealt of it."""
+        self._ended = epoch
+        self._portions = deque(portion for portion in self._portions if portion.epoch > epoch)
 
     @property
     def runs_out(self) -> bool:

@@ -1,5 +1,5 @@
 """What a user's loop reads: data sets and loaders of every kind, of which minibatches are had by the numbers of their
-samples, by a loader's workers ahead of the step.
+samples, by a loader's workers ahead of the step; a stream is read in its order.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from torch.utils.data import (
     default_collate,
 )
 
+from distbelief.core.allotments import STREAM
 from distbelief.core.effects import Batch
+from distbelief.core.settings import Settings
 from distbelief.errors import DataError, UsageError
+from distbelief.runtime.streams import Part, Stream, same_loader
 from distbelief.tasks.order import Order, key, seed_chance
 from distbelief.tasks.task import Data
 
@@ -110,19 +113,7 @@ class Ahead:
     def _workers(self) -> DataLoader[Any]:
         """The user's loader, told by the job what to load."""
         own = self._loader
-        return DataLoader(
-            _Seeded(own.dataset),
-            batch_sampler=self._feed,
-            num_workers=own.num_workers,
-            collate_fn=_Collated(own.collate_fn),
-            pin_memory=own.pin_memory,
-            timeout=own.timeout,
-            worker_init_fn=own.worker_init_fn,
-            multiprocessing_context=own.multiprocessing_context,
-            generator=own.generator,
-            prefetch_factor=own.prefetch_factor,
-            persistent_workers=own.persistent_workers,
-        )
+        return same_loader(own, _Seeded(own.dataset), _Collated(own.collate_fn), batch_sampler=self._feed)
 
 
 class _Numbers(list[int]):
@@ -195,18 +186,19 @@ class _Stacked:
             ) from error
 
 
-def source_of(data: Any, batch_size: int = 0, num_workers: int = 0) -> Source:
-    """Data of any kind as a source.
+def source_of(data: Any, batch_size: int = 0, num_workers: int = 0) -> Source | Stream:
+    """Data of any kind as a source, or what has no length as a stream.
 
     Args:
         data: a `DataLoader`; a map-style data set, whose samples may be of any structure; tensors with samples in their
-            first dimension, in a tuple, a dictionary or what is made of these; or anything with `len` and `batch`.
+            first dimension, in a tuple, a dictionary or what is made of these; anything with `len` and `batch`; an
+            `IterableDataset`, or any iterable of samples.
         batch_size: samples in a minibatch; 0 for that of the loader, or of the job.
         num_workers: processes that load a data set ahead of the step; what is in memory already is had between steps,
             and a loader has its own.
 
     Raises:
-        UsageError: it cannot be counted and had by number, or its order is its own.
+        UsageError: it can neither be had by number nor be iterated over, or its order is its own.
 
     >>> source = source_of({"x": torch.arange(6).view(3, 2), "y": torch.tensor([7, 8, 9])})
     >>> source.load(Wanted(Batch(0, 0), torch.tensor([2, 0])), (), 0)
@@ -228,12 +220,24 @@ def source_of(data: Any, batch_size: int = 0, num_workers: int = 0) -> Source:
             data, lengths[0], batch_size, lambda numbers: tree_map(lambda leaf: leaf.index_select(0, numbers), tensors)
         )
     counted = hasattr(data, "__len__") and hasattr(data, "__getitem__")
-    if isinstance(data, IterableDataset | str | bytes | Mapping | torch.Tensor) or not counted:
+    iterable = isinstance(data, IterableDataset) or (hasattr(data, "__iter__") and not counted)
+    if isinstance(data, str | bytes | Mapping | torch.Tensor) or not (counted or iterable):
         raise UsageError(
             f"{type(data).__name__} cannot be dealt out in minibatches: pass a map-style data set (with __len__ and "
-            "__getitem__), a DataLoader of one, or tensors in a tuple or a dictionary"
+            "__getitem__), an IterableDataset or an iterable, a DataLoader of one of them, or tensors in a tuple or a "
+            "dictionary"
         )
     stacked = _Stacked(data)
+    if iterable:
+        # an iterator that another process reads would not be read here
+        workers = num_workers if isinstance(data, IterableDataset) else 0
+        ours = DataLoader(
+            Part(data),
+            collate_fn=stacked,
+            num_workers=workers,
+            multiprocessing_context="fork" if workers else None,
+        )
+        return Stream(data, ours, batch_size)
     if num_workers and not isinstance(data, Sequence):
         # forked: what a data set holds need not be pickled, nor the script be run again for it
         ours = DataLoader(data, collate_fn=stacked, num_workers=num_workers, multiprocessing_context="fork")
@@ -241,14 +245,15 @@ def source_of(data: Any, batch_size: int = 0, num_workers: int = 0) -> Source:
     return InLine(data, len(data), batch_size, lambda numbers: stacked(_items(data, numbers.tolist())))
 
 
-def _of_loader(loader: DataLoader[Any], batch_size: int) -> Source:
+def _of_loader(loader: DataLoader[Any], batch_size: int) -> Source | Stream:
     """A user's loader, whose order is the job's.
 
     Raises:
         UsageError: it has an order of its own, or what it has is for the job to say.
     """
     if isinstance(loader.dataset, IterableDataset):
-        return source_of(loader.dataset)
+        _check_size(batch_size, loader)
+        return Stream(loader.dataset, loader, loader.batch_size or 0)
     sampler, batches = loader.sampler, loader.batch_sampler
     shuffled = type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]  # map-style
     if type(batches) not in (BatchSampler, type(None)) or not (shuffled or type(sampler) is SequentialSampler):
@@ -267,11 +272,7 @@ def _of_loader(loader: DataLoader[Any], batch_size: int) -> Source:
             "DataLoader(drop_last=True): which minibatches there are is the job's affair; leave it out, and launch "
             "with --drop-last"
         )
-    if batch_size not in (0, loader.batch_size):
-        raise UsageError(
-            f"batches(batch_size={batch_size}) of a DataLoader with batch_size={loader.batch_size}: leave one of them "
-            "out"
-        )
+    _check_size(batch_size, loader)
     if loader.num_workers:
         return Ahead(loader, loader.batch_size)
     collate = loader.collate_fn
@@ -281,6 +282,14 @@ def _of_loader(loader: DataLoader[Any], batch_size: int) -> Source:
         loader.batch_size,
         lambda numbers: _pinned(collate(_items(loader.dataset, numbers.tolist())), loader.pin_memory),
     )
+
+
+def _check_size(batch_size: int, loader: DataLoader[Any]) -> None:
+    if batch_size not in (0, loader.batch_size):
+        raise UsageError(
+            f"batches(batch_size={batch_size}) of a DataLoader with batch_size={loader.batch_size}: leave one of them "
+            "out"
+        )
 
 
 def _pinned(batch: Any, pin: bool) -> Any:
@@ -302,7 +311,7 @@ def _place(batch: Batch) -> tuple[int, int]:
 class Batches:
     """The minibatches that this replica is dealt: go through it once.
 
-    `len()` is the number of minibatches of an epoch, which all replicas share.
+    `len()` is the number of minibatches of an epoch, which all replicas share; of data of its own, of this one.
 
     Args:
         data: as they were given.
@@ -313,7 +322,12 @@ class Batches:
     """
 
     def __init__(
-        self, data: Any, source: Source, batch_size: int, within: int, begin: Callable[[Batches], Iterator[Any]]
+        self,
+        data: Any,
+        source: Source | Stream,
+        batch_size: int,
+        within: int,
+        begin: Callable[[Batches], Iterator[Any]],
     ) -> None:
         self.data, self.within = data, within
         self.source, self.batch_size = source, source.batch_size or batch_size
@@ -327,6 +341,8 @@ class Batches:
         return self.source.dataset
 
     def __len__(self) -> int:
+        if self.source.samples == STREAM:
+            raise TypeError(f"{type(self.dataset).__name__} is a stream: it has no length")
         return -(-self.source.samples // self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
@@ -338,14 +354,26 @@ class Loader:
 
     Args:
         source: of the samples.
-        batch_size, seed: of the job.
+        settings: of the job.
+        index: of the replica.
     """
 
-    def __init__(self, source: Source, batch_size: int, seed: int) -> None:
-        self._source, self._seed, self._order = source, seed, Order(source.samples, batch_size, seed)
+    def __init__(self, source: Source | Stream, settings: Settings, index: int) -> None:
+        data, self._seed, self._source = settings.data, settings.seed, source
+        if isinstance(source, Stream):
+            source.begin(settings, index)
+        else:
+            self._order = Order(source.samples, data.batch_size, settings.seed, data.order)
 
-    def load(self, batch: Batch, ahead: Iterable[Batch]) -> tuple[Any, int]:
-        """A minibatch, and how many samples it holds; torch's chance is seeded for its step."""
+    def load(self, batch: Batch, ahead: Iterable[Batch]) -> tuple[Any, int] | None:
+        """A minibatch, and how many samples it holds, None where a stream has ended before it; torch's chance is seeded
+        for its step.
+        """
+        if isinstance(self._source, Stream):
+            seed_chance(self._seed, *_place(batch))  # of what is read in this process
+            found = self._source.read(batch)
+            seed_chance(self._seed, *_place(batch))
+            return found
         numbers = self._order.indices(*_place(batch))
         coming = (Wanted(one, self._order.indices(*_place(one))) for one in ahead)
         loaded = self._source.load(Wanted(batch, numbers), coming, self._seed)

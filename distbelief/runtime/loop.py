@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from distbelief.core import roles
+from distbelief.core.allotments import STREAM
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import Holder, Plan, Settings
 from distbelief.errors import LocalProtocolError, UsageError
@@ -31,6 +32,7 @@ from distbelief.runtime.nesting import enclosing_loop
 from distbelief.runtime.player import Answer, Compute, HasStory, Part, Store, Worker
 from distbelief.runtime.pump import Pump
 from distbelief.runtime.server_optimizer import ServerOptimizer
+from distbelief.runtime.streams import Stream
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import on_device
@@ -61,9 +63,9 @@ class Played(HasStory, Protocol):
 
 AHEAD = 32
 """Minibatches that a loader's workers are told of before their step, at most."""
-MakePart = Callable[[FlatModule, int, int, int, Callable[[float], Compute]], Part]
-"""Makes what a replica plays, a `Played`, from its model, the samples of its data, the batch size and the epochs that
-the loop names (0 for those of the job), and what computes, clipped to a norm.
+MakePart = Callable[[FlatModule, int, int, int, str, Callable[[float], Compute]], Part]
+"""Makes what a replica plays, a `Played`, from its model, the samples of its data, the batch size, the epochs and the
+order that the loop names (0 and "" for those of the job), and what computes, clipped to a norm.
 """
 
 
@@ -117,7 +119,7 @@ class Replica:
         self._loader: Loader | None = None
         self._optimizer: ServerOptimizer | None = None
         self._batches_of: Batches | None = None
-        self._epochs, self._epoch = 0, -1
+        self._epochs, self._epoch, self._order = 0, -1, ""
         self._steps, self._stopping = 0, False
         self.over = False
         """Whether it went through all of its minibatches: what its script does now comes after the training."""
@@ -206,18 +208,24 @@ class Replica:
             raise UsageError("stop() outside of a minibatch of replica.batches(): there is no job to end")
         self._story.stops = self._stopping = True
 
-    def batches(self, data: Any, batch_size: int | None = None, *, num_workers: int = 1) -> Batches:
+    def batches(
+        self, data: Any, batch_size: int | None = None, *, num_workers: int = 1, order: str | None = None
+    ) -> Batches:
         """The minibatches that the coordinator deals to this replica, over all epochs of the job.
 
         Args:
-            data: the same in every replica; its order is the job's. A map-style data set, whose samples may be of any
-                structure that `default_collate` stacks; tensors in a tuple or a dictionary; or a `DataLoader`, whose
-                workers, `collate_fn`, `pin_memory`, `prefetch_factor` and batch size are used: its workers load ahead
-                of the step.
+            data: the same in every replica, but with `--data own`; its order is the job's. A map-style data set, whose
+                samples may be of any structure that `default_collate` stacks; tensors in a tuple or a dictionary; an
+                `IterableDataset` or another iterable of samples, of which replica r of n reads sample r, r + n,
+                r + 2n, ..., in order (all, with `--data own`), and which ends for each when its part does; or a
+                `DataLoader`, whose workers, `collate_fn`, `pin_memory`, `prefetch_factor` and batch size are used: its
+                workers load ahead of the step.
             batch_size: samples in a minibatch; that of the loader, or the job's (`--batch-size`), where None.
             num_workers: processes that load a map-style data set ahead of the step; with 0 this one loads between
                 steps, which a data set needs whose samples are on a GPU, or that is to notice what is read of it.
                 What is in memory already (tensors, lists) needs none, and a `DataLoader` has its own.
+            order: shuffled, or sequential: then each replica is dealt a contiguous part of every epoch, in order, so
+                that hidden state can be carried from one minibatch to the next; that of the job (`--order`) where None.
 
         Returns:
             What the minibatches are had from, once: as the data are stacked, on the device of the model. Its `len()` is
@@ -225,8 +233,8 @@ class Replica:
 
         Raises:
             UsageError: no optimizer was made, it was called before (in this epoch, where there is a loop over
-                `epochs()`), the batch size is no whole number of 1 or more, the data cannot be dealt, or no minibatch
-                had an `optimizer.step()`.
+                `epochs()`), the batch size is no whole number of 1 or more, the data cannot be dealt, not so by this
+                strategy, or no minibatch had an `optimizer.step()`.
         """
         if self._vectors is None:
             raise UsageError("batches() needs the model first: call replica.optimizer(model) before it")
@@ -240,6 +248,15 @@ class Replica:
             raise UsageError(f"batches(num_workers={num_workers!r}): must be a whole number, 0 or more")
         size, before = operator.index(batch_size or 0), self._batches_of
         source = before.source if before and before.data is data else source_of(data, size, num_workers)
+        if before and (order or "") != self._order:
+            raise UsageError(
+                f"batches(order={order!r}) in epoch {self._epoch}, and {self._order or None!r} before: the epochs of a "
+                "job are in one order"
+            )
+        self._order = order or ""
+        asked = self._settings.with_order(order) if order else self._settings
+        asked.data.check({})
+        asked.check_allotted(source.samples == STREAM)
         if before and source.samples != before.source.samples:
             raise UsageError(
                 f"batches() of {source.samples} samples in epoch {self._epoch}, and of {before.source.samples} before: "
@@ -283,8 +300,12 @@ class Replica:
             assert self._story is not None
             batch, settings = self._batch, self._plan.settings
             if self._loader is None:
-                self._loader = Loader(source, settings.data.batch_size, settings.seed)
-            loaded, self._samples = self._loader.load(batch, self._story.coming(AHEAD))
+                self._loader = Loader(source, settings, self.index)
+            found = self._loader.load(batch, self._story.coming(AHEAD))
+            if found is None:
+                self._go_on(Computed(None, 0, 0.0, ended=True))
+                continue
+            loaded, self._samples = found
             batches.epoch, self._began = batch.epoch, time.perf_counter()
             self._handed = batch, self._story.step
             try:
@@ -389,9 +410,9 @@ class Replica:
                     stacklevel=5,
                 )
 
-    def _begin(self, source: Source) -> None:
+    def _begin(self, source: Source | Stream) -> None:
         assert self._vectors is not None
-        part = self._make(self._vectors, source.samples, source.batch_size, self._epochs, self._computes)
+        part = self._make(self._vectors, source.samples, source.batch_size, self._epochs, self._order, self._computes)
         self._story = cast(Played, part.player)
         worker = dataclasses.replace(part.worker, attach=lambda plan, arena: self._attach(part.worker, plan, arena))
         self._driver.add_story(self.role, part.player.story(), self._endpoint, worker, self._store)

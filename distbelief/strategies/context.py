@@ -139,6 +139,8 @@ class Context:
     """Samples of a minibatch, where a user's loop names them; 0 for those of the settings."""
     epochs: int = 0
     """That a user's loop names; 0 for those of the settings."""
+    order: str = ""
+    """That a user's loop names; "" for that of the settings."""
     scripted: bool = False
     """Whether a user's own loop computes: a step of it may be several backward passes."""
     memory: Memory | None = None

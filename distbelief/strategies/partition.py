@@ -245,7 +245,7 @@ class PartitionTrainer:
         """Bytes of each thing that crosses, at most."""
         self._data = load(task, "training")
         self._seed, self._batch_size = settings.seed, settings.data.batch_size
-        self._order = Order(len(self._data), self._batch_size, settings.seed)
+        self._order = Order(len(self._data), self._batch_size, settings.seed, settings.data.order)
         self._parameters = [one for one in program.module.parameters() if one.requires_grad]
         self._device = next((one.device for one in self._parameters), torch.device("cpu"))
         self._samples: list[int] = []

@@ -19,6 +19,7 @@ from distbelief.coordination.partitions import PartitionRegistry
 from distbelief.coordination.saving import Saving
 from distbelief.coordination.shard_registry import ShardRegistry
 from distbelief.coordination.standbys import Standbys
+from distbelief.core.allotments import Allotment, Allotments
 from distbelief.core.conversations.checkpointing import CheckpointStage
 from distbelief.core.conversations.evaluating import EvaluatorStanding
 from distbelief.core.conversations.initialising import ShardStanding
@@ -28,7 +29,7 @@ from distbelief.core.effects import Machine
 from distbelief.core.lives import Lives
 from distbelief.core.messages import Address
 from distbelief.core.outcomes import Cause
-from distbelief.core.portions import Dealer, Portion, Position, StartingPoint
+from distbelief.core.portions import Dealer, Place, Portion, Position, StartingPoint
 from distbelief.core.settings import Plan, Settings
 from distbelief.runtime.player import Part, Worker
 from distbelief.server.shard import Shard
@@ -39,9 +40,9 @@ from distbelief.strategies.served import common_memory, served_reader
 
 COORDINATOR_STATE = (
     Coordinator, Evaluations, Target, Saving, SnapshotTimer, ShardRegistry, Membership, PartitionRegistry, Standbys,
-    Lives, Dealing, Dealer,
-    Address, Portion, Position, Plan, Settings, Cause, Closing, Phase, ClosingStep, ShardStanding, StandbyStanding,
-    EvaluatorStanding, CheckpointStage,
+    Lives, Dealing, Dealer, Allotments, Allotment,
+    Address, Portion, Position, Place, Plan, Settings, Cause, Closing, Phase, ClosingStep, ShardStanding,
+    StandbyStanding, EvaluatorStanding, CheckpointStage,
 )  # fmt: skip
 """What a `Coordinator` that deals portions is made of, for its journal."""
 

@@ -9,6 +9,8 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
+from distbelief.core.allotments import OWN
+from distbelief.core.settings import SEQUENTIAL, SHUFFLED
 from distbelief.errors import DataError, UsageError
 
 EPOCHS_KEPT = 2
@@ -37,12 +39,14 @@ def seed_chance(seed: int, epoch: int, index: int) -> None:
 
 
 class Order:
-    """One seeded permutation of the samples per epoch, cut into minibatches; the last of an epoch may be smaller.
+    """The samples of an epoch, cut into minibatches, the last of which may be smaller: in one seeded permutation per
+    epoch, or in their own order.
 
     Args:
         samples: Samples in an epoch.
         batch_size: Samples in a minibatch.
         seed: Of the job.
+        order: shuffled or sequential.
 
     Raises:
         DataError: There is no sample.
@@ -51,35 +55,42 @@ class Order:
     >>> order = Order(samples=5, batch_size=2, seed=0)
     >>> order.batches, sorted(i for b in range(3) for i in order.indices(0, b).tolist())
     (3, [0, 1, 2, 3, 4])
+    >>> Order(samples=5, batch_size=2, seed=0, order="sequential").indices(7, 1)
+    tensor([2, 3])
     """
 
-    def __init__(self, samples: int, batch_size: int, seed: int) -> None:
+    def __init__(self, samples: int, batch_size: int, seed: int, order: str = SHUFFLED) -> None:
         if samples < 1:
             raise DataError(
                 f"the training data hold {samples} samples: there is nothing to train on; check the task's data"
             )
         if batch_size < 1:
             raise UsageError(f"batch size {batch_size} is not positive: choose 1 or more")
-        self.samples, self.batch_size, self.seed = samples, batch_size, seed
+        self.samples, self.batch_size, self.seed, self.order = samples, batch_size, seed, order
         self.batches = -(-samples // batch_size)
         self._permutations: dict[int, Tensor] = {}
 
     def indices(self, epoch: int, index: int) -> Tensor:
-        """The samples of minibatch `index` of an epoch: int64, on the CPU, not to be written to.
+        """The samples of minibatch `index` of an epoch, which of data of its own may be a number that only this replica
+        has: int64, on the CPU, not to be written to.
 
         Raises:
             DataError: There is no such minibatch, so others have more data than this process.
         """
-        if not 0 <= index < self.batches:
+        index %= OWN
+        if index >= self.batches:
             raise DataError(
                 f"minibatch {index} of epoch {epoch} is asked for, but the {self.samples} samples here make "
                 f"{self.batches} minibatches of"
                 f" {self.batch_size}; give every replica the same data"
             )
+        first, end = index * self.batch_size, min(self.samples, (index + 1) * self.batch_size)
+        if self.order == SEQUENTIAL:
+            return torch.arange(first, end)
         permutation = self._permutations.get(epoch)
         if permutation is None:
             generator = torch.Generator().manual_seed(key(self.seed, epoch, -1))
             permutation = self._permutations[epoch] = torch.randperm(self.samples, generator=generator)
             if len(self._permutations) > EPOCHS_KEPT:
                 del self._permutations[next(iter(self._permutations))]
-        return permutation[index * self.batch_size : (index + 1) * self.batch_size]
+        return permutation[first:end]

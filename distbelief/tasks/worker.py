@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from distbelief.core.effects import Batch, Computed, Measured
-from distbelief.core.settings import PRECISIONS, fixed_point
+from distbelief.core.settings import PRECISIONS, SHUFFLED, fixed_point
 from distbelief.core.values import device_number
 from distbelief.errors import DataError, DistbeliefError, TrainingError, UsageError
 from distbelief.tasks.arithmetic.autocast import Autocast
@@ -114,6 +114,7 @@ class Trainer:
         clip_norm: global norm to which each gradient is clipped; 0 for none.
         drop_last: a last minibatch that is smaller is never computed.
         arithmetic: in which it computes: float32, bf16, fp16, or dynamic fixed point as `--fixed-point` says.
+        order: of the samples.
 
     Raises:
         UsageError: the last minibatch is of one sample, which the model's batch norm refuses.
@@ -128,10 +129,11 @@ class Trainer:
         clip_norm: float = 0.0,
         drop_last: bool = False,
         arithmetic: str = "float32",
+        order: str = SHUFFLED,
     ) -> None:
         self.task, self.model, self.clip_norm = task, model.train(), clip_norm
         self.data = load(task, "training")
-        self.order = Order(len(self.data), batch_size, seed)
+        self.order = Order(len(self.data), batch_size, seed, order)
         self._seed = seed
         fixed = None if arithmetic in PRECISIONS else fixed_point(arithmetic)
         self._arithmetic = FixedPoint(fixed.products) if fixed else Autocast(arithmetic, model)

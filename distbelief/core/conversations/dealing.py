@@ -37,11 +37,19 @@ class Drain(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Nothing to deal at present: push what is accrued, report it and wait."""
 
 
+class Ended(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The stream of a replica has ended: of this epoch it has no minibatch `number`, nor any after it."""
+
+    epoch: int
+    number: int
+
+
 DEALING = Conversation(
     "Dealing",
     (
         Says(Progress, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
         Says(Deal, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,), answers=Progress),
+        Says(Ended, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
         Says(Drain, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,), answers=Progress),
     ),
 )

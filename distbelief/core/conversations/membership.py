@@ -18,8 +18,9 @@ class Here(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Join(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica (or the evaluator) asks to take part. `samples` is the size of its training set; 0 from the evaluator.
-    `batch_size` and `epochs` are the user's where his own loop names them, else 0: the job's.
+    """A replica (or the evaluator) asks to take part. `samples` is the size of its training set, -1 of one without a
+    length; 0 from the evaluator. `batch_size`, `epochs` and `order` are the user's where his own loop names them, else
+    0 or "": the job's.
     """
 
     incarnation: int
@@ -27,6 +28,7 @@ class Join(Message, frozen=True, array_like=True, tag=True, gc=False):
     samples: int
     batch_size: int = 0
     epochs: int = 0
+    order: str = ""
 
 
 class Welcome(Message, frozen=True, array_like=True, tag=True, gc=False):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from distbelief.core.conversations.dealing import Progress
+from distbelief.core.conversations.dealing import Ended, Progress
 from distbelief.core.conversations.evaluating import Evaluated
 from distbelief.core.conversations.initialising import Ready, Restored
 from distbelief.core.conversations.membership import Here, Join, Leave, Stop
@@ -26,7 +26,7 @@ class Phase(TextEnum):
     CLOSING = "closing"
 
 
-_ENDS = (Ready, Restored, Progress, Done, Operated, Evaluated, Saved, Stop, Leave, Lost)
+_ENDS = (Ready, Restored, Progress, Ended, Done, Operated, Evaluated, Saved, Stop, Leave, Lost)
 """What may be the last thing that a job does, or the end of it."""
 
 PHASES = States(
@@ -45,7 +45,7 @@ PHASES = States(
         Transition(Phase.RESTORING, Phase.INITIALISING, (Restored,)),
         Transition(Phase.RESTORING, Phase.TRAINING, (Restored,)),
         Transition(Phase.INITIALISING, Phase.TRAINING, (Ready, Restored)),
-        Transition(Phase.TRAINING, Phase.LEAVING, _ENDS),
+        Transition(Phase.TRAINING, Phase.LEAVING, (*_ENDS, Join)),  # the last who had something left has nothing
         Transition(Phase.LEAVING, Phase.CLOSING, _ENDS),
         Transition(Phase.LEAVING, Phase.TRAINING, (Lost,)),  # all go back to a checkpoint
     ),

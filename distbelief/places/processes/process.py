@@ -386,6 +386,7 @@ class _Process:
         computes: Callable[[float], Compute],
         batch_size: int = 0,
         epochs: int = 0,
+        order: str = "",
         scripted: bool = False,
         part: SplitPart | None = None,
         whole: Callable[[], nn.Module] | None = None,
@@ -406,6 +407,7 @@ class _Process:
             whole or cannot("make the whole model"),
             batch_size,
             epochs,
+            order,
             scripted,
             self._memory,
             self._crossings,
@@ -448,7 +450,8 @@ class _Process:
         step as the cluster's compute model has it.
         """
         s, padding, pump = self.spec.settings, self._padding(), self.pump()
-        trainer = Trainer(task, flat.module, s.data.batch_size, s.seed, clip_norm, s.data.drop_last, s.arithmetic)
+        d = s.data
+        trainer = Trainer(task, flat.module, d.batch_size, s.seed, clip_norm, d.drop_last, s.arithmetic, d.order)
 
         def padded(batch: Batch) -> Computed:
             computed = trainer.compute(batch)
@@ -510,11 +513,19 @@ class _Process:
         self.endpoint.close()
 
     def _scripted_part(
-        self, flat: FlatModule, samples: int, batch_size: int, epochs: int, computes: Callable[[float], Compute]
+        self,
+        flat: FlatModule,
+        samples: int,
+        batch_size: int,
+        epochs: int,
+        order: str,
+        computes: Callable[[float], Compute],
     ) -> Part:
         """What a replica plays whose loop is the user's."""
         task = Task(model=lambda: flat.module, train=list)  # which nobody asks for anything: it is the loop's
-        part = self.players.replica(self._context(task, samples, flat, computes, batch_size, epochs, scripted=True))
+        part = self.players.replica(
+            self._context(task, samples, flat, computes, batch_size, epochs, order, scripted=True)
+        )
 
         def attach(plan: Plan, arena: Arena) -> None:
             if self.spec.init_from:

@@ -49,7 +49,7 @@ from distbelief.split.program import HomeProgram
 from distbelief.strategies.context import Context, SimulatedContext, StepTiming
 from distbelief.strategies.partition import PhantomPartition, Way, partition, programs, whole_of_split
 from distbelief.strategies.players import JobCoordinator
-from distbelief.tasks import Task, resolve
+from distbelief.tasks import Data, Task, resolve
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.worker import Trainer, build_model, check_measure, load, with_data
@@ -141,6 +141,7 @@ class Simulation:
         """Lives of standbys that play their shards."""
         self.task = task_of(self.job)
         self._data = load(self.task, "training")
+        self._own_data: dict[str, Data] = {}
         self._known = 0
         self._journal = io.BytesIO(), io.BytesIO()
         self.evaluates = evaluates(self.settings, self.task) and not self.cluster.phantom
@@ -317,7 +318,7 @@ class Simulation:
             incarnation,
             flat,
             layout,
-            lambda clip_norm: timed(self._computes(flat, clip_norm), endpoint.thread, stopwatch, timing),
+            lambda clip_norm: timed(self._computes(role, flat, clip_norm), endpoint.thread, stopwatch, timing),
             virtual,
             part,
         )
@@ -342,7 +343,7 @@ class Simulation:
             incarnation,
             self.settings,
             self.task,
-            len(self._data),
+            len(self._data_of(role)),
             layout,
             flat,
             computes,
@@ -359,14 +360,22 @@ class Simulation:
             self.memory = torch.zeros(length, dtype=torch.uint8)
         return self.memory[:length]
 
-    def _computes(self, flat: FlatModule | None, clip_norm: float) -> Compute:
+    def _data_of(self, role: str) -> Data:
+        """What a role trains on: where replicas have data of their own, what the task loads for each."""
+        if not self.settings.data.own_data or not roles.is_replica(role) or self.settings.partitions > 1:
+            return self._data
+        if role not in self._own_data:
+            self._own_data[role] = load(self.task, "training")
+        return self._own_data[role]
+
+    def _computes(self, role: str, flat: FlatModule | None, clip_norm: float) -> Compute:
         """What computes gradients, of a phantom only how many samples they are of."""
         seed, data = self.settings.seed, self.settings.data
         if flat is None:
-            return phantom(len(self._data), data.batch_size)
-        task = with_data(self.task, self._data)
+            return phantom(len(self._data_of(role)), data.batch_size)
+        task = with_data(self.task, self._data_of(role))
         arithmetic = self.settings.arithmetic
-        trainer = Trainer(task, flat.module, data.batch_size, seed, clip_norm, data.drop_last, arithmetic)
+        trainer = Trainer(task, flat.module, data.batch_size, seed, clip_norm, data.drop_last, arithmetic, data.order)
         return lambda batch, _: trainer.compute(batch)
 
     def _flat(self, model: nn.Module) -> FlatModule:

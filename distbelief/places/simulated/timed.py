@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from distbelief.core.allotments import OWN
 from distbelief.core.effects import Batch, Computed
 from distbelief.places.compute_model import Stopwatch
 from distbelief.runtime.player import Answer, Compute
@@ -41,4 +42,4 @@ def timed_work(thread: Thread, stopwatch: Stopwatch) -> Callable[[float, bool, C
 
 def phantom(samples: int, batch_size: int) -> Compute:
     """Counts the samples of a minibatch, of so many in an epoch, and computes nothing."""
-    return lambda batch, _: Computed(None, min(batch_size, samples - batch.index * batch_size), 0.0)
+    return lambda batch, _: Computed(None, min(batch_size, samples - batch.index % OWN * batch_size), 0.0)

@@ -14,6 +14,7 @@ class AllreduceSettings(StrategySettings, frozen=True, kw_only=True):
     """How replicas add up their gradients."""
 
     held_by: ClassVar[Holder] = Holder.REPLICAS
+    deals_to_any: ClassVar[str] = "deals the minibatches of a round to its whole group: use synchronous"
 
     accumulate: int = 1
     """Minibatches whose gradients each replica accumulates for a round."""

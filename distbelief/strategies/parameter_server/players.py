@@ -26,8 +26,9 @@ def replica(context: Context) -> Part:
     """What a replica plays."""
     role, vectors, samples, incarnation = context.role, context.vectors, context.samples, context.incarnation
     story = DownpourReplica(
-        role, vectors, samples, context.batch_size, context.scripted, incarnation, context.split, context.epochs
-    )
+        role, vectors, samples, context.batch_size, context.scripted, incarnation, context.split, context.epochs,
+        context.order,
+    )  # fmt: skip
     return served(context, story)
 
 

@@ -141,6 +141,13 @@ class Evaluating:
             self._work_units.lost(role)
         return held
 
+    def joins(self, role: str, samples: int) -> None:
+        """All have the same data."""
+
+    def give_up(self, role: str) -> int:
+        """Nothing: any other can do what it has not."""
+        return 0
+
     def waiting(self, members: Collection[str]) -> list[str]:
         """For whom the job waits, in words."""
         return [

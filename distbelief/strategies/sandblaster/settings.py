@@ -31,6 +31,7 @@ class Descent(StrategySettings, frozen=True, kw_only=True):
     `strategies/sandblaster/options.py`.
     """
 
+    deals_to_any: ClassVar[str] = "sums a batch over whoever computes its portions: use downpour or synchronous"
     one_moment: ClassVar[bool] = True
     slots: ClassVar[int] = 2
     unit: ClassVar[str] = "iteration"

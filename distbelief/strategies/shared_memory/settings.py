@@ -12,6 +12,7 @@ class MappedSettings(StrategySettings, frozen=True, kw_only=True):
     """What an update of the memory locks."""
 
     held_by: ClassVar[Holder] = Holder.MEMORY
+    deals_to_any: ClassVar[str] = "has replicas that are processes of one machine, with the same data: use downpour"
 
     locks: str = "none"
     """none, shard (each range that it writes to) or global."""

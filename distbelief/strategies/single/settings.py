@@ -11,3 +11,4 @@ class SingleSettings(StrategySettings, frozen=True, kw_only=True):
     """Whoever trains holds the parameters."""
 
     held_by: ClassVar[Holder] = Holder.REPLICAS
+    deals_to_any: ClassVar[str] = "has one replica, which has all the data: use downpour or synchronous"

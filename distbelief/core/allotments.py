@@ -1,0 +1,217 @@
+"""Allotments: the minibatches that are one replica's own, dealt to it alone, in order, and again when it comes again.
+
+The allotment of a replica is a run of the minibatches of every epoch, by number: of data that all have, a part of them;
+of data of its own, or of a stream, numbers that nobody else has. A stream has no length: its allotment ends where the
+replica says so, for that epoch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from distbelief.core.portions import PORTION_LIMIT, START, Dealer, Place, Portion, Position
+from distbelief.errors import RemoteProtocolError, UsageError
+
+OWN = 1 << 40
+"""Numbers that a replica has to itself where its data are its own: the most minibatches of an epoch."""
+STREAM = -1
+"""Samples of data that have no length."""
+
+
+def own_numbers(index: int, count: int = OWN) -> range:
+    """Those of the minibatches of replica `index`, of data of its own.
+
+    >>> own_numbers(1, 3)[2] % OWN, own_numbers(1)[-1] < own_numbers(2)[0]
+    (2, True)
+    """
+    return range(index * OWN, index * OWN + count)
+
+
+def cut_numbers(index: int, replicas: int, batches: int) -> range:
+    """Those of replica `index` of data that all have, of so many minibatches: a run of them.
+
+    >>> [cut_numbers(index, 3, 10) for index in range(3)]
+    [range(0, 3), range(3, 6), range(6, 10)]
+    """
+    return range(index * batches // replicas, (index + 1) * batches // replicas)
+
+
+class Allotment(Dealer):
+    """Deals one replica what is its own; what it has left undone comes first when it comes again.
+
+    Args:
+        numbers: of its minibatches, in every epoch.
+        epochs: of the job.
+        position: from where it goes on.
+        in_order: what was computed in vain is passed over, as that of a stream is: what is read in order is not read
+            again.
+
+    >>> allotment = Allotment(range(8, 11), epochs=1)
+    >>> allotment.deal("replica 2"), allotment.deal("replica 2"), allotment.lost("replica 2")
+    (Portion(epoch=0, first=8, count=1), Portion(epoch=0, first=9, count=1), 2)
+    >>> allotment.deal("replica 2"), allotment.deal("replica 2"), allotment.end("replica 2", 0, 9)
+    (Portion(epoch=0, first=8, count=1), Portion(epoch=0, first=9, count=1), None)
+    >>> allotment.done("replica 2", 1), allotment.finished
+    ([0], True)
+    """
+
+    def __init__(self, numbers: range, epochs: int, position: Position = START, in_order: bool = False) -> None:
+        super().__init__(len(numbers), epochs, 1, position)
+        self._first, self._in_order = numbers.start, in_order or len(numbers) == OWN
+
+    @property
+    def numbers(self) -> range:
+        """Of its minibatches, in every epoch."""
+        return range(self._first, self._first + self.batches)
+
+    def _forward(self, count: int) -> Portion:
+        portion = super()._forward(count)
+        return Portion(portion.epoch, self._first + portion.first, portion.count)
+
+    def _put_back(self, vain: list[Portion]) -> list[int]:
+        if not self._in_order:
+            return super()._put_back(vain)
+        return [portion.epoch for portion in vain if self._count(portion.epoch, portion.count)]
+
+    def lost(self, who: str) -> int:
+        """As of any, and in its order."""
+        held = self._held.pop(who, deque())
+        self._again.extendleft(reversed(held))
+        return sum(portion.count for portion in held)
+
+    def end(self, who: str, epoch: int, number: int) -> None:
+        """There is no more of an epoch from minibatch `number` on.
+
+        Raises:
+            RemoteProtocolError: it was not dealt, or is done.
+        """
+        held = self._held.get(who, deque())
+        if not any(one.epoch == epoch and one.first <= number < one.first + one.count for one in held):
+            raise RemoteProtocolError(
+                f"{who} says that its data end at minibatch {number} of epoch {epoch}, which it does not hold"
+            )
+        left = 0
+        for queue in (held, self._again):
+            kept = [_before(one, number) if one.epoch == epoch else one for one in queue]
+            queue.clear()
+            queue.extend(one for one in kept if one.count)
+            left += sum(one.count for one in queue if one.epoch == epoch)
+        if epoch == self._epoch:
+            self._next_epoch()
+        self._left[epoch] = left
+        self._count(epoch, 0)
+
+    @property
+    def left(self) -> int:
+        """Minibatches that are not done; -1 of a stream."""
+        epochs_to_come = max(0, self.epochs - self._epoch - 1)
+        return -1 if self.batches == OWN else sum(self._left.values()) + epochs_to_come * self.batches
+
+    def place(self, who: str) -> Place:
+        """Where the replica stands now."""
+        position = self.position()
+        return Place(who, self._first, self.batches, position.epoch, position.batch, position.undone)
+
+
+def _before(portion: Portion, number: int) -> Portion:
+    """What of a portion comes before a minibatch."""
+    return Portion(portion.epoch, portion.first, max(0, min(portion.count, number - portion.first)))
+
+
+class Allotments:
+    """Deals to each replica its allotment; to whoever deals, it is as a `Dealer`.
+
+    Args:
+        epochs: of the job.
+        awaited: the replicas whose allotments are a part of the job, whenever they come.
+        in_order: as of an `Allotment`.
+        places: where those stand who have been dealt some before.
+
+    >>> allotments = Allotments(1, ["replica 0", "replica 1"])
+    >>> allotments.add("replica 0", range(2)), allotments.add("replica 1", range(2, 4))
+    (None, None)
+    >>> allotments.deal("replica 1"), allotments.deal("replica 0"), allotments.report("replica 1", 1)
+    (Portion(epoch=0, first=2, count=1), Portion(epoch=0, first=0, count=1), None)
+    >>> allotments.give_up("replica 0"), allotments.finished, allotments.completed
+    (2, False, 0)
+    """
+
+    def __init__(
+        self, epochs: int, awaited: Iterable[str], in_order: bool = False, places: Iterable[Place] = ()
+    ) -> None:
+        self.epochs, self._in_order = epochs, in_order
+        self._awaited = {*awaited}
+        self._of: dict[str, Allotment] = {}
+        self._completed = 0
+        for place in places:
+            position = Position(place.epoch, place.batch, place.undone)
+            self._of[place.role] = self._allotment(range(place.first, place.first + place.count), position)
+
+    def _allotment(self, numbers: range, position: Position) -> Allotment:
+        return Allotment(numbers, self.epochs, position, self._in_order)
+
+    def add(self, who: str, numbers: range) -> None:
+        """A replica is there, with minibatches of these numbers; one that nobody waited for begins with the epoch that
+        the others are in.
+
+        Raises:
+            UsageError: it had others before.
+        """
+        if who not in self._of:
+            epoch = 0 if who in self._awaited else self.completed
+            self._of[who] = self._allotment(numbers, Position(epoch, 0, ()))
+        elif (before := self._of[who].numbers) != numbers:
+            raise UsageError(
+                f"{who} has {len(numbers)} minibatches from number {numbers.start} on, and had {len(before)} from "
+                f"{before.start} on: go on with the same data and as many replicas, or start anew with --init-from"
+            )
+        self._awaited.add(who)
+
+    def deal(self, who: str, at_most: int = PORTION_LIMIT) -> Portion | None:
+        """The next portion of a replica's allotment; None where all of it is dealt."""
+        return self._of[who].deal(who, at_most)
+
+    def report(self, who: str, steps: int, dropped: tuple[tuple[int, int], ...] = ()) -> None:
+        """Note what became of a replica's next minibatches, as a `Dealer` does."""
+        self._of[who].report(who, steps, dropped)
+
+    def end(self, who: str, epoch: int, number: int) -> None:
+        """A replica has no more of an epoch from minibatch `number` on."""
+        self._of[who].end(who, epoch, number)
+
+    def held(self, who: str) -> int:
+        """How many minibatches a replica was dealt and has not done."""
+        return self._of[who].held(who) if who in self._of else 0
+
+    def lost(self, who: str) -> int:
+        """Put back what a dead replica held, for itself; returns how many minibatches that is."""
+        return self._of[who].lost(who) if who in self._of else 0
+
+    def give_up(self, who: str) -> int:
+        """A replica will not come (again): what is left of its allotment is nobody's; returns how many minibatches
+        that is, -1 where it has never said.
+        """
+        self._completed = self.completed
+        self._awaited.discard(who)
+        return self._of[who].left if who in self._of else -1
+
+    @property
+    def absent(self) -> set[str]:
+        """The replicas that are waited for, and have not been there."""
+        return self._awaited - self._of.keys()
+
+    @property
+    def completed(self) -> int:
+        """How many epochs are done, by all whose allotments are a part of the job."""
+        done = [self._of[who].completed if who in self._of else 0 for who in self._awaited]
+        return max(self._completed, min(done, default=0))
+
+    @property
+    def finished(self) -> bool:
+        """Whether every minibatch is done that anybody has."""
+        return all(who in self._of and self._of[who].finished for who in self._awaited)
+
+    def position(self) -> Position:
+        """Where the data stands now, for a checkpoint."""
+        return Position(0, 0, (), places=tuple(one.place(who) for who, one in sorted(self._of.items())))

@@ -1,0 +1,243 @@
+"""Minibatches of a replica's own in a script: streams, which end where they do, a sequential order, and data that each
+replica has for itself.
+"""
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import jobs
+import pytest
+from safetensors.torch import load_file
+
+from distbelief.core.optimizer import optim
+from distbelief.errors import DistbeliefError
+from distbelief.places.processes.local import Local
+from distbelief.strategies import Allreduce, Bounded, Downpour, Softsync, Strategy, Synchronous
+
+SCRIPT = """
+import itertools, os, pathlib, signal, torch, distbelief as db
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+class Numbers(IterableDataset):
+    def __init__(self, stop):
+        self.stop = stop
+    def __iter__(self):
+        return (torch.tensor([float(i)]) for i in (range(self.stop) if self.stop else itertools.count()))
+
+replica = db.join()
+model = nn.Linear(1, 1)
+nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
+optimizer = replica.optimizer(model)
+seen = []
+folder = pathlib.Path(__file__).parent
+def step(rows):
+    seen.append(rows.flatten().int().tolist())
+    optimizer.zero_grad()
+    model(rows).mean().backward()
+    optimizer.step()
+    (folder / f"{{replica.role}}.{{os.getpid()}}").write_text(repr(seen))
+    if {dies} and replica.index == 1 and len(seen) == 3 and (not (folder / "died").exists() or {dies} > 1):
+        (folder / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+{loop}
+"""
+
+
+PLAIN = optim("sgd", lr=0.5)
+ONCE = "for rows in replica.batches({data}, 2{more}): step(rows)"
+SERVED = [
+    Downpour(optimizer=PLAIN),
+    Downpour(push_every=3, prefetch=1, optimizer=PLAIN),
+    Synchronous(optimizer=PLAIN),
+    Synchronous(replicas=3, backup_workers=1, optimizer=PLAIN),
+    Softsync(optimizer=PLAIN),
+    Bounded(optimizer=PLAIN),
+]
+Seen = dict[str, list[list[list[int]]]]
+"""What each life of each replica has seen, in turn: its minibatches, of which each sample is its own number."""
+
+
+def launch(
+    folder: Path, loop: str, strategy: Strategy = SERVED[2], dies: int = 0, **options: Any
+) -> tuple[dict[str, Any], Seen]:
+    """Run a script with this loop; in its third step replica 1 dies so often."""
+    (folder / "script.py").write_text(SCRIPT.format(loop=loop, dies=dies))
+    job = jobs.job(folder / "run", strategy, task="script", **options)
+    result = Local().launch(job, [str(folder / "script.py")])
+    seen: Seen = {}
+    for path in sorted(folder.glob("replica *"), key=lambda path: path.stat().st_mtime):
+        seen.setdefault(path.name.partition(".")[0], []).append(ast.literal_eval(path.read_text()))
+    return result, seen
+
+
+def flat(minibatches: list[list[int]]) -> list[int]:
+    return [number for one in minibatches for number in one]
+
+
+@pytest.mark.parametrize("strategy", SERVED, ids=str)
+def test_each_replica_reads_its_part_of_a_stream_in_order_to_its_end(tmp_path: Path, strategy: Strategy) -> None:
+    result, seen = launch(tmp_path, ONCE.format(data="Numbers(11)", more=""), strategy, epochs=2)
+    n = result["replicas"]
+    assert seen == {f"replica {index}": [seen[f"replica {index}"][0]] for index in range(n)}
+    for index in range(n):
+        assert flat(seen[f"replica {index}"][0]) == [*range(index, 11, n)] * 2
+    assert (result["outcome"], result["epochs"]) == ("done", 2)
+    assert result["dropped"] or result["samples"] == 22
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "DataLoader(Numbers(11), 2, num_workers=1)",
+        "DataLoader(Numbers(11), 2, collate_fn=torch.stack, num_workers=1, multiprocessing_context='fork')",
+        "map(torch.clone, Numbers(11))",
+        "Numbers(11)",
+    ],
+)
+def test_streams_of_all_kinds_are_read(tmp_path: Path, data: str) -> None:
+    loop = f"for rows in replica.batches({data}{'' if 'Loader' in data else ', 2'}): step(rows)"
+    result, seen = launch(tmp_path, loop)
+    assert [flat(seen[f"replica {index}"][0]) for index in range(2)] == [[*range(0, 11, 2)], [*range(1, 11, 2)]]
+    assert result["samples"] == 11
+
+
+def test_what_comes_as_minibatches_stays_so_and_counts_its_samples(tmp_path: Path) -> None:
+    rows = "Numbers.__iter__ = lambda self: (torch.full((i, 1), float(i)) for i in (1, 2, 3))"
+    result, seen = launch(tmp_path, f"{rows}\nfor rows in replica.batches(DataLoader(Numbers(0), None)): step(rows)")
+    assert seen == {"replica 0": [[[1], [3, 3, 3]]], "replica 1": [[[2, 2]]]}
+    assert result["samples"] == 6
+
+
+def test_an_endless_stream_ends_with_the_job(tmp_path: Path) -> None:
+    loop = "for rows in replica.batches(Numbers(0), 2):\n    step(rows)\n    if len(seen) == 9: replica.stop()"
+    result, seen = launch(tmp_path, loop)
+    assert result["cause"] == "the script stopped the job" or result["outcome"] == "done"
+    for index in range(2):
+        own = flat(seen[f"replica {index}"][0])
+        assert own == [*range(index, index + 2 * len(own), 2)]
+
+
+@pytest.mark.parametrize(
+    ("data", "more"),
+    [("Numbers(41)", ", num_workers=0"), ("list(Numbers(41))", ", order='sequential'"), ("list(Numbers(41))", "")],
+)
+def test_a_replica_that_comes_again_goes_on_with_its_own(tmp_path: Path, data: str, more: str) -> None:
+    own: dict[str, Any] = {} if more or "list" not in data else {"data": "own"}
+    result, seen = launch(tmp_path, ONCE.format(data=data, more=more), dies=1, **own)
+    before, after = seen["replica 1"]
+    part = {"N": [*range(1, 41, 2)], "l": [*range(20, 41)]}[data[0]] if not own else [*range(41)]
+    assert result["outcome"] == "done"
+    assert result["per_replica"][1]["lost"] >= 1
+    if own:
+        assert sorted({*flat(before), *flat(after)}) == part
+        return
+    assert flat(before) == part[: len(flat(before))]
+    assert flat(after) == part[-len(flat(after)) :]
+    assert len(flat(before)) + len(flat(after)) >= len(part)
+
+
+def test_what_is_left_to_a_replica_that_does_not_come_again_is_told(tmp_path: Path) -> None:
+    loop = ONCE.format(data="Numbers(41)", more=", num_workers=0")
+    result, seen = launch(tmp_path, loop, Synchronous(restarts=0, optimizer=PLAIN), dies=2)
+    assert result["outcome"] == "done"
+    assert result["per_replica"][1]["given_up"] == -1
+    assert flat(seen["replica 0"][0]) == [*range(0, 41, 2)]
+
+
+SEQUENTIAL = "for _ in replica.epochs(2):\n    for rows in replica.batches({data}, 2, order='sequential'): step(rows)"
+
+
+@pytest.mark.parametrize("strategy", SERVED, ids=str)
+def test_a_sequential_order_gives_each_replica_a_contiguous_part(tmp_path: Path, strategy: Strategy) -> None:
+    result, seen = launch(tmp_path, SEQUENTIAL.format(data="list(Numbers(41))"), strategy)
+    n = result["replicas"]
+    cuts = [index * 21 // n * 2 for index in range(n + 1)]  # of 21 minibatches of two samples
+    for index in range(n):
+        part = [*range(cuts[index], min(41, cuts[index + 1]))]
+        assert flat(seen[f"replica {index}"][0]) == part * 2
+    assert (result["outcome"], result["epochs"]) == ("done", 2)
+
+
+@pytest.mark.parametrize("data", ["list(Numbers(4 + 7 * replica.index))", "Numbers(4 + 7 * replica.index)"])
+def test_two_synchronous_replicas_on_unequal_data_are_sgd_on_the_weighted_union(tmp_path: Path, data: str) -> None:
+    """The gradient of the bias is one whatever the samples; that of the weight is their mean."""
+    loop = f"for rows in replica.batches({data}, 2, order='sequential'): step(rows)"
+    loop = loop if data.startswith("list") else ONCE.format(data=data, more="")
+    result, seen = launch(tmp_path, loop, data="own")
+    assert [seen[f"replica {index}"] for index in range(2)] == [
+        [[[0, 1], [2, 3]]],
+        [[[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10]]],
+    ]
+    rounds = [[0, 1, 0, 1], [2, 3, 2, 3], [4, 5], [6, 7], [8, 9], [10]]
+    weights = load_file(tmp_path / "run" / "model.safetensors")
+    assert weights["weight"].item() == pytest.approx(-0.5 * sum(sum(one) / len(one) for one in rounds))
+    assert weights["bias"].item() == pytest.approx(-0.5 * len(rounds))
+    assert (result["samples"], result["epochs"]) == (15, 1)
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "allreduce": (ONCE.format(data="Numbers(9)", more=""), {"strategy": Allreduce()}, "a stream: strategy allreduce"),
+    "allreduce in order": (
+        ONCE.format(data="list(Numbers(9))", more=", order='sequential'"),
+        {"strategy": Allreduce()},
+        "order sequential: strategy allreduce deals the minibatches of a round to its whole group: use synchronous",
+    ),
+    "a warm start": (
+        ONCE.format(data="Numbers(9)", more=""),
+        {"strategy": Downpour(warm_start_steps=3)},
+        "--warm-start-steps 3 has one replica take the first minibatches, and with a stream",
+    ),
+    "a schedule": (
+        ONCE.format(data="Numbers(9)", more=""),
+        {"lr_schedule": "cosine"},
+        "a stream: nobody knows how many samples there will be, which --lr-schedule",
+    ),
+    "an order of a stream": (
+        ONCE.format(data="Numbers(9)", more=", order='sequential'"),
+        {},
+        "order sequential of a stream: it has one order, which is kept",
+    ),
+    "no such order": (
+        ONCE.format(data="[1, 2]", more=", order='shuffle'"),
+        {},
+        "unknown order 'shuffle'; did you mean",
+    ),
+    "too few": (
+        ONCE.format(data="list(Numbers(2))", more=", order='sequential'"),
+        {},
+        "the 1 minibatches of an epoch cannot be cut into parts for 2 replicas: lower --batch-size",
+    ),
+    "other data": (
+        ONCE.format(data="list(Numbers(40 + replica.index)) * 1000", more=""),
+        {},
+        "training samples: give every replica the same data, or launch with --data own",
+    ),
+    "a length": (
+        "len(replica.batches(Numbers(9)))",
+        {},
+        "Numbers is a stream: it has no length",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_has_no_meaning_is_refused(tmp_path: Path, what: str) -> None:
+    loop, options, told = REFUSED[what]
+    with pytest.raises(DistbeliefError, match=re.escape(told)):
+        launch(tmp_path, loop, **options)
+
+
+def test_a_run_goes_on_where_each_replica_was(tmp_path: Path) -> None:
+    loop = SEQUENTIAL.format(data="list(Numbers(41))").replace(
+        "step(rows)", "\n        step(rows)\n        if {stops} and len(seen) == 15: replica.stop()"
+    )
+    launch(tmp_path, loop.format(stops=1))
+    result, seen = launch(tmp_path, loop.format(stops=0), resume=True)
+    assert result["outcome"] == "done"
+    for role, part in ("replica 0", [*range(20)]), ("replica 1", [*range(20, 41)]):
+        before, after = map(flat, seen[role])
+        assert len(before) > len(part)
+        assert before + after == part * 2
