@@ -5,8 +5,8 @@ have them.
 from __future__ import annotations
 
 from distbelief.core import roles
-from distbelief.core.allotments import STREAM
 from distbelief.core.conversations.membership import Join
+from distbelief.core.portions import STREAM
 from distbelief.core.records import Started
 from distbelief.core.settings import SEQUENTIAL, DataSettings, Holder, Plan, Settings
 from distbelief.errors import UsageError

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
+from distbelief.coordination.allotments import Allotments, cut_numbers, own_numbers
 from distbelief.core import roles
-from distbelief.core.allotments import OWN, STREAM, Allotments, cut_numbers, own_numbers
 from distbelief.core.conversations import dealing
 from distbelief.core.effects import Effect, Send
 from distbelief.core.ledger import SAMPLES_LIMIT
-from distbelief.core.portions import PORTION_LIMIT, Dealer, Position
+from distbelief.core.portions import OWN, PORTION_LIMIT, STREAM, Dealer, Position
 from distbelief.core.settings import SEQUENTIAL, Plan
 from distbelief.errors import RemoteProtocolError
 

@@ -18,6 +18,12 @@ PORTION_LIMIT = 32
 """Most minibatches in one portion: bounds what a death costs and how long a fast replica waits at the end."""
 
 
+OWN = 1 << 40
+"""Numbers that a replica has to itself where its data are its own: the most minibatches of an epoch."""
+STREAM = -1
+"""Samples of data that have no length."""
+
+
 class Portion(msgspec.Struct, frozen=True, array_like=True):
     """Minibatches `first` up to, not including, `first + count` of an epoch."""
 

@@ -22,8 +22,8 @@ from torch.utils.data import (
     default_collate,
 )
 
-from distbelief.core.allotments import STREAM
 from distbelief.core.effects import Batch
+from distbelief.core.portions import STREAM
 from distbelief.core.settings import Settings
 from distbelief.errors import DataError, UsageError
 from distbelief.runtime.streams import Part, Stream, same_loader

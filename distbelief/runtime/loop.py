@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 from distbelief.core import roles
-from distbelief.core.allotments import STREAM
 from distbelief.core.effects import Batch, Computed
+from distbelief.core.portions import STREAM
 from distbelief.core.settings import Holder, Plan, Settings
 from distbelief.errors import LocalProtocolError, UsageError
 from distbelief.runtime.driver import Driver

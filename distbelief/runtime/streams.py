@@ -10,8 +10,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from distbelief.core.allotments import OWN, STREAM
 from distbelief.core.effects import Batch
+from distbelief.core.portions import OWN, STREAM
 from distbelief.core.settings import Settings
 
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from distbelief.coordination.allotments import Allotment, Allotments
 from distbelief.coordination.cadence import SnapshotTimer, Target
 from distbelief.coordination.closing import Closing, ClosingStep
 from distbelief.coordination.coordinator import Coordinator
@@ -19,7 +20,6 @@ from distbelief.coordination.partitions import PartitionRegistry
 from distbelief.coordination.saving import Saving
 from distbelief.coordination.shard_registry import ShardRegistry
 from distbelief.coordination.standbys import Standbys
-from distbelief.core.allotments import Allotment, Allotments
 from distbelief.core.conversations.checkpointing import CheckpointStage
 from distbelief.core.conversations.evaluating import EvaluatorStanding
 from distbelief.core.conversations.initialising import ShardStanding

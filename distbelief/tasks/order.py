@@ -9,7 +9,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from distbelief.core.allotments import OWN
+from distbelief.core.portions import OWN
 from distbelief.core.settings import SEQUENTIAL, SHUFFLED
 from distbelief.errors import DataError, UsageError
 
@@ -77,14 +77,14 @@ class Order:
         Raises:
             DataError: There is no such minibatch, so others have more data than this process.
         """
-        index %= OWN
-        if index >= self.batches:
+        own = index % OWN
+        if own >= self.batches:
             raise DataError(
                 f"minibatch {index} of epoch {epoch} is asked for, but the {self.samples} samples here make "
                 f"{self.batches} minibatches of"
                 f" {self.batch_size}; give every replica the same data"
             )
-        first, end = index * self.batch_size, min(self.samples, (index + 1) * self.batch_size)
+        first, end = own * self.batch_size, min(self.samples, (own + 1) * self.batch_size)
         if self.order == SEQUENTIAL:
             return torch.arange(first, end)
         permutation = self._permutations.get(epoch)

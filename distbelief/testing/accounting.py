@@ -14,8 +14,9 @@ import torch
 from distbelief.core import roles
 from distbelief.core.conversations import attendance, dealing, initialising, membership, mirroring, pushing
 from distbelief.core.messages import Bulk, Message
-from distbelief.core.portions import Position
+from distbelief.core.portions import Place, Position
 from distbelief.core.records import Forgotten, Note, Rewound, Succeeded, Vacant
+from distbelief.core.settings import SEQUENTIAL
 from distbelief.runtime.player import Player
 from distbelief.testing.checkers import attach
 from distbelief.testing.simulations import Observed
@@ -53,6 +54,8 @@ class Accounting:
         self.network = run.simulation.network
         self.plan: Any = None
         self.holder: dict[Minibatch, str] = {}
+        self.dealt: set[Minibatch] = set()
+        """All that there were, but for what a stream had not."""
         self.waiting: defaultdict[str, list[Minibatch]] = defaultdict(list)
         self.pushes: dict[tuple[str, int], list[Minibatch]] = {}
         self.sent_pushes: dict[tuple[str, str, int], tuple[pushing.Push, Any]] = {}
@@ -119,7 +122,14 @@ class Accounting:
                 f"{(portion.epoch, index)} is dealt to {who} and to {holder}"
             )
             self.holder[portion.epoch, index] = who
+            self.dealt.add((portion.epoch, index))
             self.waiting[who].append((portion.epoch, index))
+
+    def _note_ended(self, sender: str, _: str, message: dealing.Ended) -> None:
+        who = self._name(sender, self._lives[sender])
+        beyond = {one for one in self.waiting[who] if one[0] == message.epoch and one[1] >= message.number}
+        self.waiting[who] = [one for one in self.waiting[who] if one not in beyond]
+        self.dealt -= beyond
 
     def _note_push(self, role: str, to: str, message: pushing.Push) -> None:
         sender = self._name(role, message.incarnation)
@@ -155,14 +165,11 @@ class Accounting:
 
     def _committed(self, number: int, plan: Any, position: Position, samples: int) -> Any:
         """A checkpoint is sealed: hold it against what each of its parts has."""
-        per_epoch = -(-self.plan.samples // self.plan.settings.data.batch_size)
-        before = {(epoch, index) for epoch in range(position.epoch + 1) for index in range(per_epoch)}
-        ahead = {(position.epoch, index) for index in range(position.batch, per_epoch)}
-        undone = {(one.epoch, index) for one in position.undone for index in range(one.first, one.first + one.count)}
+        done = self._done(position)
         for shard in self.shards if not any(isinstance(record, Vacant) for record in self._run.records) else ():
             groups = [group for version, group in self.groups[shard].items() if version <= self._parts[number, shard]]
             held = {minibatch for group in groups for minibatch in self.batches(group)}
-            missing, more = (before - ahead - undone) - held, held - (before - ahead - undone)
+            missing, more = done - held - self._passed_over, held - done
             assert not missing, f"checkpoint {number} counts {missing} as done, and {shard} had not applied them"
             waited = not any(
                 isinstance(record, Note) and f"checkpoint {number} is made without" in record.text
@@ -173,6 +180,30 @@ class Accounting:
             )
             self.checkpoints.add(number)
         return self._commit(number, plan, position, samples)
+
+    def _done(self, position: Position) -> set[Minibatch]:
+        """What a position counts as done, of what was dealt."""
+        whole = Place("", 0, self.plan.batches, position.epoch, position.batch, position.undone)
+        places = position.places or (whole,)
+        undone = {
+            (one.epoch, index)
+            for place in places
+            for one in place.undone
+            for index in range(one.first, one.first + one.count)
+        }
+        return {
+            (epoch, index)
+            for epoch, index in self.dealt - undone
+            for place in places
+            if index in range(place.first, place.first + place.count)
+            and (epoch, index - place.first) < (place.epoch, place.batch)
+        }
+
+    @property
+    def _passed_over(self) -> set[Minibatch]:
+        """What was dropped, and is not dealt again: what is read in order is not read again."""
+        in_order = self.plan.settings.data.order == SEQUENTIAL or not self.plan.samples
+        return {one for key in self.dropped for one in self.pushes[key]} if in_order else set()
 
     def _name(self, role: str, incarnation: int) -> str:
         """The name of a life of a role, in one generation of the job."""
@@ -329,14 +360,14 @@ class Accounting:
             assert None not in fates or self._ends[who][0] in died, f"push {clock} of {who} was left undecided"
         if outcome != "done":
             return
-        for epoch in range(self.plan.settings.data.epochs):
-            for index in range(self.plan.batches):
-                for shard in self.shards:
-                    times = self.applied[shard][epoch, index]
-                    lossy = fallen and not rounds and shard in died
-                    assert times == 1 or (times and (mortal or (fallen and not (rounds and exact)))) or lossy, (
-                        f"{shard} applied minibatch {index} of epoch {epoch} {times} times; died: {died}"
-                    )
+        every = {(e, i) for e in range(self.plan.settings.data.epochs) for i in range(self.plan.batches)} or self.dealt
+        for epoch, index in every - self._passed_over:
+            for shard in self.shards:
+                times = self.applied[shard][epoch, index]
+                lossy = fallen and not rounds and shard in died
+                assert times == 1 or (times and (mortal or (fallen and not (rounds and exact)))) or lossy, (
+                    f"{shard} applied minibatch {index} of epoch {epoch} {times} times; died: {died}"
+                )
 
 
 class Lead:
@@ -405,6 +436,7 @@ NOTES: Mapping[type[Message], Callable[[Accounting, str, str, Any], None]] = {
     membership.Anew: Accounting._note_anew,
     initialising.Restored: Accounting._note_restored,
     dealing.Deal: Accounting._note_deal,
+    dealing.Ended: Accounting._note_ended,
     pushing.Push: Accounting._note_push,
     initialising.Initialise: Accounting._note_initialise,
     pushing.Pushed: Accounting._note_pushed,

@@ -1,5 +1,11 @@
 """What the scripts train on: data that need no network."""
 
+import collections
+import itertools
+import re
+import sysconfig
+from pathlib import Path
+
 import torch
 from torch.utils.data import TensorDataset
 
@@ -21,3 +27,23 @@ def mnist(samples: int) -> tuple[TensorDataset, TensorDataset]:
     inputs, targets = train.batch(torch.arange(samples))
     tested = test.batch(torch.arange(len(test)))
     return TensorDataset(inputs.reshape(shape), targets), TensorDataset(tested[0].reshape(shape), tested[1])
+
+
+def words(samples: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """So many words of Python's own library to train on, and a tenth as many to test with: (n,), the most common ones
+    by their number, all others 0.
+    """
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    text = itertools.chain.from_iterable(re.findall(r"\w+|[^\w\s]", one.read_text(errors="ignore")) for one in files)
+    told = list(itertools.islice(text, samples + samples // 10))
+    known = [word for word, _ in collections.Counter(told[:samples]).most_common(vocabulary - 1)]
+    numbers = {word: number for number, word in enumerate(known, start=1)}
+    whole = torch.tensor([numbers.get(word, 0) for word in told])
+    return whole[:samples], whole[samples:]
+
+
+def pieces(words: torch.Tensor, columns: int, length: int) -> torch.Tensor:
+    """A text in so many columns, cut into pieces of so many words and the one after them: (n, length + 1, columns)."""
+    rows = (len(words) // columns - 1) // length * length + 1
+    text = words[: rows * columns].view(columns, rows).T
+    return torch.stack([text[first : first + length + 1] for first in range(0, rows - 1, length)])

@@ -29,7 +29,7 @@ from distbelief.tasks.worker import Trainer
 SHARED = (
     "--optimizer --lr --weight-decay --decay-exempt --optimizer-options --epochs --batch-size --lr-schedule "
     "--clip-norm --precision --fixed-point --seed --budget --checkpoint-every"
-    " --drop-last --snapshot-every --lr-steps --lr-gamma --lr-power --warmup --warmup-epochs"
+    " --drop-last --order --data --snapshot-every --lr-steps --lr-gamma --lr-power --warmup --warmup-epochs"
     " --keep-checkpoints --device --threads --init-from --out --resume --config --quiet --json"
 )
 TASK = "--target-accuracy --target-loss --evaluate-every --data-dir"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -23,7 +24,9 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from distbelief.coordination.allotments import own_numbers
 from distbelief.core.effects import Batch
+from distbelief.core.settings import DataSettings, Settings
 from distbelief.errors import DataError, UsageError
 from distbelief.runtime.loading import Ahead, InLine, Loader, Wanted, source_of
 
@@ -46,9 +49,9 @@ class Ragged(Dataset[Any]):
         return torch.ones(number + 1)
 
 
-class Stream(IterableDataset[int]):
+class Numbers(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
+        return iter(range(11))
 
 
 def had(data: Any, *numbers: int) -> Any:
@@ -120,19 +123,22 @@ def test_samples_that_do_not_stack_in_a_worker_are_told_of_collate_fn() -> None:
         source_of(Ragged(), num_workers=1).load(Wanted(Batch(0, 0), torch.tensor([0, 1])), (), 0)
 
 
+OF_TWO = Settings(DataSettings(batch_size=2), seed=5)
+
+
 def test_the_chance_of_a_minibatch_is_its_own() -> None:
     class Noisy(Nested):
         def __getitem__(self, number: int) -> Any:
             return torch.rand(())
 
     for data in (Noisy(), DataLoader(Noisy(), 2)):
-        drawn = [Loader(source_of(data), 2, seed=5).load(Batch(1, index), ())[0] for index in (0, 1, 0)]
+        drawn = [Loader(source_of(data), OF_TWO, 0).load(Batch(1, index), ())[0] for index in (0, 1, 0)]
         assert torch.equal(drawn[0], drawn[2])
         assert not torch.equal(drawn[0], drawn[1])
-    ahead = Loader(Ahead(DataLoader(Noisy(), 2), 2), 2, seed=5).load(Batch(1, 0), ())[0]
+    ahead = Loader(Ahead(DataLoader(Noisy(), 2), 2), OF_TWO, 0).load(Batch(1, 0), ())[0]
     assert torch.equal(ahead, drawn[0])
     after = torch.rand(())
-    Loader(Ahead(DataLoader(Noisy(), 2), 2), 2, seed=5).load(Batch(1, 0), [Batch(1, 1)])
+    Loader(Ahead(DataLoader(Noisy(), 2), 2), OF_TWO, 0).load(Batch(1, 0), [Batch(1, 1)])
     assert torch.rand(()) == after
 
 
@@ -163,10 +169,7 @@ class Own(BatchSampler):
             r"batch_size=None\): .* give it a batch_size",
         ),
         (DataLoader(Nested(), 2, drop_last=True), r"drop_last=True\): .*launch with --drop-last"),
-        (DataLoader(Stream(), 2), "Stream cannot be dealt out in minibatches"),
-        (Stream(), "Stream cannot be dealt out in minibatches: pass a map-style data set"),
         ({"a": ROWS, "b": ROWS[:3]}, "tensors of 3 and of 6 samples: pass equally many of each"),
-        (iter([1]), "cannot be dealt out"),
         ("text", "str cannot be dealt out"),
         (3, "int cannot be dealt out"),
     ],
@@ -186,3 +189,30 @@ def test_samples_that_do_not_stack_are_told_of_collate_fn() -> None:
     with pytest.raises(DataError, match=r"the samples of Ragged do not stack .*collate_fn"):
         had(Ragged(), 0, 1)
     assert had(Subset(Ragged(), [3]), 0).shape == (1, 4)
+
+
+def read(data: Any, settings: Settings = OF_TWO, index: int = 1) -> Iterator[tuple[list[int], int] | None]:
+    """What replica `index` reads of an epoch of a stream, each minibatch with the number of its samples."""
+    loader = Loader(source_of(data), settings, index)
+    for number in own_numbers(index):
+        found = loader.load(Batch(0, number), ())
+        yield found and (found[0].tolist(), found[1])
+
+
+@pytest.mark.parametrize("data", [Numbers(), DataLoader(Numbers(), 2), DataLoader(Numbers(), 2, num_workers=1)])
+def test_of_a_stream_each_replica_reads_its_own_part_in_order(data: Any) -> None:
+    assert list(islice(read(data), 4)) == [([1, 3], 2), ([5, 7], 2), ([9], 1), None]
+    own = Settings(DataSettings(batch_size=2, own_data=True, drop_last=True))
+    assert [one and one[0] for one in islice(read(data, own), 6)] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], None]
+
+
+def test_a_stream_is_read_past_what_is_done_and_again_where_the_job_goes_back() -> None:
+    loader = Loader(source_of(Numbers()), OF_TWO, 0)
+    found = [loader.load(Batch(epoch, number), ()) for epoch, number in ((1, 1), (1, 2), (1, 0), (2, 0))]
+    assert [one and one[0].tolist() for one in found] == [[4, 6], [8, 10], [0, 2], [0, 2]]
+
+
+def test_an_iterator_cannot_be_read_again_and_goes_on() -> None:
+    loader = Loader(source_of(iter(range(11))), OF_TWO, 0)
+    found = [loader.load(Batch(epoch, number), ()) for epoch, number in ((0, 0), (0, 1), (0, 0), (1, 0))]
+    assert [one and one[0].tolist() for one in found] == [[0, 2], [4, 6], [8, 10], None]

@@ -251,6 +251,8 @@ ALL: dict[str, Cases] = {
     "epochs": Case(2),
     "batch_size": Case(5),
     "drop_last": Case(True, beside={"batch_size": 6}),
+    "order": Case("sequential"),
+    "data": Case("own", "told"),  # or refused, where replicas cannot have minibatches of their own
     "lr_schedule": (
         *(Case(name) for name in ("linear", "polynomial", "cosine", "step")),
         Case("backoff", beside={"epochs": 3}),
@@ -284,7 +286,9 @@ ALL: dict[str, Cases] = {
 }  # fmt: skip
 """By the option's name, whichever strategy has it."""
 
+REFUSED = Case("sequential", "told")
 SINGLE: dict[str, Cases] = {
+    "order": REFUSED,
     "checkpoint_every": Case(2, "told", {"epochs": 4, "out": "run"}),
     "snapshot_every": (
         Case("3", "told", {"out": "run"}),
@@ -297,6 +301,7 @@ OWN: dict[str, dict[str, Cases]] = {
     "single": SINGLE,
     "synchronous": {"warmup": SINGLE["warmup"]},
     "allreduce": {
+        "order": REFUSED,
         "warmup": SINGLE["warmup"],
         "snapshot_every": (
             Case("3", "told"),
@@ -306,8 +311,10 @@ OWN: dict[str, dict[str, Cases]] = {
         "restarts": (*ALL["restarts"], Case(0, "told", {"epochs": 3, "on_death": "stop"}, dying("coordinator"))),  # type: ignore[misc]
     },
     "softsync": {"staleness_scaling": Case("inverse", beside={"replicas": 4, "n": 4})},
-    "locking": {"shards": Case(4, "traffic", {"locks": "shard"}, ADDING)},
+    "hogwild": {"order": REFUSED},
+    "locking": {"order": REFUSED, "shards": Case(4, "traffic", {"locks": "shard"}, ADDING)},
     "sandblaster": {
+        "order": REFUSED,
         "evaluate_every": Case(2, "told", {"epochs": 4, "evaluate_every": 1}),
         "snapshot_every": (Case("3", "told"), Case("2ms", "told", {"epochs": 3})),
         "iterations": Case(5),

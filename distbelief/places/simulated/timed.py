@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from distbelief.core.allotments import OWN
 from distbelief.core.effects import Batch, Computed
+from distbelief.core.portions import OWN
 from distbelief.places.compute_model import Stopwatch
 from distbelief.runtime.player import Answer, Compute
 from distbelief.strategies.context import StepTiming

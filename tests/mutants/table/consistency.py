@@ -132,8 +132,8 @@ MUTANTS = [
         "another-gradient-than-the-dropped-is-made-again", BACKUP, "core/portions.py",
         "            completed += self.done(who, at - past)\n"
         "            past = at\n"
-        "            self._again.extend(self._next(who, vain))\n",
-        "            self._again.extend(self._next(who, vain))\n"
+        "            completed += self._put_back(self._next(who, vain))\n",
+        "            completed += self._put_back(self._next(who, vain))\n"
         "            completed += self.done(who, at - past)\n"
         "            past = at\n",
         (CONSISTENCY_SWEEP,), seconds=15,

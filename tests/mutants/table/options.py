@@ -56,8 +56,8 @@ MUTANTS = [
         "replicas-may-differ-in-what-is-left-out",
         OPTIONS,
         "coordination/admission.py",
-        "(samples := plan.samples + plan.left_out)",
-        "(samples := plan.samples)",
+        "(all_samples := plan.samples + plan.left_out or STREAM)",
+        "(all_samples := plan.samples or STREAM)",
         ("tests/simulated/test_drop_last.py::test_one_replica_is_sgd_without_the_short_minibatch",),
     ),
     Mutant(

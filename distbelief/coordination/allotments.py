@@ -10,13 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from distbelief.core.portions import PORTION_LIMIT, START, Dealer, Place, Portion, Position
+from distbelief.core.portions import OWN, PORTION_LIMIT, START, Dealer, Place, Portion, Position
 from distbelief.errors import RemoteProtocolError, UsageError
-
-OWN = 1 << 40
-"""Numbers that a replica has to itself where its data are its own: the most minibatches of an epoch."""
-STREAM = -1
-"""Samples of data that have no length."""
 
 
 def own_numbers(index: int, count: int = OWN) -> range:

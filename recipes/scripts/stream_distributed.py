@@ -1,0 +1,47 @@
+"""A classifier of digits that are moved by chance, an endless stream of them, with Adam."""
+
+import sys
+import time
+
+import data
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, IterableDataset
+
+import distbelief as db
+
+
+class Moved(IterableDataset):
+    """Digits without end, each drawn by chance and moved by a pixel at most."""
+
+    def __init__(self, digits, seed):
+        self.digits, self.chance = digits, torch.Generator().manual_seed(seed)
+
+    def __iter__(self):
+        while True:
+            number, *by = torch.randint(1 << 30, (3,), generator=self.chance).tolist()
+            image, digit = self.digits[number % len(self.digits)]
+            yield image.view(8, 8).roll([one % 3 - 1 for one in by], (0, 1)).flatten(), digit
+
+
+torch.manual_seed(int(sys.argv[1]))
+train, test = data.digits()
+model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
+replica = db.join()
+optimizer = replica.optimizer(model)
+loader = DataLoader(Moved(train, seed=int(sys.argv[1])), batch_size=32)
+seen, began = 0, time.perf_counter()
+for images, digits in replica.batches(loader):
+    optimizer.zero_grad()
+    loss = cross_entropy(model(images), digits)
+    loss.backward()
+    optimizer.step()
+    seen += len(images)
+    if seen >= 60_000 // replica.replicas:
+        break
+rate = seen / (time.perf_counter() - began)
+with torch.no_grad():
+    images, digits = test.tensors
+    accuracy = (model(images).argmax(1) == digits).float().mean().item()
+print(f"metric {accuracy:.4f} rate {rate:.0f}")
