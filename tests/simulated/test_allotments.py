@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from distbelief.core import records, roles
 from distbelief.core.conversations import dealing
@@ -101,14 +102,19 @@ def observe(task: Task, strategy: Strategy, cluster: Simulated | None = None, **
     return run, dealt
 
 
+def net() -> nn.Module:
+    """Without chance."""
+    return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3))
+
+
 def unequal(plain: SimpleNamespace, *lengths: int) -> Task:
     """A task that has so many samples for each replica in turn; before that it is loaded once for the job."""
-    task = plain.classes(plain.mlp, samples=max(lengths))
+    task = plain.classes(net, samples=max(lengths))
     loads: Iterator[int] = iter((max(lengths), *lengths))
 
     def train() -> Any:
         data, count = task.train(), next(loads)
-        return plain.classes(plain.mlp, samples=max(lengths)).train() if count == len(data) else Head(data, count)
+        return plain.classes(net, samples=max(lengths)).train() if count == len(data) else Head(data, count)
 
     return dataclasses.replace(task, train=train)
 
@@ -192,7 +198,7 @@ def test_synchronous_replicas_on_unequal_data_are_sgd_on_the_weighted_union(
     # a checkpoint would break up a round: who is held back sits out
     own = {"data": "own", "order": "sequential", "snapshot_every": "0"}
     run, _ = observe(unequal(plain, *lengths), strategy, epochs=1, drop_last=drop_last, **own)
-    task = plain.classes(plain.mlp, samples=max(lengths))
+    task = plain.classes(net, samples=max(lengths))
     torch.manual_seed(0)
     model, data = task.model(), task.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
