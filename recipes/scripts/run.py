@@ -46,7 +46,7 @@ SCRIPTS = {
     "words": Script(
         "test perplexity", "--optimizer adam --lr 0.003", strategy="synchronous", plain="16", distributed="8"
     ),
-    "stream": Script("test accuracy", "--optimizer adam --lr 0.002"),
+    "stream": Script("test accuracy", "--optimizer adam --lr 0.002", strategy="synchronous"),
 }
 
 
@@ -82,7 +82,8 @@ def compare(name: str, seeds: int) -> dict[str, object]:
     results, others = [result for result, _ in plain], [result for result, _ in distributed]
     middle, away = statistics.median(results), max(results) - min(results)
     return {
-        "script": name, "lines": lines_changed(name), "result": SCRIPTS[name].result, "options": f"{SCRIPTS[name].strategy} {SCRIPTS[name].options}",
+        "script": name, "lines": lines_changed(name), "result": SCRIPTS[name].result,
+        "options": f"{SCRIPTS[name].strategy} {SCRIPTS[name].options}",
         "plain": results, "distributed": others, "within": abs(statistics.median(others) - middle) <= away,
         "plain_rate": statistics.median(rate for _, rate in plain),
         "distributed_rate": statistics.median(rate for _, rate in distributed),

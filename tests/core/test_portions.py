@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from distbelief.coordination.allotments import Allotment, Allotments, own_numbers
 from distbelief.core.ledger import Ledger, PushTaken
-from distbelief.core.portions import PORTION_LIMIT, Dealer, Portion, Position
-from distbelief.errors import RemoteProtocolError
+from distbelief.core.portions import OWN, PORTION_LIMIT, Dealer, Portion, Position
+from distbelief.errors import RemoteProtocolError, UsageError
 
 names = st.sampled_from(["replica 0", "replica 1", "replica 2"])
 
@@ -190,3 +191,46 @@ def test_a_ledger_that_is_told_of_pushes_in_any_order_knows_the_last_of_each(
 def test_a_gap_is_named() -> None:
     with pytest.raises(RemoteProtocolError, match="replica 0 sent push 3 after push 0: a push in between is missing"):
         Ledger().judge("replica 0", 0, 0, 3)
+
+
+def test_an_allotment_is_dealt_in_order_however_often_its_replica_dies() -> None:
+    allotments = Allotments(2, ["replica 0", "replica 1"])
+    allotments.add("replica 0", range(5))
+    allotments.add("replica 1", range(5, 10))
+    dealt = [allotments.deal("replica 1") for _ in range(4)]
+    assert allotments.lost("replica 1") == 4
+    assert [allotments.deal("replica 1") for _ in range(2)] == dealt[:2]
+    allotments.report("replica 1", 1)
+    assert allotments.lost("replica 1") == 1
+    again = [allotments.deal("replica 1") for _ in range(8)]
+    assert [(one.epoch, one.first) for one in again if one] == [(0, at) for at in range(6, 10)] + [
+        (1, at) for at in range(5, 9)
+    ]
+
+
+def test_an_allotment_goes_on_from_a_checkpoint_only_where_it_is_the_same() -> None:
+    before = Allotments(2, ["replica 0"])
+    before.add("replica 0", range(5))
+    assert [before.deal("replica 0"), before.deal("replica 0")]
+    before.report("replica 0", 1)
+    after = Allotments(2, ["replica 0", "replica 1"], places=before.position().places)
+    with pytest.raises(UsageError, match="replica 0 has 4 minibatches from number 0 on, and had 5 from 0 on"):
+        after.add("replica 0", range(4))
+    after.add("replica 0", range(5))
+    assert after.deal("replica 0") == Portion(0, 1, 1)
+    assert (after.absent, after.finished, after.completed) == ({"replica 1"}, False, 0)
+    assert after.give_up("replica 1") == -1
+    assert after.absent == set()
+
+
+def test_an_end_of_what_was_not_dealt_is_refused() -> None:
+    allotment = Allotment(own_numbers(1), 2)
+    portion = allotment.deal("replica 1", 4)
+    assert portion == Portion(0, OWN, 4)
+    for epoch, number in ((0, OWN + 4), (0, 3), (1, OWN)):
+        with pytest.raises(RemoteProtocolError, match="which it does not hold"):
+            allotment.end("replica 1", epoch, number)
+    allotment.end("replica 1", 0, OWN + 2)
+    assert allotment.held("replica 1") == 2
+    assert allotment.done("replica 1", 2) == [0]
+    assert allotment.deal("replica 1", 1) == Portion(1, OWN, 1)

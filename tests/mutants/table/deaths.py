@@ -25,7 +25,31 @@ PARTITIONS = "tests/simulated/test_partitions.py"
 SPLIT_SWEEP = f"{PARTITIONS}::test_no_fault_loses_or_repeats_a_gradient_of_split_replicas[0]"
 SPLIT_ROUNDS = f"{PARTITIONS}::test_rounds_of_split_replicas_are_sgd_on_the_unions"
 
+OWN = "A replica that has minibatches of its own"
+UNION = "Synchronous replicas on unequal data"
+ALLOTMENTS = "tests/simulated/test_allotments.py"
+UNEQUAL = f"{ALLOTMENTS}::test_synchronous_replicas_on_unequal_data_are_sgd_on_the_weighted_union"
+
 MUTANTS = [
+    Mutant(
+        "what-a-dead-replica-held-comes-last", OWN, "coordination/allotments.py",
+        "        self._again.extendleft(reversed(held))\n", "        self._again.extend(held)\n",
+        ("tests/core/test_portions.py::test_an_allotment_is_dealt_in_order_however_often_its_replica_dies",),
+    ),
+    Mutant(
+        "a-stream-goes-on-beyond-its-end", OWN, "coordination/allotments.py",
+        "        if epoch == self._epoch:\n", "        if epoch > self._epoch:\n",
+        (f"{ALLOTMENTS}::test_each_stream_is_dealt_to_its_end",),
+    ),
+    Mutant(
+        "all-are-dealt-the-same-numbers", UNION, "coordination/allotments.py",
+        "    return range(index * OWN, index * OWN + count)\n", "    return range(count)\n", (UNEQUAL,),
+    ),
+    Mutant(
+        "a-job-waits-for-who-will-not-come", OWN, "coordination/allotments.py",
+        "        self._awaited.discard(who)\n", "        pass\n",
+        (f"{ALLOTMENTS}::test_what_is_left_to_a_replica_that_never_comes_again_is_told",),
+    ),
     Mutant(
         "a-push-counts-when-the-lead-has-made-it", SPLIT, "replica/pushes.py",
         "{*sent, *parts}", "{*sent}",
