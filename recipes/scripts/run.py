@@ -42,11 +42,13 @@ SCRIPTS = {
     "mnist": Script("test accuracy", "--optimizer adadelta --lr 1.0"),
     "vae": Script("test loss, nats", "--optimizer adam --lr 0.002"),
     "siamese": Script("triples in order", "--optimizer momentum --lr 0.05"),
-    # 16 columns of the text in an update of either, and none is cut where another replica goes on
+    # an update of either is of 16 columns of the text, or of 32 digits
     "words": Script(
         "test perplexity", "--optimizer adam --lr 0.003", strategy="synchronous", plain="16", distributed="8"
     ),
-    "stream": Script("test accuracy", "--optimizer adam --lr 0.002", strategy="synchronous"),
+    "stream": Script(
+        "test accuracy", "--optimizer adam --lr 0.002", strategy="synchronous", plain="32", distributed="16"
+    ),
 }
 
 

@@ -27,7 +27,7 @@ torch.manual_seed(int(sys.argv[1]))
 train, test = data.digits()
 model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
 optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-loader = DataLoader(Moved(train, seed=int(sys.argv[1])), batch_size=32)
+loader = DataLoader(Moved(train, seed=int(sys.argv[1])), batch_size=int(sys.argv[2]))
 seen, began = 0, time.perf_counter()
 for images, digits in loader:
     optimizer.zero_grad()

@@ -30,7 +30,7 @@ train, test = data.digits()
 model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
 replica = db.join()
 optimizer = replica.optimizer(model)
-loader = DataLoader(Moved(train, seed=int(sys.argv[1])), batch_size=32)
+loader = DataLoader(Moved(train, seed=int(sys.argv[1])), batch_size=int(sys.argv[2]))
 seen, began = 0, time.perf_counter()
 for images, digits in replica.batches(loader):
     optimizer.zero_grad()
