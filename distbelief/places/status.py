@@ -163,7 +163,7 @@ def state(children: Iterable[tuple[str, int, int]], said: Iterable[Standing], su
             member["rate"] = done.steps / summary.seconds
         members.append(member)
     started = summary.started  # how many evaluations an iteration takes nobody knows
-    whole = started.samples_per_epoch * started.epochs if started and started.unit == "epoch" else None
+    whole = (started.samples_per_epoch * started.epochs or None) if started and started.unit == "epoch" else None
     return {
         "running": True,
         "samples": summary.samples,

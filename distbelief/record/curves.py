@@ -16,6 +16,8 @@ from distbelief.record.summary import Mean, Summary
 
 POINTS = 200
 """Points of a training curve per epoch."""
+UNKNOWN = 20_000
+"""Minibatches that an epoch is taken for where nobody knows how many it has."""
 PERIOD = 20.0
 """Least seconds of the wall between two writings; short jobs are written at their end only."""
 
@@ -53,7 +55,8 @@ class Curves:
                 if record.loss is not None:
                     self._loss.add(record.loss, record.losses)
                 self._samples = summary.samples
-                per_epoch = summary.started.samples_per_epoch if summary.started else 0
+                started = summary.started
+                per_epoch = started.samples_per_epoch or UNKNOWN * started.batch_size if started else 0
                 if (self._samples - self._from) * POINTS >= per_epoch:
                     self._point(seconds)
             case records.Iterated():

@@ -169,13 +169,11 @@ class Live:
                 size = f"{_many(record.replicas, 'replica')}, {shards}{record.parameters:,} parameters"
                 resumed = f"; goes on after {record.samples:,} samples" if record.samples else ""
                 cut = "batches" if record.unit == "epoch" else "portions"
-                work = (
-                    f"{_many(record.epochs, record.unit)} of {record.samples_per_epoch:,} samples in {cut} of "
-                    f"{record.batch_size}"
-                )
+                of = f"{record.samples_per_epoch:,} samples" if record.samples_per_epoch else "each replica's own data"
+                work = f"{_many(record.epochs, record.unit)} of {of} in {cut} of {record.batch_size}"
                 few = (
                     "; a batch is larger than all of them: an epoch is one minibatch"
-                    if record.batch_size > record.samples_per_epoch
+                    if record.batch_size > record.samples_per_epoch > 0
                     else ""
                 )
                 return f"{self._title or 'training'}: {size}; {work}{few}{resumed}"
@@ -229,11 +227,12 @@ class Live:
         started, loss = self._summary.started, self._loss.take()
         per_epoch = started.samples_per_epoch if started else 0
         epochs = started.epochs if started else 0
-        done = self._summary.samples // max(per_epoch, 1) if self._unit == "epoch" else self._summary.epochs
+        counted = self._unit == "epoch" and per_epoch > 0
+        done = self._summary.samples // per_epoch if counted else self._summary.epochs
         where = (
             f"{self._unit} {epoch}/{epochs} done" if epoch else f"{self._unit} {min(done + 1, max(epochs, 1))}/{epochs}"
         )
-        share = f"{self._summary.samples:,}{f'/{per_epoch * epochs:,}' if self._unit == 'epoch' else ''} samples"
+        share = f"{self._summary.samples:,}{f'/{per_epoch * epochs:,}' if counted else ''} samples"
         trained = "" if loss is None else f"train loss {loss:.4f}"
         taken, rate = f"{_time(self._summary.seconds)}{self._mark}", f"{self._summary.rate:,.0f} samples/s{self._mark}"
         told = [share, taken, rate, trained, self._stale()]
@@ -271,7 +270,7 @@ class Live:
 
         summary = self._summary
         whole = summary.started.samples_per_epoch * summary.started.epochs if summary.started else 0
-        counted = self._unit == "epoch"
+        counted = self._unit == "epoch" and whole > 0
         bar_of = (
             (whole, summary.samples) if counted or not summary.started else (summary.started.epochs, summary.epochs)
         )
@@ -281,7 +280,7 @@ class Live:
         self._recent_loss = self._recent_loss if loss is None else f"loss {loss:.4f}"
         cells = {
             "bar": " " * BAR,
-            "count": f"{bar_of[1]:,}/{bar_of[0]:,} {'samples' if counted else 'iterations'}",
+            "count": f"{bar_of[1]:,}/{bar_of[0]:,} {'samples' if counted else f'{self._unit}s'}",
             "rate": f"{summary.rate:,.0f}/s{self._mark}",
             "time": f"{_time(summary.seconds)}{self._mark}",
             "loss": self._recent_loss,
