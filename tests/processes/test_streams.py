@@ -9,7 +9,9 @@ from typing import Any
 
 import jobs
 import pytest
+import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from distbelief.core.optimizer import optim
 from distbelief.errors import DistbeliefError
@@ -241,3 +243,43 @@ def test_a_run_goes_on_where_each_replica_was(tmp_path: Path) -> None:
         before, after = map(flat, seen[role])
         assert len(before) > len(part)
         assert before + after == part * 2
+
+
+CARRIED = """
+import torch, distbelief as db
+from torch import nn
+torch.manual_seed(0)
+model, text = nn.RNN(1, 3), torch.sin(torch.arange(48.0)).view(12, 4, 1, 1)
+replica = db.join()
+optimizer = replica.optimizer(model)
+for _ in replica.epochs(2):
+    hidden = None
+    for ((piece,),) in replica.batches((text,), 1, order="sequential"):
+        optimizer.zero_grad()
+        out, hidden = model(piece, hidden)
+        hidden = hidden.detach()
+        out.square().mean().backward()
+        optimizer.step()
+"""
+
+
+def test_hidden_state_that_is_carried_is_that_of_the_plain_script_at_the_same_global_batch(tmp_path: Path) -> None:
+    """Of two columns of a text, each replica has one: their rounds are the plain script's updates with both."""
+    (tmp_path / "script.py").write_text(CARRIED)
+    # a checkpoint would break up a round: who is held back sits out
+    job = jobs.job(tmp_path / "run", SERVED[2], task="script", checkpoint_every=0)
+    Local().launch(job, [str(tmp_path / "script.py")])
+    torch.manual_seed(0)
+    model, text = nn.RNN(1, 3), torch.sin(torch.arange(48.0)).view(2, 6, 4, 1).permute(1, 2, 0, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(2):
+        hidden = None
+        for piece in text:
+            optimizer.zero_grad()
+            out, hidden = model(piece, hidden)
+            hidden = hidden.detach()
+            out.square().mean().backward()
+            optimizer.step()
+    ours = load_file(tmp_path / "run" / "model.safetensors")
+    for name, value in model.state_dict().items():
+        assert torch.allclose(ours[name], value, atol=1e-6), name
