@@ -217,4 +217,4 @@ def test_the_global_batch_is_that_of_the_replicas_that_a_round_waits_for() -> No
 
 def test_a_schedule_needs_to_know_where_it_ends() -> None:
     with pytest.raises(UsageError, match="a schedule needs the samples of an epoch, got 0"):
-        learning_rate.LearningRate("linear").factor(0, 0, 1, 1)
+        learning_rate.LearningRate(lr_schedule="linear").factor(0, 0, 1, 1)
