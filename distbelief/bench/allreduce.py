@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from distbelief.bench.parts import lines
-from distbelief.bench.parts.peers import Peer, Peers, lend
 from distbelief.bench.parts.ranks import SWAPS, play
 from distbelief.bench.parts.timing import figure, finish, interleave, number, ratio, show
 from distbelief.errors import UsageError
+from distbelief.places.processes.peers import Peer, Peers, lend
 from distbelief.record.machine import machine
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, schedule
 from distbelief.schedules.price import LinkModel, price

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 import torch
 
 from distbelief.bench.parts import loops, workloads
-from distbelief.bench.parts.peers import Peers
 from distbelief.bench.parts.timing import figure, finish, interleave, number, ratio, show, spread
 from distbelief.core.optimizer import Optimizer
 from distbelief.job import Job
+from distbelief.places.processes.peers import Peers
 from distbelief.record.machine import machine
 from distbelief.strategies import Hogwild, Locking
 from distbelief.strategies.shared_memory.options import Mapped

@@ -18,11 +18,11 @@ import torch
 
 from distbelief.bench.balance import balance, balance_settings, coordinator_bytes
 from distbelief.bench.parts import workloads
-from distbelief.bench.parts.peers import Peers
 from distbelief.bench.parts.timing import figure, finish, interleave, number, ratio, show
 from distbelief.core.effects import Batch
 from distbelief.errors import UsageError, unknown
 from distbelief.job import Job
+from distbelief.places.processes.peers import Peers
 from distbelief.record.machine import machine
 from distbelief.strategies import Sandblaster
 from distbelief.tasks import as_data, resolve

@@ -3,42 +3,31 @@ tells the truth.
 
 The simulation is told nothing that was measured on the jobs themselves: the time of a step of a plain loop alone on the
 machine, how much slower cores are while all of them work (two such loops that know nothing of each other), and what a
-push and a fetch add to a step of such a loop. The last is measured with one real shard, by its vectors of 4 kB and of
-the model's length: what both take costs a message, what the longer one takes more costs its bytes. `bench wire` has
-nobody compute between two pushes, so that nobody sleeps and nothing leaves the
-caches: that is less.
+push and a fetch add to a step of such a loop (`planner.trips`). `bench wire` has nobody compute between two pushes:
+that is less.
 """
 
 from __future__ import annotations
 
-import contextlib
 import statistics
-import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
-
 from distbelief.bench.parts import loops, workloads
-from distbelief.bench.parts.carriers import GRADIENT, Ours
-from distbelief.bench.parts.peers import Peers
 from distbelief.bench.parts.timing import figure, interleave, number, show, spread
-from distbelief.core.effects import Batch
 from distbelief.core.optimizer import Optimizer
-from distbelief.costs.profile import one_thread
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.processes.local import Local
 from distbelief.places.simulated.handling import Handling
 from distbelief.places.simulated.simulated import Simulated
+from distbelief.planner import trips
 from distbelief.strategies import Allreduce, Downpour, Single, Strategy, Synchronous
 from distbelief.tasks import as_data, resolve
 from distbelief.tasks.flat import layout_of
-from distbelief.tasks.worker import Trainer, build_model
 from distbelief.transport.processors import Hosts
-from distbelief.transport.virtual import MEMORY
 
 WITHIN = 0.15
 """How far a simulated time may lie from the real one."""
@@ -47,14 +36,8 @@ CORES, BATCH, PAD, SLOWER = 2, 64, 0.01, 4.0
 slow replica is.
 """
 SGD = Optimizer("sgd", 0.01)
-SMALL, SECONDS, LEAST_STEPS = 4096, 5.0, 20
-"""Bytes of a vector that hardly counts; how long steps with and without a shard take turns, and how many of each there
-are at least.
-"""
-MESSAGES, TOUCHED = 4, 4
-"""Of a push and a fetch: messages, and vectors that the shard reads or writes (a gradient and parameters, then
-parameters and their copy).
-"""
+SECONDS = 5.0
+"""How long steps with and without a shard take turns."""
 
 
 class Model(NamedTuple):
@@ -145,42 +128,13 @@ def _inputs(model: Model, repeats: int) -> Inputs:
     workload = loops.Workload(model.task, max(1, steps), BATCH, SGD.lr)
     rates = interleave({str(count): partial(loops.independent, workload, count) for count in (1, CORES)}, repeats)
     alone = statistics.median(rates["1"])
-    length, handling = layout_of(resolve(model.task).model()).trained.size, _handling(model.task)
+    length, handling = (
+        layout_of(resolve(model.task).model()).trained.size,
+        trips.measure(resolve(model.task), BATCH, SECONDS),
+    )
     together = statistics.median(pair / one / CORES for one, pair in zip(rates["1"], rates[str(CORES)], strict=True))
     # the loop has stepped with its gradient, which a simulation counts by itself
     return Inputs(BATCH / alone - Handling().addition * length, min(1.0, together), handling)
-
-
-def _handling(task: str) -> Handling:
-    """What a push and a fetch add to a step of a loop, by the messages and by the bytes."""
-    made = resolve(task)
-    model = build_model(made, 0, "cpu")
-    trainer, length = Trainer(made, model, BATCH, 0), layout_of(model).trained.size
-    with one_thread(), Peers() as peers, contextlib.ExitStack() as stack:
-        sides = {size: Ours(peers, "shared", size) for size in (SMALL, length)}
-        for ours in sides.values():
-            stack.callback(ours.close)
-        more: dict[int, list[float]] = {size: [] for size in sides}
-        begin, index = time.perf_counter(), 0
-        while index < LEAST_STEPS or time.perf_counter() < begin + SECONDS:
-            for size, ours in sides.items():
-                alone, served = (_step(trainer, ours, index, trip) for trip in (False, True))
-                more[size].append(served - alone)
-            index += 1
-    trips = {size: statistics.median(times) for size, times in more.items()}
-    message = (trips[SMALL] - 2 * MEMORY.latency) / MESSAGES
-    return Handling(max(0.0, message), TOUCHED * (length - SMALL) / max(1e-9, trips[length] - trips[SMALL]))
-
-
-def _step(trainer: Trainer, ours: Ours, index: int, trip: bool) -> float:
-    """Seconds of a step that writes what it would push, makes a trip or none, and reads what it would compute with."""
-    start = time.perf_counter()
-    trainer.compute(Batch(0, index % trainer.order.batches))
-    ours.gradient.fill_(GRADIENT)
-    if trip:
-        ours.trips(1)
-    ours.parameters.view(torch.float32).sum()
-    return time.perf_counter() - start
 
 
 def _job(case: Case) -> Job:

@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from distbelief.bench.parts import limits
-from distbelief.bench.parts.carriers import Ours
-from distbelief.bench.parts.peers import Peers
 from distbelief.bench.parts.timing import figure, finish, interleave, number, ratio, show, spread
 from distbelief.errors import UsageError
+from distbelief.places.processes.peers import Peers
+from distbelief.planner.shards import Ours
 from distbelief.record.machine import machine
 
 OURS = (

@@ -9,7 +9,7 @@ from distbelief.core.settings import option
 from distbelief.errors import UsageError
 
 AUTO = "auto"
-CHOSEN = ("--replicas", "--shards")
+CHOSEN = ("--replicas", "--partitions", "--shards")
 """What the plan chooses."""
 PLAIN = {"device": "cpu", "threads": 1, "precision": "float32", "fixed_point": ""}
 """What the steps of a plan are profiled with."""

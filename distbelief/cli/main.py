@@ -63,13 +63,26 @@ def main() -> NoReturn:
         os._exit(status)
 
 
+def _interrupted(args: Sequence[str]) -> str:
+    """What is said of a command that was interrupted.
+
+    >>> _interrupted(["train", "mnist"]), _interrupted(["status"])
+    ('interrupted before the job began', 'interrupted')
+    """
+    match args[:1]:
+        case ["train" | "launch" | "simulate" | "join"]:
+            return INTERRUPTED_BEFORE
+        case ["cost" | "plan" | "split"]:
+            return "interrupted: a part of a profile says nothing, and nothing is kept; --seconds N makes it shorter"
+    return "interrupted"
+
+
 def _end(*_: object) -> NoReturn:
     """End this process, which has nothing to lose before a job begins; an exception could be caught by an import that
     is under way.
     """
-    told = INTERRUPTED_BEFORE if sys.argv[1:2] in (["train"], ["launch"], ["simulate"], ["join"]) else "interrupted"
     with contextlib.suppress(OSError):
-        os.write(2, f"distbelief: {told}\n".encode())
+        os.write(2, f"distbelief: {_interrupted(sys.argv[1:])}\n".encode())
     os._exit(INTERRUPTED)
 
 
@@ -84,7 +97,7 @@ def run(args: Sequence[str]) -> int:
     except DistbeliefError as error:
         return _complain(error, INTERRUPTED if isinstance(error, Interrupted) else 1)
     except KeyboardInterrupt:
-        return _complain(INTERRUPTED_BEFORE, INTERRUPTED)
+        return _complain(_interrupted(args), INTERRUPTED)
     except BrokenPipeError:
         # whoever read our output has gone; Python must not try to flush it again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -143,9 +143,14 @@ class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
         return self.whole.step / self.step
 
     @property
+    def largest(self) -> int:
+        """Bytes that the largest home holds."""
+        return max(sum(home.memory.values()) for home in self.homes)
+
+    @property
     def share(self) -> float:
         """What the largest home holds, of what one process does."""
-        return max(sum(home.memory.values()) for home in self.homes) / sum(self.whole.memory.values())
+        return self.largest / sum(self.whole.memory.values())
 
     @property
     def verdict(self) -> str:

@@ -10,13 +10,15 @@ from distbelief.core.optimizer import Optimizer
 from distbelief.costs.trace import GRADIENTS, PARAMETERS, STATE, Trace
 from distbelief.errors import UsageError, unknown
 from distbelief.strategies import Allreduce, Downpour, Hogwild, Single, Strategy, Synchronous
-from distbelief.strategies.base import Replicated, Served
+from distbelief.strategies.base import Partitioned, Replicated, Served
 
 PLANNED = ("single", "downpour", "synchronous", "allreduce", "hogwild")
 """The strategies that are planned."""
 MOST_HOSTS, MOST_CORES = 256, 256
 MOST_REPLICAS = 256
 """The most replicas that a candidate has: a plan is to be there in seconds."""
+MOST_PARTITIONS = 4
+"""The most processes that a model is split over: each number of them is measured."""
 REPLICA_VECTORS = {"served": 4, "allreduce": 3, "hogwild": 1, "single": 2}
 """Vectors as long as the parameters that a replica holds, and `SHARD_VECTORS` that a shard does, without the state of
 an optimizer: what `bench memory` holds them to.
@@ -60,10 +62,16 @@ class Candidate:
         """Server processes."""
         return self.strategy.shards if isinstance(self.strategy, Served) else 0
 
+    @property
+    def partitions(self) -> int:
+        """Processes that each replica is split over."""
+        return self.strategy.partitions if isinstance(self.strategy, Partitioned) else 1
+
     def __str__(self) -> str:
+        partitions = f", {_times(self.partitions, 'partition')}" if self.partitions > 1 else ""
         shards = f", {_times(self.shards, 'shard')}" if self.shards else ""
         many = f", {_times(self.replicas, 'replica')}" if isinstance(self.strategy, Replicated) else ""
-        return f"{self.strategy.name}{many}{shards}"
+        return f"{self.strategy.name}{many}{partitions}{shards}"
 
     @property
     def command(self) -> str:
@@ -74,6 +82,7 @@ class Candidate:
         """
         words = [self.strategy.name]
         words += ["--replicas", str(self.replicas)] if isinstance(self.strategy, Replicated) else []
+        words += ["--partitions", str(self.partitions)] if self.partitions > 1 else []
         words += ["--shards", str(self.shards)] if self.shards else []
         return " ".join(words)
 
@@ -84,12 +93,13 @@ def _times(number: int, what: str) -> str:
 
 def candidates(machines: Machines, names: Sequence[str], optimizer: Optimizer) -> list[Candidate]:
     """Every strategy with as many replicas as the powers of two, and as the machines have cores; a shard on each host.
+    One model is also split, in the way that its operations make the best, over as many processes of one host.
 
     Raises:
         UsageError: a strategy that is not planned.
 
     >>> [str(one) for one in candidates(Machines(1, 2), ["single", "downpour"], Optimizer())]
-    ['single', 'downpour, 1 replica, 1 shard', 'downpour, 2 replicas, 1 shard']
+    ['single', 'single, 2 partitions', 'downpour, 1 replica, 1 shard', 'downpour, 2 replicas, 1 shard']
     """
     for name in names:
         if name not in PLANNED:
@@ -98,7 +108,8 @@ def candidates(machines: Machines, names: Sequence[str], optimizer: Optimizer) -
     for name in dict.fromkeys(names):
         most = machines.cores if name == "hogwild" else machines.hosts * machines.cores
         if name == "single":
-            found.append(Candidate(Single(optimizer=optimizer)))
+            parts = _counts(min(machines.cores, MOST_PARTITIONS))
+            found += [Candidate(Single(optimizer=optimizer, partitions=number)) for number in parts]
             continue
         for replicas in _counts(min(most, MOST_REPLICAS)):
             shards = min(machines.hosts, replicas)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,23 +13,30 @@ import msgspec
 
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.costs import profile as profiling
+from distbelief.costs import splitting, updates
 from distbelief.costs.cost import MARGIN, held, sample_of
 from distbelief.costs.profile import BUSY, ladder
+from distbelief.costs.splitting import SplitCost
 from distbelief.costs.trace import Trace, Tracer
-from distbelief.errors import DistbeliefError, UsageError
+from distbelief.errors import DistbeliefError, Interrupted, UsageError
 from distbelief.places.simulated.handling import Handling
 from distbelief.planner import together as side_by_side
-from distbelief.planner import trials
+from distbelief.planner import trials, trips
 from distbelief.planner.candidates import PLANNED, Candidate, Machines, candidates, memory
-from distbelief.planner.pricing import Cluster, Pricing, Terms, handling
+from distbelief.planner.pricing import Cluster, Pricing, Terms, memory_speed
+from distbelief.planner.together import Steps
+from distbelief.schedules.price import LinkModel
+from distbelief.split.options import AUTO, Split
 from distbelief.tasks import Task, resolve
-from distbelief.tasks.worker import load
-from distbelief.transport.virtual import NetworkModel
+from distbelief.tasks.worker import load, with_data
+from distbelief.transport.virtual import MEMORY, NetworkModel
 
 WORTH = 0.05
 """What one more replica is to bring at least, of the samples a second."""
-SECONDS = 10.0
-"""Of the profile, by itself."""
+SECONDS, TRIP_SECONDS, SPLIT_SECONDS = 10.0, 3.0, 3.0
+"""Of the profile, by itself, of messages beside steps, and of each split."""
+LONGEST_STEP = 0.1
+"""Seconds of the steps beside which messages are measured: the largest profiled that is no longer."""
 CONTENDERS = 5
 """Of the best candidates, those that are priced again where something else were so."""
 UNSEEN = "time to accuracy is not predicted: a profile knows how fast steps are, not what they are worth"
@@ -44,6 +51,8 @@ class Row(msgspec.Struct, frozen=True):
     shards: int
     memory: int
     """Bytes of its largest process."""
+    partitions: int = 1
+    """Processes that each replica is split over."""
     terms: Terms | None = None
     reason: str = ""
     """Why it cannot be done, or could not be run; "" where it can."""
@@ -119,9 +128,12 @@ def plan(
     _check_run(run, there)
     asked = {str(one): one for one in candidates(there, strategies, chosen)}
     file = Path(calibration) if calibration else trials.usual_file()
-    known = trials.read(file)
+    known = trials.read(file, named=calibration is not None and there == this_machine())
     here = _here(task, made, batch_size, chosen, there, seconds, data_dir, told)
-    cluster = Cluster(there, network or NetworkModel(), here.step, here.handling, here.together)
+    splits = _splits(made, asked.values(), batch_size, chosen, here.handling, told)
+    cluster = Cluster(
+        there, network or NetworkModel(), here.step, here.handling, here.own, here.together, splits=splits
+    )
     pricing = Pricing(made, batch_size)
     raw = {name: _row(one, pricing, cluster, here.trace, here.process, max_memory, told) for name, one in asked.items()}
     own = [one for one in known if one.machine == trials.this_kind()] if there == this_machine() else []
@@ -145,11 +157,31 @@ def plan(
     return found
 
 
+def _splits(
+    task: Task, asked: Iterable[Candidate], batch_size: int, optimizer: Optimizer, handling: Handling,
+    told: Callable[[str], None],
+) -> dict[int, SplitCost | str]:  # fmt: skip
+    """What the model costs when it is split over as many processes as candidates say, or why it cannot be."""
+    found: dict[int, SplitCost | str] = {}
+    line = LinkModel(handling.message + MEMORY.latency, handling.memory / 2)
+    for partitions in sorted({one.partitions for one in asked} - {1}):
+        told(f"the model split over {partitions} processes")
+        try:
+            found[partitions], _ = splitting.measure(
+                task, Split(AUTO, partitions), batch_size=batch_size, optimizer=optimizer, link=line,
+                seconds=SPLIT_SECONDS, told=told,
+            )  # fmt: skip
+        except DistbeliefError as error:  # a model that cannot be split ends no plan
+            found[partitions] = " ".join(str(error).split())
+    return found
+
+
 class _Here(NamedTuple):
     """What is measured on this machine, of a task."""
 
     step: float
     handling: Handling
+    own: Handling
     together: float
     trace: Trace
     process: int
@@ -162,25 +194,33 @@ def _here(
     task: Task | str, made: Task, batch_size: int, optimizer: Optimizer, there: Machines, seconds: float,
     data_dir: str | None, told: Callable[[str], None],
 ) -> _Here:  # fmt: skip
-    """Measure a step of a task, what it holds, how fast its parameters are updated, and cores that compute together."""
+    """Measure a step of a task, what it holds, what updates and messages cost beside it, and cores that compute
+    together.
+    """
     data, process = load(made, "training"), held()
     tracer = Tracer(made, sample_of(data))
     trace = tracer.follow(batch_size, optimizer)
     names = [layer.name for layer in tracer.layers]
     profile = profiling.measure(made, data, names, ladder(batch_size), seconds, told=told)
-    together = 1.0
-    if isinstance(task, str) and there.cores > 1:
-        told("how fast cores are while all of them compute")
-        together = side_by_side.measure(task, data_dir, batch_size, there.cores)
-    costs = handling(optimizer, sum(layer.parameters for layer in tracer.layers))
+    elements = sum(layer.parameters for layer in tracer.layers)
+    steps = None
+    if isinstance(task, str):
+        told("steps of one process, and of as many as there are cores")
+        steps = side_by_side.measure(task, data_dir, batch_size, there.cores, optimizer)
+    if steps is None:
+        steps = Steps(profile.at(batch_size).step, updates.measure(optimizer, elements).seconds)
+    told("what a push and a fetch add to a step")
+    quick = [point.batch_size for point in profile.points if point.step <= LONGEST_STEP]
+    handling = trips.measure(with_data(made, data), max(quick, default=1), TRIP_SECONDS)
     notes = [tracer.note] if tracer.note else []
-    if together < 1.0:
-        notes.append(f"while all cores compute, each has {together:.0%} of its speed")
+    if steps.speed < 1.0:
+        notes.append(f"while all cores compute, each has {steps.speed:.0%} of its speed")
     if busy := profile.busy > BUSY:
         notes.append(f"the machine is busy ({profile.busy:.2f} times): times are the processor's")
     if batch_size in profile.left_out:
         notes.append(f"a batch of {batch_size} was not profiled: {profile.left_out[batch_size]}")
-    return _Here(profile.at(batch_size).step, costs, together, trace, process, len(data), busy, notes)
+    own = memory_speed(optimizer, elements, steps.update)
+    return _Here(steps.step, handling, own, steps.speed, trace, process, len(data), busy, notes)
 
 
 def _check_run(run: int, there: Machines) -> None:
@@ -224,6 +264,8 @@ def _run(row: Row, task: Task | str, candidate: Candidate, batch_size: int, samp
         return row
     try:
         found = trials.run(task, candidate, batch_size, samples / row.terms.samples_per_second, data_dir)
+    except Interrupted:
+        raise
     except DistbeliefError as error:  # one that fails ends no plan
         return msgspec.structs.replace(row, reason=" ".join(str(error).split()))
     return msgspec.structs.replace(row, measured=found)
@@ -273,9 +315,11 @@ def _row(
 ) -> Row:  # fmt: skip
     """A candidate's price, or why it has none."""
     told(str(one))
-    needs: Mapping[str, int] = {kind: round(MARGIN * bytes_) for kind, bytes_ in memory(one, trace, process).items()}
+    split = cluster.splits.get(one.partitions)
+    held = {"partition": process + split.largest} if isinstance(split, SplitCost) else memory(one, trace, process)
+    needs: Mapping[str, int] = {kind: round(MARGIN * bytes_) for kind, bytes_ in held.items()}
     largest = max(needs, key=lambda kind: needs[kind])
-    row = Row(str(one), one.command, one.replicas, one.shards, needs[largest])
+    row = Row(str(one), one.command, one.replicas, one.shards, needs[largest], one.partitions)
     if limit is not None and needs[largest] > limit:
         reason = f"its {largest} needs {needs[largest] / 1e9:.2f} GB, more than {limit / 1e9:.2f}"
         return msgspec.structs.replace(row, reason=reason)
@@ -289,7 +333,11 @@ def ranked(rows: Sequence[Row]) -> list[Row]:
     """The most samples a second first; of equals, the fewest processes; what cannot be done last."""
 
     def order(row: Row) -> tuple[bool, float, int]:
-        return row.terms is None, -(row.terms.samples_per_second if row.terms else 0.0), row.replicas + row.shards
+        return (
+            row.terms is None,
+            -(row.terms.samples_per_second if row.terms else 0.0),
+            row.replicas * row.partitions + row.shards,
+        )
 
     return sorted(rows, key=order)
 
@@ -308,6 +356,8 @@ def _why(rows: Sequence[Row]) -> str:
         told += (
             f"; {more:.2f} times {second.what}, of whose step {second.terms.compute / second.terms.step:.0%} computes"
         )
+    if first.partitions > 1:
+        return f"{told}; one model on {first.partitions} processes has no more replicas"
     return f"{told}; {_enough(rows, first.command.split()[0])}"
 
 
@@ -316,7 +366,7 @@ def _enough(rows: Sequence[Row], name: str) -> str:
     rates = sorted(
         (row.replicas, row.terms.samples_per_second)
         for row in rows
-        if row.terms is not None and row.command.split()[0] == name
+        if row.terms is not None and row.partitions == 1 and row.command.split()[0] == name
     )
     for (few, rate), (many, more) in itertools.pairwise(rates):
         # what each one more brings, where so many more bring so much

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from distbelief.core.optimizer import Optimizer
-from distbelief.costs import updates
-from distbelief.errors import JobFailed
+from distbelief.costs.splitting import SplitCost
+from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.handling import STATES, Handling
@@ -26,7 +26,7 @@ from distbelief.places.simulated.simulated import Simulated
 from distbelief.planner.candidates import Candidate, Machines
 from distbelief.tasks import Task
 from distbelief.tasks.worker import build_model
-from distbelief.transport.processors import Hosts
+from distbelief.transport.processors import Hosts, speed
 from distbelief.transport.virtual import NetworkModel
 
 STEPS, MOST_STEPS = 24, 800
@@ -101,7 +101,7 @@ def terms_of(result: Mapping[str, Any]) -> Terms:
     told = [one["times"] for one in result["per_replica"] if one["times"]]
     if not told:
         raise JobFailed(f"{result['strategy']} on {result['task']} ended ({result['reason']}) before a step was timed")
-    steps = sum(one["steps"] for one in told)
+    steps = sum(one["steps"] for one in told) or result["steps"]  # a split replica times shares of steps
     sent = sum(result["bytes"].values()) / max(1, result["steps"])
     longest = max(told, key=lambda one: one["wait"])["waits_for"]
     parts = {part: sum(one[part] for one in told) / steps for part in PARTS}
@@ -118,10 +118,15 @@ class Cluster:
     step: float
     """Seconds of a minibatch's gradient, by a profile."""
     handling: Handling
+    """What messages between processes cost, and memory that another process has written."""
+    own: Handling
+    """What memory costs that no other process writes."""
     together: float = 1.0
     """The speed of a core while all cores of its host compute, of that of one that computes alone."""
     slow: tuple[tuple[int, float], ...] = ()
     """Replicas that are slower, and how many times."""
+    splits: Mapping[int, SplitCost | str] = field(default_factory=dict)
+    """What a model that is split over so many processes of one host costs, or why it cannot be split so."""
 
 
 class Pricing:
@@ -143,10 +148,12 @@ class Pricing:
             UsageError: it cannot run there.
         """
         found = self.price(candidate, cluster)
+        if candidate.partitions > 1:  # its processes are on one host, and its messages are in the price of its schedule
+            return msgspec.structs.replace(found, spared={"processor": found.compute, "waiting": found.wait})
         samples = candidate.replicas * self._batch_size
         seconds = samples / found.samples_per_second
         free = dataclasses.replace(cluster, network=NO_NETWORK)
-        others = (free, dataclasses.replace(free, handling=_FREE))
+        others = (free, dataclasses.replace(free, handling=_FREE, own=_FREE))
         without, bare = (min(seconds, samples / self.price(candidate, one).samples_per_second) for one in others)
         bare = min(bare, without)
         compute = min(cluster.step, bare)
@@ -160,6 +167,8 @@ class Pricing:
         Raises:
             UsageError: it cannot run there.
         """
+        if candidate.partitions > 1:
+            return self._split(candidate, cluster)
         replicas = candidate.replicas
         steps = max(2, min(STEPS, MOST_STEPS // replicas))
         task = dataclasses.replace(self._task, train=lambda: Counted(replicas * steps * self._batch_size))
@@ -168,24 +177,55 @@ class Pricing:
         slow = {replica: factor for replica, factor in cluster.slow if replica < replicas}
         compute = ComputeModel(step=cluster.step, spread="constant", slow=slow)
         if candidate.strategy.alone:
-            place = Simulated(compute=compute, phantom=True, handling=Handling(memory=cluster.handling.memory))
+            place = Simulated(compute=compute, phantom=True, handling=Handling(memory=cluster.own.memory))
         else:
             per_host = math.ceil(replicas / cluster.machines.hosts) if candidate.strategy.name != "hogwild" else 0
             cores, alone = cluster.machines.cores, 0 if per_host == replicas else per_host
             hosts = Hosts(cores, alone, together=cluster.together if cores > 1 else 1.0)
-            place = Simulated(cluster.network, compute, phantom=True, hosts=hosts, handling=cluster.handling)
+            place = Simulated(
+                cluster.network, compute, phantom=True, hosts=hosts, handling=_handling(candidate, cluster)
+            )
         return terms_of(place.run(job))
+
+    def _split(self, candidate: Candidate, cluster: Cluster) -> Terms:
+        """Of one replica on several processes: the price of its schedule, whose segments were measured beside a step of
+        the whole model.
+
+        Raises:
+            UsageError: it cannot be split so.
+        """
+        found = cluster.splits[candidate.partitions]
+        if isinstance(found, str):
+            raise UsageError(found)
+        scale = dict(cluster.slow).get(0, 1.0) * cluster.step / (found.whole.gathers + found.whole.computes)
+        first, update = found.homes[0], max(home.update for home in found.homes)
+        busy = max(1.0, sum(home.computes for home in found.homes) / (first.computes + first.waits))
+        scale /= speed(busy, cluster.machines.cores, cluster.together)
+        step = scale * (found.step - update) + update
+        compute = scale * (found.whole.gathers + first.computes)
+        sent = sum(home.sent for home in found.homes)
+        wait = max(0.0, step - compute - first.update)
+        return Terms(compute, first.update, 0.0, wait, self._batch_size / step, sent, "replica")
 
 
 _FREE = Handling(0.0, math.inf)
 
 
-def handling(optimizer: Optimizer, elements: int) -> Handling:
-    """What messages and bytes cost here: the memory's speed is that of an update, measured.
-
-    >>> handling(Optimizer(), 100_000).memory > 1e8
-    True
+def _handling(candidate: Candidate, cluster: Cluster) -> Handling:
+    """What a candidate's messages and memory cost: who shares memory wakes nobody for what is written there, and one
+    replica alone finds nothing there that another has written.
     """
-    taken = updates.measure(optimizer, elements).seconds
+    if candidate.shards:
+        return cluster.handling
+    memory = (cluster.handling if candidate.replicas > 1 else cluster.own).memory
+    return Handling(min(Handling().message, cluster.handling.message), memory)
+
+
+def memory_speed(optimizer: Optimizer, elements: int, seconds: float) -> Handling:
+    """How fast a process's own memory is, by the seconds of an update of so many elements.
+
+    >>> round(memory_speed(Optimizer(), 100_000, 1e-4).memory)
+    12000000000
+    """
     touched = (TOUCHED + STATES.get(optimizer.name, 2)) * elements * torch.float32.itemsize
-    return Handling(memory=touched / max(1e-9, taken))
+    return Handling(memory=touched / max(1e-9, seconds))

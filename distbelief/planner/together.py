@@ -1,5 +1,5 @@
-"""How fast cores are while all of them compute: processes that step a task at the same time, beside one that does so
-alone. They share caches, memory and, where there are any, the two threads of a core.
+"""A step in processes as those of a job, which keep what memory they free: of one that computes alone, and of as many
+as there are cores at the same time. Those share caches, memory and, where there are any, the two threads of a core.
 """
 
 from __future__ import annotations
@@ -8,10 +8,15 @@ import os
 import statistics
 import time
 from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+import torch
 
 from distbelief.core.effects import Batch
-from distbelief.places.processes import forkserver
-from distbelief.places.processes.settle import settle_process
+from distbelief.core.optimizer import Optimizer
+from distbelief.errors import JobFailed
+from distbelief.places.processes.peers import Peer, Peers
+from distbelief.server.optimizers import build, stepper
 from distbelief.tasks import resolve
 from distbelief.tasks.worker import Trainer, build_model
 
@@ -19,12 +24,21 @@ MOST_PROCESSES = 16
 """More than these hardly tell more."""
 SECONDS, WARM, LEAST_STEPS = 0.8, 3, 5
 """Of each of three turns: one process alone, all, one alone again; steps before them, and least steps of a turn."""
-ANSWER_SECONDS = 120.0
-"""Longest wait for a turn."""
 
 
-def measure(task: str, data_dir: str | None, batch_size: int, cores: int) -> float:
-    """The speed of a core while so many compute, of that of one that computes alone; 1 where there is one.
+class Steps(NamedTuple):
+    """What steps take in processes of a job."""
+
+    step: float
+    """Seconds of a gradient, in a process that computes alone."""
+    update: float
+    """Seconds of the update that follows it there: other than in a row of updates, its caches hold something else."""
+    speed: float = 1.0
+    """Of a core while all compute, of that of one that computes alone; 1 where there is one."""
+
+
+def measure(task: str, data_dir: str | None, batch_size: int, cores: int, optimizer: Optimizer) -> Steps | None:
+    """Steps of one process, and how much slower they are while all cores compute; None where it cannot be stepped.
 
     A step is timed by its thread's time on a processor, so that other programs lengthen it little.
 
@@ -33,65 +47,60 @@ def measure(task: str, data_dir: str | None, batch_size: int, cores: int) -> flo
         data_dir: folder with its data.
         batch_size: samples in a minibatch.
         cores: that compute.
+        optimizer: that steps.
     """
     count = min(cores, len(os.sched_getaffinity(0)), MOST_PROCESSES)
-    if count < 2:
-        return 1.0
-    forkserver.start()
-    made = [
-        forkserver.fork(f"step {number}", _step, os.getpid(), task, data_dir, batch_size) for number in range(count)
-    ]
-    pipes = [pipe for _, pipe in made]
+    words = task, data_dir, batch_size, optimizer
     try:
-        for pipe in pipes:
-            _hear(pipe)
-        turns = [_turn(pipes[:1]), _turn(pipes), _turn(pipes[:1])]
-    except (EOFError, ConnectionResetError, BrokenPipeError, TimeoutError):
-        return 1.0  # a model that cannot be stepped has said so in the profile
-    finally:
-        for process, pipe in made:
-            pipe.close()
-            process.kill()
-            process.join()
-    return min(1.0, (turns[0] + turns[2]) / 2 / turns[1])
+        with Peers() as peers:
+            made = [peers.start(f"step {number}", 1, _step, *words) for number in range(count)]
+            for peer in made:
+                peer.hear()
+            before, *shared, after = _turn(made[:1]), *([_turn(made)] if count > 1 else []), _turn(made[:1])
+    except JobFailed:
+        return None  # a model that cannot be stepped has said so in the profile
+    step, update = ((one + other) / 2 for one, other in zip(before, after, strict=True))
+    return Steps(step, update, min(1.0, step / shared[0][0]) if shared else 1.0)
 
 
-def _turn(pipes: list[Connection]) -> float:
-    """Seconds of a step, the median over the processes that step now."""
-    for pipe in pipes:
-        pipe.send_bytes(b"go")
-    return statistics.median(float(_hear(pipe)) for pipe in pipes)
+def _turn(peers: list[Peer]) -> tuple[float, float]:
+    """Seconds of a gradient and of an update, the means over the processes that step now."""
+    for peer in peers:
+        peer.say()
+    taken = [tuple(map(float, peer.hear().split())) for peer in peers]
+    step, update = map(statistics.fmean, zip(*taken, strict=True))
+    return step, update
 
 
-def _hear(pipe: Connection) -> bytes:
-    if not pipe.poll(ANSWER_SECONDS):
-        raise TimeoutError
-    return pipe.recv_bytes()
-
-
-def _step(supervisor: int, name: str, data_dir: str | None, batch_size: int, pipe: Connection) -> None:
-    """Step a task for a while, each time that somebody says so, and tell the median seconds of a step."""
-    settle_process("step", 1, supervisor)
+def _step(connection: Connection, name: str, data_dir: str | None, batch_size: int, optimizer: Optimizer) -> None:
+    """Step a task for a while, each time that somebody says so, and tell the mean seconds of a gradient and of an
+    update: those of slow steps count, as they do for a rate.
+    """
     task = resolve(name, data_dir)
-    trainer = Trainer(task, build_model(task, 0, "cpu"), batch_size, seed=0)
+    model = build_model(task, 0, "cpu")
+    trainer = Trainer(task, model, batch_size, seed=0)
+    update = torch.no_grad()(stepper(build(optimizer, [{"params": list(model.parameters())}])))
     number = 0
 
-    def step() -> float:
+    def step() -> tuple[float, float]:
         nonlocal number
         begin = time.thread_time()
         trainer.compute(Batch(0, number % trainer.order.batches))
+        computed = time.thread_time()
+        update()
         number += 1
-        return time.thread_time() - begin
+        return computed - begin, time.thread_time() - computed
 
     for _ in range(WARM):
         step()
-    pipe.send_bytes(b"ready")
+    connection.send_bytes(b"ready")
     while True:
         try:
-            pipe.recv_bytes()
+            connection.recv_bytes()
         except EOFError:
             return
-        taken, end = list[float](), time.perf_counter() + SECONDS
+        taken, end = list[tuple[float, float]](), time.perf_counter() + SECONDS
         while len(taken) < LEAST_STEPS or time.perf_counter() < end:
             taken.append(step())
-        pipe.send_bytes(str(statistics.median(taken)).encode())
+        told = map(statistics.fmean, zip(*taken, strict=True))
+        connection.send_bytes(" ".join(map(str, told)).encode())

@@ -15,7 +15,8 @@ from pathlib import Path
 import msgspec
 import torch
 
-from distbelief.errors import UsageError
+from distbelief.core.outcomes import Outcome
+from distbelief.errors import Interrupted, UsageError
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
 from distbelief.planner.candidates import Candidate
@@ -64,21 +65,31 @@ def usual_file() -> Path:
     return Path(os.path.expanduser(cache), "distbelief", "calibration.json")
 
 
-def read(path: Path) -> list[Trial]:
+def read(path: Path, named: bool = False) -> list[Trial]:
     """The trials of a calibration file, the oldest first; none where there is no file.
 
+    Args:
+        path: of the file.
+        named: whether it was named for this machine, so that one without any trial of it is of no use.
+
     Raises:
-        UsageError: it is no calibration file.
+        UsageError: it is no calibration file, or another machine's.
     """
     try:
         data = path.read_bytes() if path.stat().st_size <= MOST_BYTES else b""
-        return msgspec.json.decode(data, type=list[Trial])
+        found = msgspec.json.decode(data, type=list[Trial])
     except FileNotFoundError:
         return []
     except (OSError, msgspec.DecodeError) as error:
         raise UsageError(
             f"--calibration {path}: is no calibration file ({error}); delete it, or name another"
         ) from None
+    if named and found and all(one.machine != this_kind() for one in found):
+        raise UsageError(
+            f"--calibration {path}: its trials are of {found[-1].machine}, and this is {this_kind()}; name a file of "
+            "this machine's, or one that is not there yet"
+        )
+    return found
 
 
 def add(path: Path, trials: Sequence[Trial]) -> None:
@@ -97,21 +108,22 @@ def add(path: Path, trials: Sequence[Trial]) -> None:
 
 def correction(trials: Sequence[Trial], strategy: str, task: str, batch_size: int) -> tuple[float, int]:
     """What a strategy's rate is to be multiplied with, and by how many trials that is known: those of this task and
-    batch size. What another task's showed says little, since what is added to a step is then another part of it.
+    batch size. What another task's showed says little, since what is added to a step is then another part of it. The
+    price counts as one of them: a machine is never twice the same, and one trial may be further off than the price.
 
     >>> from distbelief.planner.pricing import Terms
     >>> def trial(task, rate):
     ...     one = Terms(1.0, 0.0, 0.0, 0.0, 100.0, 0.0)
     ...     return Trial(machine="", task=task, batch_size=64, optimizer="sgd", what="", strategy="downpour", date="",
     ...         predicted=one, measured=msgspec.structs.replace(one, samples_per_second=rate))
-    >>> trials = [trial("mnist", 75.0), trial("mnist", 100.0), trial("digits", 50.0)]
-    >>> correction(trials, "downpour", "mnist", 64), correction(trials, "allreduce", "mnist", 64)
-    ((0.875, 2), (1.0, 0))
-    >>> correction(trials, "downpour", "mnist", 32)
-    (1.0, 0)
+    >>> trials = [trial("mnist", 75.0), trial("mnist", 80.0), trial("digits", 50.0)]
+    >>> correction(trials, "downpour", "mnist", 64), correction(trials[:1], "downpour", "mnist", 64)
+    ((0.8, 2), (0.875, 1))
+    >>> correction(trials, "downpour", "mnist", 32), correction(trials, "allreduce", "mnist", 64)
+    ((1.0, 0), (1.0, 0))
     """
     found = [one for one in trials if (one.strategy, one.task, one.batch_size) == (strategy, task, batch_size)]
-    return (statistics.median(one.ratio for one in found), len(found)) if found else (1.0, 0)
+    return statistics.median([1.0, *(one.ratio for one in found)]), len(found)
 
 
 def corrected(terms: Terms, factor: float) -> Terms:
@@ -120,7 +132,14 @@ def corrected(terms: Terms, factor: float) -> Terms:
     return msgspec.structs.replace(terms, **parts, samples_per_second=terms.samples_per_second * factor)
 
 
-def run(task: Task | str, candidate: Candidate, batch_size: int, epoch: float, data_dir: str | None = None) -> Terms:
+def run(
+    task: Task | str,
+    candidate: Candidate,
+    batch_size: int,
+    epoch: float,
+    data_dir: str | None = None,
+    seconds: float = TRIAL_SECONDS,
+) -> Terms:
     """Train with a candidate for a while, and see.
 
     Args:
@@ -129,20 +148,25 @@ def run(task: Task | str, candidate: Candidate, batch_size: int, epoch: float, d
         batch_size: samples in a minibatch of a replica.
         epoch: seconds that one is expected to take.
         data_dir: folder with the data.
+        seconds: that are trained for at least, in whole epochs.
 
     Raises:
         UsageError: an epoch would take too long, or it cannot run here.
+        Interrupted: somebody has ended it.
         DistbeliefError: it failed.
     """
     if epoch > LONGEST_EPOCH:
         raise UsageError(f"an epoch would take {epoch:.0f} s, more than {LONGEST_EPOCH:.0f}")
-    epochs = max(1, math.ceil(TRIAL_SECONDS / epoch))
+    epochs = max(1, math.ceil(seconds / epoch))
     with tempfile.TemporaryDirectory(prefix="distbelief-plan-") as folder:
         job = Job(
             task, candidate.strategy, epochs=epochs, batch_size=batch_size, evaluate_every=0, checkpoint_every=0,
             snapshot_every="0", data_dir=data_dir, out=f"{folder}/run",
         )  # fmt: skip
-        return terms_of(Local().run(job))
+        result = Local().run(job)
+    if result["outcome"] == Outcome.INTERRUPTED:
+        raise Interrupted(f"{candidate}: its trial was interrupted; the plan ends, and keeps nothing of its trials")
+    return terms_of(result)
 
 
 def trial(candidate: Candidate, task: str, batch_size: int, optimizer: str, predicted: Terms, measured: Terms) -> Trial:

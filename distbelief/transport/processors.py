@@ -239,14 +239,8 @@ class VirtualHost:
         self._plan()
 
     def speed(self, roles: int) -> float:
-        """Of each of so many that work, in seconds of work a second.
-
-        >>> [VirtualHost(None, 2, 0.9).speed(roles) for roles in (1, 2, 3)]
-        [1.0, 0.9, 0.6]
-        """
-        busy = min(roles, self._cores)
-        slowed = 1.0 - (1.0 - self._together) * (busy - 1) / max(self._cores - 1, 1)
-        return slowed * busy / roles
+        """Of each of so many that work, in seconds of work a second."""
+        return speed(roles, self._cores, self._together)
 
     def _pass(self) -> None:
         """Give those who work what is theirs of the time that has passed."""
@@ -268,6 +262,22 @@ class VirtualHost:
             self._given, _, thread = heapq.heappop(self._working)
             self._plan()
             thread.go_on()
+
+
+def speed(working: float, cores: int, together: float) -> float:
+    """Of each of so many that work on a host, on average, in seconds of work a second.
+
+    Args:
+        working: how many.
+        cores: of the host.
+        together: the speed of a core while all work, of that of one that works alone.
+
+    >>> [speed(working, 2, 0.9) for working in (1, 2, 3)]
+    [1.0, 0.9, 0.6]
+    """
+    busy = min(working, cores)
+    slowed = 1.0 - (1.0 - together) * (busy - 1) / max(cores - 1, 1)
+    return slowed * busy / working
 
 
 class SharedThread(Thread):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -14,14 +15,15 @@ from torch import nn
 import distbelief as db
 from distbelief.cli import commands, main
 from distbelief.costs.profile import Point, Profile
+from distbelief.costs.splitting import Home, SplitCost, Whole
 from distbelief.costs.trace import Tracer
-from distbelief.errors import UsageError
+from distbelief.errors import Interrupted, UsageError
 from distbelief.places.simulated.handling import INSTANT, Handling
 from distbelief.planner import plan as planning
 from distbelief.planner import trials
 from distbelief.planner.candidates import PLANNED, Candidate, Machines, candidates, memory
 from distbelief.planner.plan import Plan
-from distbelief.planner.pricing import Cluster, Pricing, Terms, handling
+from distbelief.planner.pricing import Cluster, Pricing, Terms, memory_speed
 from distbelief.tasks import Task, TensorData
 
 WIDE = 256
@@ -37,10 +39,16 @@ def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A profile with 1 ms a minibatch of any size, and memory as fast as it usually is."""
     points = [Point(1, 0.0, 0.5e-3, 0.5e-3, 9), Point(64, 0.0, 0.5e-3, 0.5e-3, 9)]
     monkeypatch.setattr(planning.profiling, "measure", lambda *_, **__: Profile(points, {}, 1.0))
-    monkeypatch.setattr(planning, "handling", lambda *_: Handling())
+    monkeypatch.setattr(planning.trips, "measure", lambda *_: Handling())
+    monkeypatch.setattr(planning, "memory_speed", lambda *_: Handling())
     monkeypatch.setattr(planning, "held", lambda: 10_000_000)
-    monkeypatch.setattr(planning.side_by_side, "measure", lambda *_: 1.0)
+    monkeypatch.setattr(planning.side_by_side, "measure", lambda *_: None)
+    monkeypatch.setattr(planning.splitting, "measure", refuse)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise UsageError("it cannot be split")
 
 
 def made(machines: str = "2x2", network: db.NetworkModel | None = None, **more: Any) -> Plan:
@@ -49,9 +57,10 @@ def made(machines: str = "2x2", network: db.NetworkModel | None = None, **more: 
 
 def test_parts_of_a_step_add_up_and_the_first_is_the_fastest() -> None:
     rows = made().rows
+    assert [(row.what, row.reason) for row in rows if not row.terms] == [("single, 2 partitions", "it cannot be split")]
     rates = [row.terms.samples_per_second for row in rows if row.terms]
     assert rates == sorted(rates, reverse=True)
-    for row in rows:
+    for row in rows[: len(rates)]:
         assert row.terms is not None
         # from the first gradient to the last, of few steps, is not quite from the first step to the last
         assert row.terms.step == pytest.approx(row.replicas * 64 / row.terms.samples_per_second, rel=0.05)
@@ -62,7 +71,7 @@ def test_parts_of_a_step_add_up_and_the_first_is_the_fastest() -> None:
 
 def test_a_price_is_what_the_virtual_cluster_says() -> None:
     """One replica and one shard on a network where only the bytes count: a step, and twice the vector on the line."""
-    cluster = Cluster(Machines(2, 1), db.NetworkModel(latency=0.0, bandwidth=1e8), 1e-3, INSTANT)
+    cluster = Cluster(Machines(2, 1), db.NetworkModel(latency=0.0, bandwidth=1e8), 1e-3, INSTANT, INSTANT)
     one = Candidate(db.Allreduce(replicas=2, optimizer=SGD))
     rate = Pricing(TASK, 64).price(one, cluster).samples_per_second
     # halving and doubling, or a ring, of two: half of the vector each way, twice
@@ -136,7 +145,7 @@ def test_it_says_from_where_on_one_more_replica_brings_too_little() -> None:
 
     def row(replicas: int, rate: float) -> planning.Row:
         one = db.Allreduce(replicas)
-        return planning.Row(str(one), f"allreduce --replicas {replicas}", replicas, 0, 0,
+        return planning.Row(str(one), f"allreduce --replicas {replicas}", replicas, 0, 0, 1,
             planning.msgspec.structs.replace(terms, samples_per_second=rate))  # fmt: skip
 
     assert planning._enough([row(1, 100.0), row(2, 190.0), row(4, 200.0)], "allreduce").startswith("from 2 replicas on")
@@ -144,7 +153,85 @@ def test_it_says_from_where_on_one_more_replica_brings_too_little() -> None:
 
 
 def test_memory_is_as_fast_as_an_update_was() -> None:
-    assert handling(SGD, 1 << 16).memory > 1e8
+    """Of SGD gradient and parameters are touched, of Adam two more vectors."""
+    assert memory_speed(SGD, 1000, 1e-6).memory == pytest.approx(8e9)
+    assert memory_speed(db.optim("adam"), 1000, 1e-6).memory == pytest.approx(16e9)
+
+
+def test_messages_cost_who_has_a_shard_and_memory_costs_who_shares_it() -> None:
+    """Slow messages are paid by those with a shard alone; slow memory of others by all but one process by itself."""
+    messages, memory = Handling(1e-3, math.inf), Handling(0.0, VECTOR / 1e-3)
+
+    def steps(served: Handling, own: Handling, *strategies: db.Strategy) -> list[float]:
+        cluster = Cluster(Machines(1, 2), db.NetworkModel(), 1e-3, served, own)
+        pricing = Pricing(TASK, 64)
+        return [1e3 * pricing.price(Candidate(one), cluster).step for one in strategies]
+
+    alone, mapped = db.Single(optimizer=SGD), db.Hogwild(replicas=1, optimizer=SGD)
+    both, sums = db.Hogwild(replicas=2, optimizer=SGD), db.Allreduce(2, SGD)
+    served = db.Downpour(replicas=1, shards=1, optimizer=SGD)
+    assert steps(messages, INSTANT, alone, mapped, both, sums) == pytest.approx([1.0] * 4, rel=0.05)
+    # a push, a fetch, and their two answers
+    assert steps(messages, INSTANT, served) == pytest.approx([1.0 + 4.0], rel=0.15)
+    # an update touches two vectors, each in a millisecond
+    assert steps(memory, INSTANT, alone, mapped, both) == pytest.approx([1.0, 1.0, 3.0], rel=0.05)
+    assert steps(INSTANT, memory, alone, mapped, both) == pytest.approx([3.0, 3.0, 1.0], rel=0.05)
+
+
+def test_a_step_is_that_of_a_process_of_a_job_where_one_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "resolve", lambda *_: TASK)
+    monkeypatch.setattr(planning.side_by_side, "measure", lambda *_: planning.Steps(2e-3, 1e-6))
+    found = planning.plan("own:task", "1x1", strategies=("single",))
+    assert found.step == 2e-3
+    assert made("1x1", strategies=("single",)).step == pytest.approx(1e-3)
+
+
+def split_cost(computes: float, waits: float, step: float) -> SplitCost:
+    """Of two homes alike, beside a whole model of 1 ms."""
+    homes = [Home(number, 10, {"parameters": 5_000_000}, computes, waits, 0.1e-3, 2, 100) for number in range(2)]
+    whole = Whole(0.0, 1e-3, 0.1e-3, {"parameters": 9_000_000})
+    return SplitCost(task="", split="neurons", partitions=2, traced="", batch_size=64, schedule="sequential",
+        microbatches=1, placements=[], homes=homes, whole=whole, step=step, crossings=[], ways=[])  # fmt: skip
+
+
+def test_a_split_model_is_priced_by_its_schedule() -> None:
+    """A step of the whole takes 2 ms here, twice what it took beside the split one, so all that computes does; cores
+    that slow each other down do so for those that compute at the same time.
+    """
+    one = Candidate(db.Single(partitions=2, optimizer=SGD))
+    cost = split_cost(0.6e-3, 0.0, 0.7e-3)
+    cluster = Cluster(Machines(1, 2), db.NetworkModel(), 2e-3, INSTANT, INSTANT, 0.5, splits={2: cost})
+    found = Pricing(TASK, 64).terms(one, cluster)
+    assert 64 / found.samples_per_second == pytest.approx(2 * 0.6e-3 / 0.5 + 0.1e-3)
+    assert found.step == pytest.approx(2 * 0.6e-3 / 0.5 + 0.1e-3)
+    assert found.compute == pytest.approx(2.4e-3)
+    in_turn = dataclasses.replace(cluster, splits={2: split_cost(0.5e-3, 0.5e-3, 1.1e-3)})
+    assert Pricing(TASK, 64).price(one, in_turn).wait == pytest.approx(1e-3)
+    slow = dataclasses.replace(in_turn, slow=((0, 2.0),))
+    assert 64 / Pricing(TASK, 64).price(one, slow).samples_per_second == pytest.approx(4e-3 + 0.1e-3)
+
+
+def test_a_model_is_split_over_the_cores_of_a_host_or_a_row_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def measured(_: Task, split: Any, **__: Any) -> tuple[SplitCost, list[Any]]:
+        asked.append(split.partitions)
+        if split.partitions > 2:
+            raise UsageError("not over so many")
+        return split_cost(0.3e-3, 0.0, 0.4e-3), []
+
+    monkeypatch.setattr(planning.splitting, "measure", measured)
+    rows = {row.what: row for row in made("2x4", strategies=("single",)).rows}
+    assert asked == [2, 4]
+    assert rows["single, 4 partitions"].reason == "not over so many"
+    split = rows["single, 2 partitions"]
+    assert split.command == "single --partitions 2"
+    # what the largest partition holds, beside the process, with the margin of a cost
+    assert split.memory == round(1.15 * (10_000_000 + 5_000_000))
+    found = made("2x4", strategies=("single",))
+    assert found.first.what == "single, 2 partitions"
+    assert "no more replicas" in found.why
+    assert "single, 2 partitions" not in {row.what for row in made("8x1", strategies=("single",)).rows}
 
 
 @pytest.mark.parametrize(
@@ -190,7 +277,7 @@ def test_cores_that_slow_each_other_down_make_a_step_longer(monkeypatch: pytest.
     monkeypatch.setattr(planning, "resolve", lambda *_: TASK)
     asked = ("single", "allreduce")
     alone = {row.what: row.terms for row in planning.plan("own:task", "1x2", strategies=asked).rows}
-    monkeypatch.setattr(planning.side_by_side, "measure", lambda *_: 0.5)
+    monkeypatch.setattr(planning.side_by_side, "measure", lambda *_: planning.Steps(1e-3, 1e-6, 0.5))
     found = planning.plan("own:task", "1x2", strategies=asked)
     slowed = {row.what: row.terms for row in found.rows}
     assert slowed["single"] == alone["single"]
@@ -203,7 +290,7 @@ HERE = str(planning.this_machine())
 
 def at(rate: float) -> Any:
     """What every trial measures."""
-    return lambda *_: Terms(1e-3, 0.0, 0.0, 0.0, rate, 0.0)
+    return lambda *_, **__: Terms(1e-3, 0.0, 0.0, 0.0, rate, 0.0)
 
 
 def test_the_best_are_run_and_later_plans_are_corrected_by_what_was_seen(
@@ -236,10 +323,37 @@ def test_other_machines_are_corrected_by_no_trial_of_this_one(monkeypatch: pytes
     file = tmp_path / "own.json"
     made(HERE, run=1, calibration=file)
     assert all(row.corrected == 1.0 for row in made("3x7", calibration=file).rows)
+    made(HERE, run=1)
     monkeypatch.setattr(trials, "this_kind", lambda: "another")
-    found = made(HERE, calibration=file)
+    found = made(HERE)  # a usual file is that of all machines which share a home
     assert all(row.corrected == 1.0 for row in found.rows)
     assert any("1 trials" in note and "of another machine" in note for note in found.notes)
+    # one that is named is to be of use; of a plan for other machines it is not asked
+    with pytest.raises(UsageError, match=r"own\.json: its trials are of .*, and this is another; name a file"):
+        made(HERE, calibration=file)
+    assert made("3x7", calibration=file).rows[0].terms is not None
+
+
+@pytest.mark.parametrize("command", ["plan", "cost", "split"])
+def test_half_a_profile_says_nothing_and_is_told_so(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(planning.profiling, "measure", interrupted)
+    monkeypatch.setattr(planning.splitting, "measure", interrupted)
+    assert main.run([command, "digits"]) == 130
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert "a part of a profile says nothing, and nothing is kept; --seconds N makes it shorter" in told.err
+
+
+def test_a_trial_that_is_interrupted_ends_the_plan_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(db.Local, "run", lambda *_: {"outcome": "interrupted"})
+    with pytest.raises(Interrupted, match="its trial was interrupted"):
+        made(HERE, run=1)
+    assert trials.read(trials.usual_file()) == []
 
 
 def test_what_is_measured_on_a_busy_machine_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
+
 import pytest
 
 from distbelief.core.optimizer import optim
-from distbelief.planner import together, trials
+from distbelief.planner import together, trials, trips
 from distbelief.planner.candidates import Candidate
-from distbelief.strategies import Downpour
+from distbelief.strategies import Downpour, Single
+from distbelief.tasks import resolve
 
 
 def test_a_candidate_is_trained_with_and_tells_what_its_steps_were_made_of() -> None:
@@ -17,6 +20,29 @@ def test_a_candidate_is_trained_with_and_tells_what_its_steps_were_made_of() -> 
     assert found.step == pytest.approx(64 / found.samples_per_second, rel=0.7)
 
 
-def test_cores_that_compute_together_have_some_of_their_speed() -> None:
-    assert 0.2 < together.measure("digits", None, 64, 2) <= 1.0
-    assert together.measure("digits", None, 64, 1) == 1.0
+def test_a_trial_of_a_split_model_tells_its_parts_too() -> None:
+    found = trials.run("digits", Candidate(Single(partitions=2, optimizer=optim("sgd"))), 64, 2.0)
+    assert min(found.compute, found.samples_per_second) > 0
+    assert found.step == pytest.approx(64 / found.samples_per_second, rel=0.7)
+
+
+def test_steps_are_timed_in_processes_of_a_job_alone_and_together() -> None:
+    found = together.measure("digits", None, 64, 2, optim("sgd"))
+    assert found is not None
+    assert found.step > found.update > 0
+    assert 0.2 < found.speed <= 1.0
+    alone = together.measure("digits", None, 64, 1, optim("sgd"))
+    assert alone is not None
+    assert alone.speed == 1.0
+
+
+def test_a_model_that_cannot_be_stepped_has_no_steps(capfd: pytest.CaptureFixture[str]) -> None:
+    assert together.measure("tests.made:nowhere", None, 64, 2, optim("sgd")) is None
+    capfd.readouterr()
+
+
+def test_a_trip_to_a_real_shard_costs_messages_and_memory() -> None:
+    found = trips.measure(resolve("digits"), 64, 0.5)
+    assert 0 <= found.message < 0.1
+    assert found.memory > 1e6
+    assert multiprocessing.active_children() == []

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import torch
 
 from distbelief.bench.parts.loops import Workload, race, sgd, warm_and_run
-from distbelief.bench.parts.peers import Peers, lend, map_memory
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import DataSettings, Settings
 from distbelief.fabric.crossings import Crossings, segment_bytes
+from distbelief.places.processes.peers import Peers, lend, map_memory
 from distbelief.split.play import Give, RunSegment, Take
 from distbelief.strategies.partition import PartitionTrainer, partition, split_graph, way_of
 from distbelief.tasks import as_data, resolve

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from distbelief.bench.parts.peers import Peer, Peers, lend, map_memory
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.optimizer import Optimizer
 from distbelief.fabric.hook import Reduce, comm_hook
+from distbelief.places.processes.peers import Peer, Peers, lend, map_memory
 from distbelief.server import optimizers
 from distbelief.tasks import resolve
 from distbelief.tasks.order import Order

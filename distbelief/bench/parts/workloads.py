@@ -75,6 +75,11 @@ def mlp_wide() -> Task:
     return dataclasses.replace(resolve("mnist"), model=model)
 
 
+def mlp_wide_short() -> Task:
+    """The same on `SHORT` samples."""
+    return _part(f"{__name__}:mlp_wide", SHORT)
+
+
 def wide() -> Task:
     """One layer of 64 MB, on few and small data."""
     return Task(model=lambda: nn.Linear(WIDE, WIDE, bias=False), train=lambda: _noise(WIDE))

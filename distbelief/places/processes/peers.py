@@ -1,4 +1,4 @@
-"""The other sides of a benchmark: processes of our own that end with it, however it ends."""
+"""Processes of our own for a measurement, which end with it, however it ends."""
 
 from __future__ import annotations
 
@@ -40,14 +40,12 @@ class Peer:
                 return self.connection.recv_bytes().decode()
         except (EOFError, ConnectionResetError):
             self.process.join(GRACE)
-            raise JobFailed(
-                f"the benchmark's {self.name} ended with status {self.process.exitcode}; its own words are above"
-            ) from None
-        raise JobFailed(f"the benchmark's {self.name} said nothing for {seconds:.0f} s; is the machine overloaded?")
+            raise JobFailed(f"{self.name} ended with status {self.process.exitcode}; its own words are above") from None
+        raise JobFailed(f"{self.name} said nothing for {seconds:.0f} s; is the machine overloaded?")
 
 
 class Peers:
-    """The processes of a benchmark; on leaving, all are ended."""
+    """The processes of a measurement; on leaving, all are ended."""
 
     def __init__(self) -> None:
         self._peers: list[Peer] = []
@@ -82,7 +80,7 @@ class Peers:
 @contextlib.contextmanager
 def lend(size: int = 0) -> Iterator[int]:
     """Memory of this process, which others map by its descriptor here."""
-    memory = os.memfd_create("distbelief bench")
+    memory = os.memfd_create("distbelief measures")
     try:
         os.ftruncate(memory, size)
         yield memory
@@ -107,5 +105,5 @@ def _play(
     function: Callable[..., None],
     args: tuple[Any, ...],
 ) -> None:
-    settle_process(f"bench {name}", threads, supervisor)
+    settle_process(f"measures: {name}", threads, supervisor)
     function(connection, *args)
