@@ -65,6 +65,11 @@ BENCHES: Mapping[str, Bench] = {
         "distbelief.bench.cost",
         "CostBenchOptions",
     ),
+    "plan": Bench(
+        "candidates of a plan, predicted and trained with, and its first beside the best",
+        "distbelief.bench.plan",
+        "PlanBenchOptions",
+    ),
     "split": Bench(
         "a model split over two processes, beside the whole one with one thread and two",
         "distbelief.bench.split",

@@ -21,6 +21,7 @@ from distbelief.bench import (
     hogwild,
     loading,
     memory,
+    plan,
     sandblaster,
     simulator,
     standby,
@@ -46,6 +47,7 @@ from distbelief.places.processes import forkserver
 from distbelief.places.processes.spec import tell
 from distbelief.places.simulated import simulated, sweep
 from distbelief.planner import plan as planning
+from distbelief.planner.pricing import Terms
 from distbelief.split import drawing
 
 TCP = {"transport": "tcp"}
@@ -306,6 +308,7 @@ FAST: dict[str, dict[str, Any]] = {
     "start": {"task": "sparse-svm", "replicas": 3, "shards": 3, "repeats": 2},
     "memory": {"optimizer": "adam", "epochs": 2},
     "cost": {"models": ("lenet",), "seconds": 5.0},
+    "plan": {"models": ("split",), "repeats": 2, "seconds": 9.0},
     "loading": {"milliseconds": 1.0, "epochs": 3, "repeats": 2},
     "split": {"models": ("lenet",), "repeats": 2},
     "simulator": {"replicas": 4, "shards": 3, "steps": 3, "repeats": 2, "validate": True, "only": ("mlp",)},
@@ -323,6 +326,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "simulator": {"replicas": 3, "shards": 2, "steps": 2},
     **{name: {"repeats": 1} for name in ("standby", "start", "hogwild", "sandblaster", "straggle")},
     "train": {"models": ("mlp",), "repeats": 1},
+    "plan": {"models": ("mlp",), "repeats": 1},
     "split": {"models": ("mlp",), "repeats": 1},
     "large": {"seeds": 1},
     "accuracy": {"seeds": 1},
@@ -331,6 +335,9 @@ BESIDE: dict[str, dict[str, Any]] = {
 HELD = {"usual": 1.0, "peak": 1.0}
 RESULT = {"samples_per_second": 1.0, "test_accuracy": 0.5, "seconds": 1.0, "updates": 1, "descent": {"loss": 1.0},
           "history": [{"seconds": 1.0, "samples": 1, "test_accuracy": 0.5}]}  # fmt: skip
+TERMS = Terms(1e-3, 0.0, 0.0, 0.0, 1000.0, 0.0)
+PLAN = planning.Plan(task="mnist", machines="1x2", batch_size=64, step=1e-3, together=1.0, why="", changes=[], notes=[],
+                     rows=[planning.Row("single", "single", 1, 0, 0, terms=TERMS)])  # fmt: skip
 MEASURING: tuple[tuple[Any, str, Any], ...] = (
     (workloads, "run", RESULT), (loops, "independent", 1.0), (loops, "lockstep", 1.0), (loops, "ddp", 1.0), (loops,
         "hogwild", 1.0), (homes, "split", 1.0), (homes, "crossing_seconds", 1.0),
@@ -343,6 +350,7 @@ MEASURING: tuple[tuple[Any, str, Any], ...] = (
     (loading, "_rate", 1.0),
     (cost, "_steps", {"median_error": 0.1, "rows": {}}),
     (cost, "_memory", {"error": 0.1, "process": 1e9, "traced": 1e9}),
+    (plan, "plan", PLAN), (plan.trials, "run", TERMS),
     (simulator.validate, "measure", {}), (simulator.validate, "figures", []), (simulator.validate, "tell", None),
     (sandblaster, "_halves", 1.0), (sandblaster, "_torchs", 1.0), (sandblaster, "coordinator_bytes", {"figures": []}),
     (sandblaster, "balance", {"one static split": 1.0, "work units, backup portions": 1.0}),

@@ -12,9 +12,9 @@ import torch
 
 from distbelief.bench import BENCHES, wire
 from distbelief.bench.parts import lines, timing
-from distbelief.bench.parts.carriers import Ours
-from distbelief.bench.parts.peers import Peers
 from distbelief.errors import JobFailed, UsageError
+from distbelief.places.processes.peers import Peers
+from distbelief.planner.shards import Ours
 from distbelief.schedules.allreduce import ALGORITHMS
 
 KEYS = {
@@ -26,6 +26,7 @@ KEYS = {
     "loading": {"milliseconds", "of_none"},
     "memory": {"vectors", "vector_bytes"},
     "cost": {"steps", "memory"},
+    "plan": {"models", "repeats"},
     "split": {"models", "crossing_seconds"},
     "simulator": {"messages", "seconds", "messages_per_second"},
     "accuracy": {"mean", "seeds"},
