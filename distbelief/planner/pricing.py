@@ -225,7 +225,7 @@ def memory_speed(optimizer: Optimizer, elements: int, seconds: float) -> Handlin
     """How fast a process's own memory is, by the seconds of an update of so many elements.
 
     >>> round(memory_speed(Optimizer(), 100_000, 1e-4).memory)
-    12000000000
+    8000000000
     """
     touched = (TOUCHED + STATES.get(optimizer.name, 2)) * elements * torch.float32.itemsize
     return Handling(memory=touched / max(1e-9, seconds))
