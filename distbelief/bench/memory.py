@@ -53,11 +53,12 @@ class MemoryOptions:
 def run(options: MemoryOptions) -> dict[str, Any]:
     """Measure; returns what is written as JSON."""
     facts, measured = machine(), {}
+    asked = options.optimizer, options.epochs
     for prefetch in (0,) if options.quick else (0, 1):
         for transport in ("shared",) if options.quick else ("shared", "tcp"):
-            grown = _grown(options, Local(transport, path=SERVED), prefetch=prefetch)
+            grown = _grown(*asked, Local(transport, path=SERVED), prefetch=prefetch)
             measured[f"{transport}, prefetch {prefetch}"] = {str(roles.kind(role)): grown[role] for role in ROLES}
-    together = {path: _grown(options, Local(path=path), replicas=2)[TOGETHER]["usual"] for path in (SERVED, DIRECT)}
+    together = {path: _grown(*asked, Local(path=path), replicas=2)[TOGETHER]["usual"] for path in (SERVED, DIRECT)}
     result = {
         "bench": "memory",
         "machine": facts,
@@ -106,15 +107,17 @@ def _shared_figure(together: Mapping[str, float], optimizer: str) -> list[dict[s
     return [figure(what, together[DIRECT] / together[SERVED], 1.2 if STATES[optimizer] else 1.0, lower=True)]
 
 
-def _grown(options: MemoryOptions, place: Local, replicas: int = 1, prefetch: int = 0) -> dict[str, dict[str, float]]:
+def _grown(
+    optimizer: str, epochs: int, place: Local, replicas: int = 1, prefetch: int = 0
+) -> dict[str, dict[str, float]]:
     """Flat vectors held by each role of a job, and by all of them together."""
-    strategy = Downpour(replicas=replicas, shards=1, prefetch=prefetch, optimizer=optim(options.optimizer))
+    strategy = Downpour(replicas=replicas, shards=1, prefetch=prefetch, optimizer=optim(optimizer))
     large, small = (
         _held(
             Job(
                 task=f"distbelief.bench.parts.workloads:{model}",
                 strategy=strategy,
-                epochs=options.epochs,
+                epochs=epochs,
                 evaluate_every=0,
                 checkpoint_every=0,
             ),
