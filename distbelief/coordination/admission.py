@@ -4,8 +4,12 @@ have them.
 
 from __future__ import annotations
 
+import msgspec
+
 from distbelief.core import roles
 from distbelief.core.conversations.membership import Join
+from distbelief.core.learning_rate import LearningRate
+from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import STREAM
 from distbelief.core.records import Started
 from distbelief.core.settings import SEQUENTIAL, DataSettings, Holder, Plan, Settings
@@ -35,6 +39,15 @@ def plan(settings: Settings, event: Join) -> Plan:
                 "of them off"
             )
         settings = settings.with_epochs(event.epochs)
+    if event.optimizers and settings.optimizer != Optimizer():
+        raise UsageError(
+            f"--optimizer {settings.optimizer.name} --lr {settings.optimizer.lr:g}: the script names the optimizer of "
+            "each of its models; leave them off"
+        )
+    if len(event.layout.models) > 1:
+        _check_several(settings, event.optimizers)
+    elif event.optimizers:
+        settings = msgspec.structs.replace(settings, optimizer=event.optimizers[0])
     left_out = event.samples % settings.data.batch_size if settings.data.drop_last else 0
     _check_samples(settings, event.samples, left_out)
     known = not stream and not settings.data.own_data
@@ -45,6 +58,7 @@ def plan(settings: Settings, event: Join) -> Plan:
         cut(event.layout, settings.mesh, parts),
         event.samples - left_out if known else 0,
         left_out if known else 0,
+        event.optimizers,
     )
 
 
@@ -72,6 +86,27 @@ def _check_samples(settings: Settings, samples: int, left_out: int) -> None:
         )
 
 
+def _check_several(settings: Settings, optimizers: tuple[Optimizer, ...]) -> None:
+    """Refuse what means nothing where several models are trained, each with an optimizer of its own.
+
+    Raises:
+        UsageError: naming the option, and why.
+    """
+    refused = settings.strategy.singular(settings) or ("--standby 1" if settings.standby else "")
+    if not refused and settings.rate != LearningRate():
+        raise UsageError(
+            "--lr-schedule and --warmup-epochs are of one optimizer, and the script has several models: have it set "
+            "their rates (torch.optim.lr_scheduler)"
+        )
+    if refused:
+        raise UsageError(
+            f"{refused}: the script has several models, and pushes each as it is stepped; use downpour, bounded or "
+            "synchronous without it, or give all models to one optimizer in a torch.nn.ModuleList"
+        )
+    for optimizer in optimizers or (settings.optimizer,):
+        optimizer.check(norms=False)
+
+
 def started(plan: Plan, samples: int, done: int) -> Started:
     """What is written down as a job begins, with so many samples and epochs (or iterations) done before."""
     s = plan.settings
@@ -85,6 +120,7 @@ def started(plan: Plan, samples: int, done: int) -> Started:
         samples,
         done,
         s.strategy.unit,
+        plan.models,
     )
 
 
@@ -105,6 +141,8 @@ def check(plan: Plan, who: str, event: Join) -> None:
             f"{who} goes through replica.epochs({event.epochs}), the job through {plan.settings.data.epochs}: it is "
             "one number for all"
         )
+    if event.optimizers != plan.optimizers:
+        raise UsageError(f"{who} names other optimizers than the job has: its script makes them alike in every replica")
     if event.batch_size not in (0, plan.settings.data.batch_size):
         raise UsageError(
             f"{who} asks for batches of {event.batch_size}, the job has {plan.settings.data.batch_size}: it is one for "

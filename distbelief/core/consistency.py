@@ -61,6 +61,8 @@ class PlannedUpdate(NamedTuple):
     weight: float
     parts: tuple[tuple[Key, float], ...]
     reason: str
+    model: int = 0
+    """Which is stepped."""
 
 
 class Drop(NamedTuple):
@@ -101,6 +103,8 @@ class Policy:
 
     floor = 0
     """How far all members are: the ticks whose pushes are applied here; grows only, and fetches tell it."""
+    models = 1
+    """How many a job trains, each with an optimizer of its own."""
 
     def __init__(self, scaling: str = "none") -> None:
         self._scaling = None if scaling == "none" else SCALINGS[scaling]
@@ -133,6 +137,12 @@ class Policy:
         """A replica sits out, leaves or has died; an incarnation older than the known one does so no more, -1 is the
         known one.
         """
+
+    def turn(self, key: Key, tick: int, model: int, opens: bool) -> str:
+        """Of several models: of which of them the push is that comes next, and whether it is the first of a minibatch;
+        returns why that cannot be, or "".
+        """
+        return ""
 
     def push(self, key: Key, tick: int, samples: int, staleness: int) -> Verdict:
         """Decide on a push that the ledger takes."""
@@ -203,7 +213,7 @@ class SoftsyncPolicy(_Members):
     >>> policy.push(Key("replica 1", 0, 1), 0, 8, 0), policy.due()
     (Verdict(action=<Action.GATHER: 'gather'>, reason='it is 1 of 2 that make an update', scale=1.0), None)
     >>> _ = policy.push(Key("replica 1", 0, 2), 0, 8, 0); policy.due()
-    PlannedUpdate(samples=16, weight=0.5, parts=(), reason='2 pushes make an update')
+    PlannedUpdate(samples=16, weight=0.5, parts=(), reason='2 pushes make an update', model=0)
     """
 
     def __init__(self, n: int, scaling: str) -> None:

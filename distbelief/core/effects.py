@@ -220,6 +220,8 @@ class Computed(msgspec.Struct, frozen=True, gc=False):
     seconds: float
     rate: float = 1.0
     """What a user's own loop has made of the learning rate, as a factor of the job's."""
+    model: int = 0
+    """Of several, which it steps: they are stepped one after another until one answer is `held`."""
     held: bool = False
     """Whether there is no step for this minibatch: its gradient is in that of a later one, or, of no samples, in
     none."""

@@ -27,6 +27,8 @@ class Started(Record, frozen=True, tag=True, gc=False):
     """Epochs done before; -1 where the samples tell."""
     unit: str = "epoch"
     """What is counted as one: an epoch, or an iteration, which may take all samples more than once."""
+    models: int = 1
+    """That are trained, each with an optimizer of its own."""
 
 
 class Joined(Record, frozen=True, tag=True, gc=False):

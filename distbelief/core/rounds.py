@@ -4,6 +4,9 @@
 The first shard that holds anything rules: it decides who is in a round, and tells the other shards, which hold what
 they are pushed until they know. A round is decided when it has the gradient of every member, of all but the backup
 workers, or of a quorum. What comes later is dropped.
+
+Of several models each has rounds of its own, in one order that all replicas keep: who comes later takes part from the
+first round of a minibatch on.
 """
 
 from __future__ import annotations
@@ -105,12 +108,19 @@ class Rounds(Policy):
         self._dropping: deque[Key] = deque()
         self._queue: deque[Ruling] = deque()
         self._untold: list[Ruling] = []
+        self._turns: dict[Key, tuple[int, bool]] = {}
+        """Of each push that is here, which model it is of, and whether it is the first of a minibatch."""
+        self._coming: set[str] = set()
+        """Who takes part once a minibatch begins."""
+        self._admitted: list[tuple[str, int]] = []
         self.history = History()
 
     def attend(self, who: str, incarnation: int, tick: int) -> int:
-        """Count a replica in; returns the round that it is in."""
+        """Count a replica in; returns the round that it is in, or -1 where `admitted` will tell it."""
         if incarnation < self._known.get(who, 0):
             return self.floor
+        if incarnation > self._known.get(who, 0):
+            self._members.discard(who)
         if who in self._fresh and self._fresh[who].incarnation < incarnation:
             self._reject(self._fresh.pop(who))
         queued = {key for ruling in self._queue for key in ruling.taken}
@@ -121,9 +131,28 @@ class Rounds(Policy):
         ]
         self._known[who] = incarnation
         self._dead.pop(who, None)
+        if self._rules and self.models > 1 and who not in self._members:
+            self._coming.add(who)
+            self._decide()
+            return -1
         self._members.add(who)
         self._most = max(self._most, len(self._members) - self._backup)  # others may join
         return self._decided if self._rules else self.floor
+
+    def admitted(self) -> list[tuple[str, int]]:
+        """Who takes part since this was last asked, and from which round on."""
+        told, self._admitted = self._admitted, []
+        return told
+
+    def _open(self) -> None:
+        """Count those in who wait for a minibatch to begin, where nobody is in the middle of one."""
+        if not self._coming:
+            return
+        if all(self._turns[key][1] for key in self._fresh.values()) and (self._fresh or not self._members):
+            self._members |= self._coming
+            self._most = max(self._most, len(self._members) - self._backup)
+            self._admitted += ((who, self._decided) for who in sorted(self._coming, key=roles.index_of))
+            self._coming.clear()
 
     def leave(self, who: str, incarnation: int, died: bool) -> None:
         """Count a replica out. A push of one that sits out stays in the round; a push of a dead one does not."""
@@ -131,11 +160,25 @@ class Rounds(Policy):
         if 0 <= incarnation < known:
             return
         self._members.discard(who)
+        self._coming.discard(who)
         if died:
             self._dead[who] = max(known, incarnation)
             if who in self._fresh:
                 self._reject(self._fresh.pop(who))
         self._decide()
+
+    def turn(self, key: Key, tick: int, model: int, opens: bool) -> str:
+        """All replicas step the models of a minibatch in one order."""
+        self._turns[key] = model, opens
+        for other in self._fresh.values():
+            if tick == self._decided and self._turns[other] != (model, opens):
+                told = [
+                    f"{one.who} steps model {at}{' first' * first} in a minibatch"
+                    for one in (key, other)
+                    for at, first in (self._turns[one],)
+                ]
+                return f"round {tick}: {', and '.join(told)}; in rounds all step their models in one order"
+        return ""
 
     def push(self, key: Key, tick: int, samples: int, staleness: int) -> Verdict:
         """Hold every push: it is in a round when that has been ruled."""
@@ -200,6 +243,7 @@ class Rounds(Policy):
             if not taken:
                 continue
             union = sum(self._here[key] for key in taken)
+            model, _ = self._turns.get(taken[0], (0, True))
             for key in taken:
                 self._settle(key)
             return PlannedUpdate(
@@ -207,6 +251,7 @@ class Rounds(Policy):
                 1.0,
                 tuple((key, self._batch_size / union) for key in taken),
                 f"round {ruled.round} of {union} samples",
+                model,
             )
         return None
 
@@ -243,6 +288,7 @@ class Rounds(Policy):
 
     def _decide(self) -> None:
         """Where this shard rules: close the round once it has all that it waits for."""
+        self._open()
         if not self._fresh or len(self._fresh) < self._wanted(len(self._members)):
             return
         if len(self._fresh) >= self._wanted(len(self._members | self._fresh.keys())):
@@ -251,6 +297,7 @@ class Rounds(Policy):
             self._fresh.clear()
             self._tell(Ruling(self._decided, taken, ()))
             self._decided += 1
+            self._open()
 
     def _reject(self, key: Key) -> None:
         self._tell(Ruling(self._decided, (), (key,)))
@@ -261,6 +308,7 @@ class Rounds(Policy):
 
     def _settle(self, key: Key) -> None:
         del self._here[key]
+        self._turns.pop(key, None)
         if self._owing.get(key.who) == key:
             del self._owing[key.who]
 

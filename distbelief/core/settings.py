@@ -20,7 +20,7 @@ from distbelief.core.optimizer import LAYERWISE, Optimizer
 from distbelief.errors import LocalProtocolError, UsageError, unknown
 from distbelief.schedules.pipelines import check_pipeline
 from distbelief.sharding.assignments import Assignment
-from distbelief.sharding.layout import Layout
+from distbelief.sharding.layout import Layout, Range
 from distbelief.sharding.mesh import MOST, Mesh
 
 PRECISIONS = ("float32", "bf16", "fp16")
@@ -141,6 +141,10 @@ class Own:
         """Replicas that are on one host, in their order; 0 for all."""
         return 0
 
+    def singular(self, settings: Settings) -> str:
+        """What of these settings means nothing in a job of several models; "" where all does."""
+        return f"strategy {self.name}"
+
     def check(self, settings: Settings) -> None:
         """Refuse what no job can have, of these settings and together with the others.
 
@@ -191,6 +195,12 @@ class Pushing(StrategySettings, frozen=True, kw_only=True):
     def pushing(self) -> Pushing:
         """These."""
         return self
+
+    def singular(self, settings: Settings) -> str:
+        """Each step of several models is pushed by itself, and what it has made is fetched before the next."""
+        made = Pushing(name=self.name)
+        cadence = ("push_every", "fetch_every", "local_lr", "prefetch", "read_in_place", "warm_start_steps")
+        return next((option(name) for name in cadence if getattr(self, name) != getattr(made, name)), "")
 
     def global_batch(self, settings: Settings) -> int:
         """Every push is an update."""
@@ -585,6 +595,11 @@ def option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def _within(model: Range, own: Range) -> Range:
+    start, stop = max(model.start, own.start), min(model.stop, own.stop)
+    return Range(start, stop) if start < stop else Range(model.start, model.start)
+
+
 class Plan(msgspec.Struct, frozen=True):
     """What is settled once the first replica has told its layout: who holds what, and how much there is to do."""
 
@@ -597,6 +612,24 @@ class Plan(msgspec.Struct, frozen=True):
     """
     left_out: int = 0
     """Samples of the training set that an epoch is without: those of a smaller last minibatch, with `drop_last`."""
+    optimizers: tuple[Optimizer, ...] = ()
+    """Of each model, where a script names them; else all have that of the settings."""
+
+    @property
+    def models(self) -> int:
+        """How many are trained, each with an optimizer of its own."""
+        return max(1, len(self.layout.models))
+
+    def optimizer(self, model: int) -> Optimizer:
+        """What a model is stepped with."""
+        return self.optimizers[model] if self.optimizers else self.settings.optimizer
+
+    def parts(self, shard: int) -> tuple[Range, ...]:
+        """What moves of each model at a shard: a range without bytes, where its model begins, of one that it has
+        nothing of.
+        """
+        own = self.assignments[shard].moving
+        return tuple(_within(model, own) for model in self.layout.models) or (own,)
 
     def factor(self, samples: int) -> float:
         """The factor on the learning rate after so many samples have been applied."""

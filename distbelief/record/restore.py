@@ -161,7 +161,9 @@ def _weights_file(path: Path) -> Path:
 
 
 def _check_fits(folder: Path, manifest: Manifest, plan: Plan) -> None:
-    theirs, ours = manifest.plan.settings.optimizer.name, plan.settings.optimizer.name
+    theirs, ours = (
+        ", ".join(one.optimizer(model).name for model in range(one.models)) for one in (manifest.plan, plan)
+    )
     if theirs != ours:
         raise CheckpointError(
             f"checkpoint {folder} was made by optimizer {theirs}, this job's is {ours}: use {theirs}, or start anew "

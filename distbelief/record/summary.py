@@ -242,6 +242,8 @@ class Summary:
             **{key: self.job.get(key) for key in ("task", "strategy", "settings", "seed", "device")},
             "settings": {**self.settings, **({"batch_size": started.batch_size} if started else {})},
             **{key: self.job[key] for key in ("cluster", "path") if key in self.job},
+            # which the shards step, whatever the path of a single one would be
+            **({"models": started.models, "path": "served"} if started and started.models > 1 else {}),
             "replicas": replicas,
             "shards": started.shards if started else self.settings.get("shards", 0),
             "epochs": self.epochs,

@@ -20,10 +20,10 @@ from typing import Any
 from distbelief.core import roles
 from distbelief.core.conversations import attendance, checkpointing, dealing, initialising, partitioning, pushing
 from distbelief.core.effects import RECEIVE, Arrival, Batch, Compute, Computed, Effect, Send, WriteRecord
-from distbelief.core.messages import Version
+from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Note
 from distbelief.replica.pushes import Pushes
-from distbelief.replica.served_replica import ServedReplica, ServerView
+from distbelief.replica.served_replica import ModelView, ServedReplica, ServerView
 from distbelief.replica.siblings import Steps
 from distbelief.replica.split_compute import SplitCompute
 from distbelief.replica.vectors import Vectors
@@ -49,13 +49,16 @@ class DownpourReplica(ServedReplica):
         split: how it computes together with the other partitions, where the replica is split.
         epochs: that the user's own loop names; 0 where the job's are taken.
         order: that the user's own loop names; "" where the job's is taken.
+        optimizers: that it names, one for each model; none where all have the job's.
     """
 
     def __init__(
         self, role: str, vectors: Vectors, samples: int, batch_size: int = 0, keeps: bool = False, incarnation: int = 0,
-        split: SplitCompute | None = None, epochs: int = 0, order: str = "",
+        split: SplitCompute | None = None, epochs: int = 0, order: str = "", optimizers: tuple[Optimizer, ...] = (),
     ) -> None:  # fmt: skip
-        super().__init__(DownpourTraining, role, vectors, samples, batch_size, keeps, incarnation, split, epochs, order)
+        super().__init__(
+            DownpourTraining, role, vectors, samples, batch_size, keeps, incarnation, split, epochs, order, optimizers
+        )
 
 
 class DownpourTraining:
@@ -71,17 +74,22 @@ class DownpourTraining:
         settings = server.plan.settings
         self._replica, self._links, self._vectors = replica, replica.links, replica.vectors
         self._siblings = replica.siblings
-        self._parts, self._held = server.parts, server.held
+        self._models = server.models
+        self._stepped = {*range(len(server.models))}
+        """Of several models, those whose parameters are not at hand since they were stepped."""
+        self._amid = False
+        """Whether a minibatch of several pushes has been begun, and is not over."""
         self._settings, self._pushing = settings, settings.strategy.pushing
         self._attends, self._in_rounds = settings.strategy.attendance, settings.strategy.rounds
         self._bound = settings.strategy.staleness_bound
-        self._pushes = Pushes(replica.incarnation, self._held.versions, settings.slots, told=replica.siblings.follows)
+        shards, slots = [role for role, _ in server.parts], settings.slots * len(server.models)
+        self._pushes = Pushes(replica.incarnation, shards, slots, told=replica.siblings.follows)
         # what accrues for the next push: in which slot, how much of it, and from which parameters on
         self._slot = self._steps = self._accrued_samples = 0
         # minibatches that it covers, and those before them without a step of their own
         self._covered, self._held_steps, self._held_samples = 0, 0, 0
         self._rate = 1.0
-        self._based: dict[str, Version] = self._held.versions
+        self._based = server.based(0)
         # where it stands: its tick, which vector it computes on, whether the other is asked for
         self._tick = self._landing = 0
         self._in_flight = False
@@ -99,46 +107,86 @@ class DownpourTraining:
     def train(self) -> Steps:
         """From the server's parameters to the end of the work."""
         yield from self._request(0, self.server.whole)
-        yield from self._landed()
+        yield from self._landed(*self._models)
         self._vectors.swap(0)
         replica = self._replica
+        self._stepped.clear()
+        step = self._step if len(self._models) == 1 else self._step_in_turn
         while (batch := (yield from self._next_batch())) is not None:
-            yield from self._prepare(replica.step)
-            computed: Computed | None = yield from self._compute(batch)
-            if computed is None:
+            if self._attends and not self._attending:
+                yield from self._attend()
+            if not (yield from step(batch)):
                 replica.left = True
                 if not replica.stops:
                     yield WriteRecord(Note(f"{replica.role} ends its part here: its script has left the loop"))
                 break
-            if computed.ended:
-                self.work.end(batch.epoch)
-                yield Send(roles.COORDINATOR, dealing.Ended(batch.epoch, batch.index))
-                continue
-            if computed.loss is not None:
-                replica.report(computed.loss, batch, replica.step)
-            replica.step += 1
-            if computed.held:
-                self._hold_over(computed)
-                continue
-            yield from self._accrue(computed)
-            if self._steps == self._pushing.push_every:
-                yield from self._push()
             if self.work.seconds >= REPORT_SECONDS:
                 yield self._progress(wants=False)
         yield from self._drain()
         if replica.keeps:
             yield from self._request(self._landing, self.server.moving)
-            yield from self._landed()
+            yield from self._landed(*self._models)
             self._vectors.swap(self._landing)
 
-    def _prepare(self, step: int) -> Steps:
-        """Take part, with parameters that are new enough for a step."""
-        if self._attends and not self._attending:
-            yield from self._attend()
-        if self._in_flight or self._too_old(step, self._tick):
+    def _step(self, batch: Batch) -> Generator[Effect, Any, bool]:
+        """One step, and the push and the fetches that are due with it; whether there is to be another."""
+        replica = self._replica
+        if self._in_flight or self._too_old(replica.step, self._tick):
             yield from self._fetch()
-        if self._pushing.prefetch and self._too_old(step + 1, self._next_tick):
+        if self._pushing.prefetch and self._too_old(replica.step + 1, self._next_tick):
             yield from self._ask_ahead()
+        computed = yield from self._compute(batch)
+        if computed is None:
+            return False
+        if computed.ended:
+            yield from self._end_epoch(batch)
+            return True
+        if computed.loss is not None:
+            replica.report(computed.loss, batch, replica.step)
+        replica.step += 1
+        if computed.held:
+            self._hold_over(computed)
+            return True
+        yield from self._accrue(computed)
+        if self._steps == self._pushing.push_every:
+            yield from self._push()
+        return True
+
+    def _step_in_turn(self, batch: Batch) -> Generator[Effect, Any, bool]:
+        """Of several models: step them one after another, each with a push of its own and a fetch of what that has made
+        of it, until the minibatch is over; whether there is to be another.
+        """
+        while True:
+            if self._stepped:
+                yield from self._fetch_stepped()
+            computed = yield from self._compute(batch)
+            if computed is not None and computed.ended:
+                yield from self._end_epoch(batch)
+                return True
+            if computed is None or computed.held:
+                self._amid = False
+                if computed is not None:
+                    self._pushes.close(1, computed.samples)
+                    self.work.seconds += computed.seconds
+                    self._replica.step += 1
+                yield from self._holds()
+                return computed is not None
+            yield from self._accrue(computed)
+            yield from self._push(computed.model)
+
+    def _fetch_stepped(self) -> Steps:
+        """The parameters of the models that were stepped."""
+        models = [self._models[number] for number in sorted(self._stepped)]
+        for model in models:
+            yield from self._request(0, model.moving, self._tick)
+        yield from self._landed(*models)
+        self._stepped.clear()
+        self._vectors.swap(0, [part for model in models for part in model.moving])
+
+    def _end_epoch(self, batch: Batch) -> Steps:
+        """Its data end before a minibatch: there is no more of that epoch."""
+        self.work.end(batch.epoch)
+        yield Send(roles.COORDINATOR, dealing.Ended(batch.epoch, batch.index))
 
     # data
 
@@ -183,13 +231,13 @@ class DownpourTraining:
 
     def _accrue(self, computed: Computed) -> Steps:
         """Add the step's gradient to what the next push will hold, and step the local model."""
-        while self._pushes.busy[self._slot]:
+        while self._pushes.busy[self._slot * len(self._models) + computed.model]:
             yield from self.wait()
         if not self._steps:
-            self._based = self._held.versions
+            self._based = self.server.based(computed.model)
         samples, self._rate = computed.samples + self._held_samples, computed.rate
         weight = samples / self._settings.data.batch_size if self._in_rounds else 1.0
-        self._vectors.accrue(self._slot, not self._steps, weight)
+        self._vectors.accrue(self._slot, not self._steps, weight, computed.model)
         if self._pushing.local_lr:
             self._vectors.descend(self._pushing.local_lr)
         self._steps += 1
@@ -204,24 +252,32 @@ class DownpourTraining:
         self._held_samples += computed.samples
         self.work.seconds += computed.seconds
 
-    def _push(self) -> Steps:
+    def _push(self, model: int = 0) -> Steps:
         """Send what has accrued to all shards; does not wait, but for a checkpoint that is being made, or for the lead
-        to do so.
+        to do so. Of several models, what has of one: the first push of a minibatch counts as its step, and the others
+        follow it.
         """
-        while self._holding or not self._siblings.may_push(self._pushes.clock + 1):
+        pushed = self._models[model]
+        while (self._holding and not self._amid) or not self._siblings.may_push(self._pushes.clock + 1):
             yield from self.wait()
         slot = self._slot
-        self._vectors.carry_buffers(slot)
+        self._vectors.carry_buffers(slot, model)
         clock, sent = self._pushes.clock + 1, {}
-        for (role, part), payload in zip(self._parts, self.server.outgoing[slot], strict=True):
+        single = len(self._models) == 1
+        steps = self._steps if single else int(not self._amid)
+        for (role, part), payload in zip(pushed.parts, pushed.outgoing[slot], strict=True):
             push = pushing.Push(
-                slot, part.start, part.stop, self._replica.incarnation, clock, self._based[role], self._steps,
+                slot, part.start, part.stop, self._replica.incarnation, clock, self._based[role], steps,
                 self._accrued_samples, self._tick, self._replica.partition, (part,), rate=self._rate
             )  # fmt: skip
             sent[role] = Send(role, push, payload)
-        yield from self._pushes.make(slot, self._covered, self._accrued_samples, sent, self._siblings.push(clock))
+        covered = (self._covered, self._accrued_samples) if single else (0, 0)  # those are done with the minibatch
+        self._amid = not single
+        busy = slot * len(self._models) + model
+        yield from self._pushes.make(busy, *covered, sent, self._siblings.push(clock))
         self._tick += self._attends
-        self.work.pushed += sum(part.size for _, part in self._parts)
+        self._stepped.add(model)
+        self.work.pushed += sum(part.size for _, part in pushed.parts)
         self._steps = self._covered = self._accrued_samples = 0
         self._slot = (slot + 1) % self._settings.slots
 
@@ -248,12 +304,12 @@ class DownpourTraining:
             return
         if not self._pushing.prefetch:
             yield from self._request(0, self.server.moving, self._tick)
-            yield from self._landed()
+            yield from self._landed(*self._models)
             self._vectors.swap(0)
             return
         if not self._in_flight:
             yield from self._request(1 - self._landing, self.server.moving, self._tick)
-        yield from self._landed()
+        yield from self._landed(*self._models)
         self._landing, self._in_flight = 1 - self._landing, False
         self._vectors.swap(self._landing)
 
@@ -268,24 +324,26 @@ class DownpourTraining:
         self.work.fetched += sum(part.size for part in parts)
         return self.server.fetch(landing, parts, tick)
 
-    def _landed(self) -> Steps:
+    def _landed(self, *models: ModelView) -> Steps:
         while self._links.missing:
             yield from self.wait()
-        if self._in_rounds:
-            yield from self._same_round()
-        self._held.land()
+        for model in models:
+            if self._in_rounds:
+                yield from self._same_round(model)
+            model.held.land()
 
-    def _same_round(self) -> Steps:
+    def _same_round(self, model: ModelView) -> Steps:
         """Rounds may have gone on without this replica: have every shard's parameters be those of one round, which this
         replica is in.
         """
-        newest, settled = self._held.newest, False
+        held = model.held
+        newest, settled = held.newest, False
         while not settled:
-            while behind := self._held.behind(newest):
-                yield from self._request(self._landing, [part for role, part in self._parts if role in behind], newest)
+            while behind := held.behind(newest):
+                yield from self._request(self._landing, [part for role, part in model.parts if role in behind], newest)
                 while self._links.missing:
                     yield from self.wait()
-                newest = max(newest, self._held.newest)
+                newest = max(newest, held.newest)
             newest, settled = yield from self._siblings.agree(newest, self.wait)
         self._tick = newest
 
@@ -295,7 +353,7 @@ class DownpourTraining:
         """
         if self._in_rounds:
             return not self._steps
-        return step % self._pushing.fetch_every == 0 or self._held.floor < tick - self._bound
+        return step % self._pushing.fetch_every == 0 or self.server.held.floor < tick - self._bound
 
     @property
     def _next_tick(self) -> int:
@@ -306,20 +364,23 @@ class DownpourTraining:
 
     def _attend(self) -> Steps:
         """Take part, from the furthest tick at which a shard would have this replica begin."""
-        for role, _ in self._parts:
+        before = self._tick
+        for role, _ in self.server.parts:
             yield self._links.ask(role, attendance.Attend(self._replica.incarnation, -1))
-        while any(self._links.asks(role, attendance.Attend) for role, _ in self._parts):
+        while any(self._links.asks(role, attendance.Attend) for role, _ in self.server.parts):
             yield from self.wait()
         self._attending, self._expected = True, False
+        if self._tick > before:  # while it took no part others have stepped them
+            self._stepped |= {*range(len(self._models))}
         if self._bound < math.inf:
-            for role, _ in self._parts:
+            for role, _ in self.server.parts:
                 yield Send(role, attendance.Attend(self._replica.incarnation, self._tick))
 
     def _sit_out(self) -> Steps:
         """Be waited for by nobody; what was pushed before counts."""
         if self._attending or self._expected:
             self._attending = self._expected = False
-            for role, _ in self._parts:
+            for role, _ in self.server.parts:
                 yield self._links.ask(role, attendance.SitOut())
 
     # what arrives
@@ -329,13 +390,17 @@ class DownpourTraining:
         self.take((yield RECEIVE))
         yield from self._siblings.relayed()
         yield from (Send(self._replica.superior, partitioning.PartPushed(*done)) for done in self._pushes.finished())
-        if self._hold is not None and not self._pushes.waiting:
-            number, self._hold = self._hold, None
-            yield self._progress(wants=False)
-            yield Send(roles.COORDINATOR, checkpointing.Held(number))
+        yield from self._holds()
         if self._replica.welcome is not None:
             yield from self._replica.reunite(self, self._replica.welcome)
         yield from self._links.seek()
+
+    def _holds(self) -> Steps:
+        """Tell that nothing is on its way to the shards, and nothing will be, once that is so."""
+        if self._hold is not None and not self._pushes.waiting and not self._amid:
+            number, self._hold = self._hold, None
+            yield self._progress(wants=False)
+            yield Send(roles.COORDINATOR, checkpointing.Held(number))
 
     def owed(self, shard: str) -> Steps:
         """Tell a shard that has come again how far the one before was, and push again what that had not
@@ -373,11 +438,11 @@ class DownpourTraining:
             return
         if kind is pushing.Fetched:
             self._links.answered(arrival.sender, event)  # type: ignore[arg-type]  # a Fetched, by its kind
-            self._held.arrive(arrival.sender, event)  # type: ignore[arg-type]  # a Fetched
+            self.server.arrive(arrival.sender, event)  # type: ignore[arg-type]  # a Fetched
         elif kind is pushing.Pushed:
             self._pushes.applied(arrival.sender, event.incarnation, event.clock, event.dropped)  # type: ignore[union-attr]  # a Pushed
             if self._pushing.read_in_place:
-                self._held.applied(arrival.sender, event.version)  # type: ignore[union-attr]  # of one that was applied
+                self.server.held.applied(arrival.sender, event.version)  # type: ignore[union-attr]  # of one that was applied
         elif isinstance(event, initialising.Initialised | attendance.Excused):
             self._links.answered(arrival.sender, event)
         elif isinstance(event, attendance.Admitted):

@@ -36,6 +36,8 @@ class Pushes:
         self._waiting: deque[_OwedPush] = deque()
         self._steps = self._samples = self._pushes = 0
         self._dropped: list[tuple[int, int]] = []
+        self._lacking = False
+        """Whether one was dropped since steps were last done."""
         self._told, self._finished = told, list[tuple[int, bool]]()
 
     @property
@@ -75,12 +77,28 @@ class Pushes:
             push = self._waiting.popleft()
             if self._told:
                 self._finished.append((self.clock - len(self._waiting), push.dropped))
-            if push.dropped:
-                self._dropped.append((self._steps, push.steps))
-                continue
-            self._steps += push.steps
-            self._samples += push.samples
-            self._pushes += 1
+            self._lacking |= push.dropped
+            self._pushes += not push.dropped
+            self._done(push.steps, push.samples)
+
+    def close(self, steps: int, samples: int) -> None:
+        """Steps are done once all pushes that were made are: they are in several, or only in the last."""
+        if self._waiting:
+            self._waiting[-1].steps += steps
+            self._waiting[-1].samples += samples
+        else:
+            self._done(steps, samples)
+
+    def _done(self, steps: int, samples: int) -> None:
+        """Count steps whose pushes are done; they are to be made again, where one of these was dropped."""
+        if not steps:
+            return
+        if self._lacking:
+            self._dropped.append((self._steps, steps))
+        else:
+            self._steps += steps
+            self._samples += samples
+        self._lacking = False
 
     def pass_over(self, steps: int, samples: int) -> None:
         """Steps are done that no push holds; none is on its way."""

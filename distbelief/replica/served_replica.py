@@ -10,7 +10,7 @@ all, and has the others do the same steps; to them it is what the coordinator is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, Protocol
 
 from distbelief.core import events, roles
@@ -23,6 +23,8 @@ from distbelief.core.conversations import (
     pushing,
 )
 from distbelief.core.effects import RECEIVE, Arrival, Attach, Batch, Effect, Payload, Send, Story
+from distbelief.core.messages import Version
+from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Plan
 from distbelief.replica.links import Links, unwanted
 from distbelief.replica.parameters import Parameters
@@ -35,6 +37,25 @@ from distbelief.sharding.layout import Range
 
 class AllBack(Exception):
     """The whole job has gone back to a checkpoint."""
+
+
+class ModelView:
+    """One of the models of a job at the shards, as a replica sees it.
+
+    Args:
+        parts: what moves of it at each shard, which may be nothing.
+        vectors: of the replica.
+        slots: in which its gradient may lie.
+    """
+
+    def __init__(self, parts: list[tuple[str, Range]], vectors: Vectors, slots: int) -> None:
+        self.parts = parts
+        self.moving = [part for _, part in parts if part.size]
+        self.outgoing: list[list[Payload]] = [
+            [vectors.outgoing(slot, part) for _, part in parts] for slot in range(slots)
+        ]
+        """What leaves of each slot, to each shard."""
+        self.held = Parameters(role for role, part in parts if part.size)
 
 
 class ServerView:
@@ -51,23 +72,28 @@ class ServerView:
         self.plan, self.vectors = plan, vectors
         own_home = roles.partition_of(links.role)
         shards = [
-            (roles.shard(i), own)
+            (roles.shard(i), own, plan.parts(i))
             for i, own in enumerate(plan.assignments)
             if plan.layout.home_of(own.moving) == own_home
         ]
-        self.parts: list[tuple[str, Range]] = [(role, own.moving) for role, own in shards if own.moving.size]
+        self.parts: list[tuple[str, Range]] = [(role, own.moving) for role, own, _ in shards if own.moving.size]
         """What moves, and at which shard."""
-        self.moving = [part for _, part in self.parts]
-        self.whole = [part for _, own in shards for part in (own.moving, own.frozen) if part.size]
-        self.outgoing: list[list[Payload]] = [
-            [vectors.outgoing(slot, part) for part in self.moving] for slot in range(plan.settings.slots)
+        self.whole = [part for _, own, parts in shards for part in (*parts, own.frozen) if part.size]
+        self.models = [
+            ModelView(
+                [(role, parts[model]) for role, own, parts in shards if own.moving.size], vectors, plan.settings.slots
+            )
+            for model in range(plan.models)
         ]
-        """What leaves of each slot, to each shard."""
-        self.held = Parameters(role for role, _ in self.parts)
+        self.moving = [part for model in self.models for part in model.moving]
+        self.held = self.models[0].held
+        """Of the only model, or the first."""
         self._links, self._incarnation = links, incarnation
+        self._initial = [(part, role) for role, own, _ in shards for part in (own.moving, own.frozen) if part.size]
         self._holders = {
-            (part.start, part.stop): role for role, own in shards for part in (own.moving, own.frozen) if part.size
+            (part.start, part.stop): role for role, own, parts in shards for part in (*parts, own.frozen) if part.size
         }
+        self._held = {(part.start, part.stop): model.held for model in self.models for part in model.moving}
 
     def fetch(self, landing: int, parts: Iterable[Range], tick: int = 0) -> list[Send]:
         """Ask for ranges, which land in a vector."""
@@ -83,9 +109,24 @@ class ServerView:
         """Give all shards the parameters that the model has."""
         self.vectors.initial(0)
         return [
-            self._links.ask(role, initialising.Initialise(0, start, stop), self.vectors.outgoing(0, Range(start, stop)))
-            for (start, stop), role in self._holders.items()
+            self._links.ask(role, initialising.Initialise(0, part.start, part.stop), self.vectors.outgoing(0, part))
+            for part, role in self._initial
         ]
+
+    def arrive(self, shard: str, event: pushing.Fetched) -> None:
+        """Parameters of a shard have arrived."""
+        self._held.get((event.start, event.stop), self.held).arrive(shard, event)
+
+    def based(self, model: int) -> Mapping[str, Version]:
+        """The version of each shard from which a gradient of a model is computed; the newest that is here of a shard
+        which holds nothing of it.
+        """
+        if len(self.models) == 1:
+            return self.held.versions
+        known: dict[str, Version] = {}
+        for one in self.models:
+            known |= {role: max(version, known.get(role, version)) for role, version in one.held.versions.items()}
+        return {**known, **self.models[model].held.versions}
 
 
 class Training(Protocol):
@@ -134,6 +175,7 @@ class ServedReplica:
         split: how it computes together with the other partitions, where the replica is split.
         epochs: that the user's own loop names; 0 where the job's are taken.
         order: that the user's own loop names; "" where the job's is taken.
+        optimizers: that it names, one for each model; none where all have the job's.
     """
 
     def __init__(
@@ -148,6 +190,7 @@ class ServedReplica:
         split: SplitCompute | None = None,
         epochs: int = 0,
         order: str = "",
+        optimizers: tuple[Optimizer, ...] = (),
     ) -> None:
         self.split = split
         self.siblings = split.siblings if split else Siblings(role, incarnation)
@@ -167,7 +210,7 @@ class ServedReplica:
         self._excused = False
         self.stops = False
         """Whether its script ends the job for all."""
-        self._join = membership.Join(incarnation, vectors.layout, samples, batch_size, epochs, order)
+        self._join = membership.Join(incarnation, vectors.layout, samples, batch_size, epochs, order, optimizers)
         self._make = training
         self._training: Training | None = None
 

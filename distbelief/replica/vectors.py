@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from distbelief.core.effects import Payload, Phantom
@@ -21,19 +22,23 @@ class Vectors(Protocol):
     def initial(self, slot: int) -> None:
         """Write the model's own values, frozen parameters too, into a gradient slot, to initialise the shards with."""
 
-    def swap(self, landing: int) -> None:
-        """From here on the model computes with parameter vector `landing`."""
+    def swap(self, landing: int, parts: Sequence[Range] = ()) -> None:
+        """From here on the model computes with parameter vector `landing`, of which these parts were fetched: all where
+        none is named.
+        """
 
-    def accrue(self, slot: int, first: bool, weight: float = 1.0) -> None:
+    def accrue(self, slot: int, first: bool, weight: float = 1.0, model: int = 0) -> None:
         """Add the step's gradient, times its weight, to a slot, or begin the slot with it; a parameter without one
-        counts as zero.
+        counts as zero. Of several models, that of one.
         """
 
     def descend(self, rate: float) -> None:
         """One step of plain SGD on the model's own parameters with the step's gradient."""
 
-    def carry_buffers(self, slot: int) -> None:
-        """Write the model's buffers behind the gradient of a slot, as they are now."""
+    def carry_buffers(self, slot: int, model: int = 0) -> None:
+        """Write the model's buffers behind the gradient of a slot, as they are now; of several models, those of
+        one.
+        """
 
     def outgoing(self, slot: int, part: Range) -> Payload:
         """A range of a gradient slot, to be sent."""
@@ -49,16 +54,16 @@ class PhantomVectors:
     def initial(self, slot: int) -> None:
         """Nothing to write."""
 
-    def swap(self, landing: int) -> None:
+    def swap(self, landing: int, parts: Sequence[Range] = ()) -> None:
         """Nothing to swap."""
 
-    def accrue(self, slot: int, first: bool, weight: float = 1.0) -> None:
+    def accrue(self, slot: int, first: bool, weight: float = 1.0, model: int = 0) -> None:
         """Nothing to add."""
 
     def descend(self, rate: float) -> None:
         """Nothing to step."""
 
-    def carry_buffers(self, slot: int) -> None:
+    def carry_buffers(self, slot: int, model: int = 0) -> None:
         """Nothing to carry."""
 
     def outgoing(self, slot: int, part: Range) -> Payload:

@@ -24,6 +24,7 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.errors import LocalProtocolError
 from distbelief.server.passed import PassedLayout, PassedSlice
 from distbelief.server.shard import Shard, ShardState
+from distbelief.server.slice import Slice, slice_of
 from distbelief.sharding.layout import Layout
 from distbelief.transport.locks import Locks
 from distbelief.transport.shared import SharedEndpoint
@@ -104,7 +105,8 @@ class SharedShard:
 
 
 class OwnedShard:
-    """What the process of a shard plays on the direct path: the machine that replicas play too, for everybody else.
+    """What the process of a shard plays on the direct path: the machine that replicas play too, for everybody else; of
+    several models, with a slice of its own, for all.
 
     In its first life it begins as any shard; in a later one it goes on from the memory, which has outlived the process:
     nothing that was applied is lost.
@@ -115,14 +117,14 @@ class OwnedShard:
         locks: of the memory.
     """
 
-    def __init__(
-        self, make: Callable[[Callable[[Plan, int], PassedSlice]], Shard], memory: Memory, locks: Locks
-    ) -> None:
+    def __init__(self, make: Callable[[Callable[[Plan, int], Slice]], Shard], memory: Memory, locks: Locks) -> None:
         self._shard, self._memory, self._locks = make(self._slice), memory, locks
         self._held: PassedSlice | None = None
         self._shared: SharedShard | None = None
 
-    def _slice(self, plan: Plan, index: int) -> PassedSlice:
+    def _slice(self, plan: Plan, index: int) -> Slice:
+        if plan.models > 1:
+            return slice_of(plan, index)
         if self._held is None:
             layout = PassedLayout(plan)
             self._held = PassedSlice(layout, index, self._memory(layout.length), layout.places - 1)
@@ -137,8 +139,10 @@ class OwnedShard:
 
     def _begin(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
         """Until the memory holds all of the shard's parameters, nobody else touches it."""
-        if isinstance(event, initialising.Restore) and (held := self._slice(event.plan, self._shard.index)).changes:
-            return self._succeed(event.plan, held)
+        if isinstance(event, initialising.Restore):
+            held = self._slice(event.plan, self._shard.index)
+            if isinstance(held, PassedSlice) and held.changes:
+                return self._succeed(event.plan, held)
         effects = self._shard.handle(sender, event, payload)
         if self._held is not None and self._held.changed and not self._shard.waits():
             self._held.publish(_encode(self._shard.state()))

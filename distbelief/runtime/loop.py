@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import operator
 import os
@@ -23,6 +24,7 @@ from torch import nn
 
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
+from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import STREAM
 from distbelief.core.settings import Holder, Plan, Settings
 from distbelief.errors import LocalProtocolError, UsageError
@@ -33,6 +35,7 @@ from distbelief.runtime.player import Answer, Compute, HasStory, Part, Store, Wo
 from distbelief.runtime.pump import Pump
 from distbelief.runtime.server_optimizer import ServerOptimizer
 from distbelief.runtime.streams import Stream
+from distbelief.server import optimizers
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import on_device
@@ -61,11 +64,13 @@ class Played(HasStory, Protocol):
         """Take the loss, or the norm of the gradient, of a step; one that is not finite is refused as the step ends."""
 
 
+Groups = Sequence[Mapping[str, Any]] | None
 AHEAD = 32
 """Minibatches that a loader's workers are told of before their step, at most."""
-MakePart = Callable[[FlatModule, int, int, int, str, Callable[[float], Compute]], Part]
+MakePart = Callable[[FlatModule, int, int, int, str, tuple[Optimizer, ...], Callable[[float], Compute]], Part]
 """Makes what a replica plays, a `Played`, from its model, the samples of its data, the batch size, the epochs and the
-order that the loop names (0 and "" for those of the job), and what computes, clipped to a norm.
+order that the loop names (0 and "" for those of the job), the optimizers of its models (none for that of the job), and
+what computes, clipped to a norm.
 """
 
 
@@ -106,7 +111,9 @@ class Replica:
         self.device = device
         """Where `--device` would have this replica compute: `model.to(replica.device)`."""
         self._driver, self._endpoint = driver, endpoint
-        self._vectors: FlatModule | None = None
+        self._models: list[tuple[nn.Module, Groups, Optimizer | None]] = []
+        """With the groups of each, and the optimizer that it names."""
+        self._optimizers: list[ServerOptimizer] = []
         self._story: Played | None = None
         self._plan: Plan | None = None
         self._batch: Batch | None = None
@@ -117,10 +124,11 @@ class Replica:
         self._began = 0.0
         self._reported: Batch | None = None
         self._loader: Loader | None = None
-        self._optimizer: ServerOptimizer | None = None
         self._batches_of: Batches | None = None
         self._epochs, self._epoch, self._order = 0, -1, ""
         self._steps, self._stopping = 0, False
+        self._inside, self._turns = False, 0
+        """Whether the script is in a minibatch, and how many steps it has made in it."""
         self.over = False
         """Whether it went through all of its minibatches: what its script does now comes after the training."""
         self._process = os.getpid()
@@ -147,7 +155,9 @@ class Replica:
         """How many the job began with."""
         return self._settings.replicas
 
-    def optimizer(self, model: nn.Module, groups: Sequence[Mapping[str, Any]] | None = None) -> ServerOptimizer:
+    def optimizer(
+        self, model: nn.Module, groups: Sequence[Mapping[str, Any]] | None = None, *, optim: Optimizer | None = None
+    ) -> ServerOptimizer:
         """The server's optimizer, as a loop sees it; the model's parameters are the server's from the first minibatch
         on.
 
@@ -156,24 +166,72 @@ class Replica:
         factor of the job's. What is accumulated over several minibatches is pushed by the `step()` after them; one
         without a gradient (`continue`) is passed over.
 
+        Called once for each of several models (a generator and a discriminator), it gives each an optimizer of its own:
+        a step of one pushes and fetches that one. A minibatch is one for all, and over when the loop takes the next.
+
         Args:
             model: on its device, the same in every replica.
             groups: parameter groups as `torch.optim` takes them; each may set its own `lr` and `weight_decay`. Where
                 None, those that the job's `--decay-exempt` makes.
+            optim: what the shards step this model with (`distbelief.optim("adam", lr=2e-4, betas=(0.5, 0.999))`), in
+                the place of `--optimizer` and `--lr`; of several models, all or none names one.
 
         Raises:
-            UsageError: the model cannot be trained, or a second one is given.
+            UsageError: the model cannot be trained, is given a second time, or when the training has begun; the
+                strategy trains one model, or has no optimizer that a script can name.
         """
-        if self._vectors is not None:
-            raise UsageError("this replica has a model already: one job trains one model")
         # of a compiled model the plain one: it has the same parameters, under the names that it is saved and loaded by
         model = getattr(model, "_orig_mod", model)
-        groups = groups_of(model, self.stepped) if groups is None else groups
+        self._check_model(model, optim)
+        stepped = optim or self.stepped
+        groups = groups_of(model, stepped) if groups is None else groups
         # torch.optim goes through them too, and they may be had once
         groups = groups and [{**group, "params": tensors_of(group["params"])} for group in groups]
-        self._vectors = FlatModule(model, groups)
-        self._optimizer = ServerOptimizer(self._vectors, groups, self._settings, self.step)
-        return self._optimizer
+        vectors, step = FlatModule(model, groups), functools.partial(self.step, len(self._models))
+        self._models.append((model, groups, optim))
+        self._optimizers.append(ServerOptimizer(vectors, groups, self._settings, stepped.lr, step))
+        return self._optimizers[-1]
+
+    def _check_model(self, model: nn.Module, optim: Optimizer | None) -> None:
+        """Refuse a model that cannot be the next."""
+        strategy = self._settings.strategy
+        if self.joined:
+            raise UsageError("optimizer() after the training has begun: make the optimizers of all models before it")
+        mine = {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items()}
+        for number, (known, _, _) in enumerate(self._models):
+            for name, tensor in known.state_dict(keep_vars=True).items():
+                if id(tensor) in mine:
+                    raise UsageError(
+                        f"optimizer() of a model whose {mine[id(tensor)]!r} is {name!r} of model {number}, which has "
+                        "an optimizer: give it to one of them, or both to one optimizer in a torch.nn.ModuleList"
+                    )
+        if self._models and strategy.held_by is not Holder.SHARDS:
+            raise UsageError(
+                f"optimizer() of a second model: strategy {strategy.name} trains one; use downpour, bounded or "
+                "synchronous, or give all models to one optimizer in a torch.nn.ModuleList"
+            )
+        if optim is not None:
+            if strategy.held_by is not Holder.SHARDS:
+                raise UsageError(
+                    f"optimizer(optim=...): strategy {strategy.name} steps with --optimizer; give it there"
+                )
+            optimizers.check(optim)
+        if self._models and (optim is None) != (self._models[0][2] is None):
+            raise UsageError("optimizer(optim=...) of one model and not of another: name that of each, or of none")
+
+    @property
+    def _several(self) -> bool:
+        return len(self._models) > 1
+
+    def _flat(self) -> FlatModule:
+        """The vectors of all models together."""
+        if not self._several:
+            return self._optimizers[0].vectors
+        devices = {str(one.vectors.device) for one in self._optimizers}
+        if len(devices) > 1:
+            raise UsageError(f"the models are on {' and '.join(sorted(devices))}: a replica computes on one device")
+        groups = [group for model, own, _ in self._models for group in (own or [{"params": list(model.parameters())}])]
+        return FlatModule(nn.ModuleList([model for model, _, _ in self._models]), groups, several=True)
 
     def epochs(self, number: int) -> Iterator[int]:
         """The epochs of the job, 0 to `number` - 1, with `batches()` in each: an epoch ends for a replica when it is
@@ -236,7 +294,7 @@ class Replica:
                 `epochs()`), the batch size is no whole number of 1 or more, the data cannot be dealt, not so by this
                 strategy, or no minibatch had an `optimizer.step()`.
         """
-        if self._vectors is None:
+        if not self._models:
             raise UsageError("batches() needs the model first: call replica.optimizer(model) before it")
         self._check_once(enclosing_loop(sys._getframe(1)))
         if batch_size is not None and (not hasattr(batch_size, "__index__") or operator.index(batch_size) < 1):
@@ -285,8 +343,7 @@ class Replica:
             )
 
     def _batches(self, batches: Batches) -> Iterator[Any]:
-        assert self._vectors is not None
-        device, source = self._vectors.device, batches.source
+        device, source = self._optimizers[0].vectors.device, batches.source
         if not self.joined:
             self._begin(source)
         assert self._plan is not None or self._batch is None
@@ -308,6 +365,7 @@ class Replica:
             loaded, self._samples = found
             batches.epoch, self._began = batch.epoch, time.perf_counter()
             self._handed = batch, self._story.step
+            self._inside, self._turns = True, 0
             try:
                 yield on_device(loaded, device)
             except GeneratorExit:
@@ -315,6 +373,7 @@ class Replica:
                 self.leave()
                 self.over = False  # nobody can tell a loop that was left from one that an error has ended
                 raise
+            self._inside = False
             if self._stopping:
                 self.leave()
             elif self._batch is batch:
@@ -327,13 +386,18 @@ class Replica:
                 )
 
     def _pass_over(self) -> None:
-        """Go on from a minibatch without a step: its gradient, where there is one, is in that of a later one.
+        """Go on from a minibatch without a step: its gradient, where there is one, is in that of a later one. Of
+        several models, go on from one whose steps are made.
 
         Raises:
             UsageError: the strategy takes a gradient of each.
         """
         assert self._plan is not None
-        assert self._optimizer is not None
+        if self._several:
+            self._rest()
+            samples = self._samples if self._turns else 0
+            self._go_on(Computed(None, samples, time.perf_counter() - self._began, held=True))
+            return
         own = self._plan.settings.strategy
         if own.held_by is not Holder.SHARDS or (own.attendance and own.pushing.prefetch):
             why = "--prefetch 1" if own.held_by is Holder.SHARDS else f"strategy {own.name}"
@@ -341,7 +405,7 @@ class Replica:
                 f"the loop took the next minibatch without optimizer.step() for the last: with {why} each minibatch is "
                 "one step; leave it off, or step for each"
             )
-        samples = self._samples if self._optimizer.has_gradient else 0
+        samples = self._samples if self._optimizers[0].has_gradient else 0
         self._go_on(Computed(None, samples, time.perf_counter() - self._began, held=True))
 
     def report(self, loss: float | torch.Tensor | None = None) -> None:
@@ -355,51 +419,61 @@ class Replica:
             self._reported = batch
             self._story.report(float(loss.detach()) if isinstance(loss, torch.Tensor) else loss, batch, step)
 
-    def step(self) -> None:
-        """Hand the gradient of the current minibatch to the story, and run it up to the next. `optimizer.step()` calls
-        this.
+    def step(self, model: int = 0) -> None:
+        """Hand the gradient of the current minibatch to the story, and run it up to the next, or to where the loop may
+        go on in this one. `optimizer.step()` calls this.
+
+        Args:
+            model: which of several it is of.
         """
+        if self._several and self._inside and self._handed[0] is not self._batch:
+            return  # the job has gone back to a checkpoint, or has ended: the minibatch is nobody's any more
         if self._batch is None:
             raise UsageError(
                 "optimizer.step() outside of a minibatch of replica.batches(): there is no gradient to push"
             )
-        if self._handed[0] is not self._batch:
+        if self._handed[0] is not self._batch or (self._several and not self._inside):
             raise UsageError(
                 "optimizer.step() twice for one minibatch of replica.batches(): each minibatch is one step"
             )
-        self._clip_and_check(*self._handed)
-        self._warn_of_missing()
-        assert self._optimizer is not None
-        rate = self._optimizer.factor
-        self._optimizer.mark_pushed()
-        self._steps += 1
+        module, optimizer = self._models[model][0], self._optimizers[model]
+        self._clip_and_check(module, *self._handed)
+        self._warn_of_missing(module, f"{model}." if self._several else "")
+        rate = optimizer.factor
+        optimizer.mark_pushed()
+        self._steps, self._turns = self._steps + 1, self._turns + 1
+        if not self._several:
+            self._rest()
+        self._go_on(Computed(None, self._samples, time.perf_counter() - self._began, rate, model))
+        self._began = time.perf_counter()
+
+    def _rest(self) -> None:
+        """Be as slow as the replica is to be."""
         if self._padding:
             time.sleep(self._padding.rest(time.perf_counter() - self._began))
-        self._go_on(Computed(None, self._samples, time.perf_counter() - self._began, rate))
 
-    def _clip_and_check(self, batch: Batch | None, step: int) -> None:
+    def _clip_and_check(self, module: nn.Module, batch: Batch | None, step: int) -> None:
         """Clip the gradient; where the loss of its step was not reported before, refuse one that is not finite, which
         would be pushed unseen.
         """
-        assert self._vectors is not None
         assert self._story is not None
-        known = batch is not None and self._reported is batch
-        gradients = [p.grad for p in self._vectors.module.parameters() if p.grad is not None]
+        known = batch is not None and self._reported is batch and not self._several
+        gradients = [p.grad for p in module.parameters() if p.grad is not None]
         dense = [
             gradient for gradient in gradients if gradient.layout is torch.strided
         ]  # what is not is refused as it is accrued
         if self.clip_norm:
-            norm = float(nn.utils.clip_grad_norm_(self._vectors.module.parameters(), self.clip_norm))
+            norm = float(nn.utils.clip_grad_norm_(module.parameters(), self.clip_norm))
         else:
             norm = 0.0 if known else float(nn.utils.get_total_norm(dense))
         # the norm of finite numbers may be more than their dtype can hold
         if not (known or math.isfinite(norm)) and not all(bool(gradient.isfinite().all()) for gradient in dense):
             self._story.report(norm, batch, step, "norm of the gradient")
 
-    def _warn_of_missing(self) -> None:
+    def _warn_of_missing(self, module: nn.Module, prefix: str) -> None:
         """Name a parameter that had a gradient and has none in this step, once: plain torch would not step it."""
-        assert self._vectors is not None
-        for name, parameter in self._vectors.module.named_parameters():
+        for own, parameter in module.named_parameters():
+            name = prefix + own
             if parameter.grad is not None:
                 self._had_gradient.setdefault(name, True)
             elif self._had_gradient.get(name):
@@ -411,8 +485,10 @@ class Replica:
                 )
 
     def _begin(self, source: Source | Stream) -> None:
-        assert self._vectors is not None
-        part = self._make(self._vectors, source.samples, source.batch_size, self._epochs, self._order, self._computes)
+        named = tuple(optim for _, _, optim in self._models if optim is not None)
+        part = self._make(
+            self._flat(), source.samples, source.batch_size, self._epochs, self._order, named, self._computes
+        )
         self._story = cast(Played, part.player)
         worker = dataclasses.replace(part.worker, attach=lambda plan, arena: self._attach(part.worker, plan, arena))
         self._driver.add_story(self.role, part.player.story(), self._endpoint, worker, self._store)

@@ -27,6 +27,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         vectors: of the model.
         groups: parameter groups, as `torch.optim` takes them; None for one.
         settings: of the job, as it was launched.
+        lr: learning rate of the groups that set none.
         step: hands the gradient to the replica.
     """
 
@@ -35,12 +36,13 @@ class ServerOptimizer(torch.optim.Optimizer):
         vectors: FlatModule,
         groups: Sequence[Mapping[str, Any]] | None,
         settings: Settings,
+        lr: float,
         step: Callable[[], None],
     ) -> None:
-        self._vectors, self._settings, self._push = vectors, settings, step
+        self.vectors, self._settings, self._push = vectors, settings, step
         self._begun = False
         made = [{"params": vectors.trained}] if groups is None else [dict(group) for group in groups]
-        super().__init__(made, {"lr": settings.optimizer.lr})
+        super().__init__(made, {"lr": lr})
         self._rates = [float(group["lr"]) for group in self.param_groups]
         self._begun = True
 
@@ -109,11 +111,11 @@ class ServerOptimizer(torch.optim.Optimizer):
     @property
     def has_gradient(self) -> bool:
         """Whether there is a gradient that was not pushed."""
-        gradients = (parameter.grad for parameter in self._vectors.trained)
+        gradients = (parameter.grad for parameter in self.vectors.trained)
         return any(one is not None and getattr(one, PUSHED, -1) != one._version for one in gradients)
 
     def mark_pushed(self) -> None:
         """The gradients that are there were pushed."""
-        for gradient in (parameter.grad for parameter in self._vectors.trained):
+        for gradient in (parameter.grad for parameter in self.vectors.trained):
             if isinstance(gradient, Tensor):
                 setattr(gradient, PUSHED, gradient._version)

@@ -192,6 +192,10 @@ class PassedSlice:
 
     # buffers
 
+    def of(self, model: int) -> PassedSlice:
+        """It is of one: shards of several make their updates themselves."""
+        return self
+
     def _at(self, buffer: int) -> TorchSlice:
         """The slice of a buffer, with what it keeps there."""
         known = self._slices.get(buffer)

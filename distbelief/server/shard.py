@@ -13,7 +13,9 @@ nothing is lost: it is told of every update, and what the update lets the shard 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any, Protocol
 
 import msgspec
@@ -52,6 +54,8 @@ HOLD, GATHER, ANSWER = Action.HOLD, Action.GATHER, Action.ANSWER
 APPLIED, GATHERED = mirroring.CopyUse.APPLY, mirroring.CopyUse.GATHER
 
 
+RECENT = 4096
+"""Updates of which a shard knows the model that they stepped: nothing is as stale as that."""
 Handlers = Mapping[type, Callable[..., list[Effect]]]
 """The answer to each kind of event, from its sender, itself and its payload."""
 
@@ -62,8 +66,10 @@ class HeldRange:
     def __init__(self, plan: Plan, index: int, held: Slice) -> None:
         self.plan, self.slice = plan, held
         self.moving, self.frozen = plan.assignments[index].moving, plan.assignments[index].frozen
-        self.covers = (self.moving,)
-        """What a push must cover."""
+        self.parts = plan.parts(index)
+        """What moves of each model."""
+        self.covers = [(part,) for part in self.parts]
+        """What a push of each must cover."""
         self.home = plan.layout.home_of(self.moving)
         """The partition of each replica that pushes here."""
         self.exchange = Exchange(plan, index)
@@ -145,6 +151,8 @@ class Shard:
         self._own: HeldRange | None = None
         self._blank: set[Range] = set()
         self._latest: dict[str, tuple[int, int]] = {}
+        self._stepped: deque[int] = deque(maxlen=RECENT)
+        """Of several models, which were stepped last."""
         self.mirror = Mirror(roles.standby(index))
         self._inherits: tuple[int, list[agreement.Ruling], Iterable[agreement.Norms]] | None = None
         self._pending: PendingUpdate | None = None
@@ -229,6 +237,7 @@ class Shard:
         """Begin with what the plan's strategy does with pushes and fetches."""
         settings = plan.settings
         self.policy = settings.strategy.policy(settings, rules=self.index == plan.ruler)
+        self.policy.models = plan.models
         self._asks = self.policy.decides
 
     def share(self, plan: Plan) -> None:
@@ -295,18 +304,9 @@ class Shard:
 
     def _push(self, sender: str, event: pushing.Push, payload: Payload | None) -> list[Effect]:
         here = self.own
-        held, own = here.slice, here.moving
-        if event.start != own.start or event.stop != own.stop or payload is None:
-            raise RemoteProtocolError(
-                f"{sender} pushed [{event.start}, {event.stop}) to {self.role}, which holds [{own.start}, {own.stop})"
-            )
-        known = event.encoding in pushing.ENCODINGS and event.partition == roles.partition_of(sender)
-        if not known or event.ranges != here.covers:
-            raise self._unread(sender, event)
-        if not 0 <= event.samples <= SAMPLES_LIMIT or not 0.0 <= event.rate < math.inf:
-            raise RemoteProtocolError(
-                f"{sender} pushed the gradient of {event.samples} samples, at {event.rate} times the learning rate"
-            )
+        model = self._model(sender, event, payload)
+        held = here.slice.of(model)
+        assert payload is not None
         noted = self.ledger.judge(sender, event.partition, event.incarnation, event.clock)
         if noted.taking is REFUSE:
             return []
@@ -315,7 +315,7 @@ class Shard:
         key = Key(sender, event.incarnation, event.clock)
         if noted.taking is APPLY:
             incarnation, updates = self.version
-            staleness = updates - self._based(event.version)
+            staleness = self._staleness(event.version, model)
             if staleness < 0:
                 raise RemoteProtocolError(
                     f"{sender} pushed to version {event.version.updates} of {self.role}, which is at {updates}"
@@ -323,6 +323,8 @@ class Shard:
             self._latest[sender] = event.version.updates, staleness
             floor, factor = self.policy.floor, here.rate(self.samples) * event.rate
             if self._asks:
+                if len(here.parts) > 1 and (why := self.policy.turn(key, event.tick, model, event.steps > 0)):
+                    return [Send(sender, membership.Refused(why))]
                 verdict = self.policy.push(key, event.tick, event.samples, staleness)
                 if verdict.action is HOLD:
                     self._pushes[key] = event, payload
@@ -338,7 +340,7 @@ class Shard:
             held.apply(sender, event.slot, payload, factor)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
             self.samples += event.samples
-            self.version = Version(incarnation, updates + 1)
+            self._count(model)
             told = self._copy(APPLIED, sender, event, payload, staleness, factor)
             if self.policy.floor > floor:
                 freed = self.let_go()
@@ -349,6 +351,28 @@ class Shard:
             freed = self.let_go()
         dropped = noted.taking is ACKNOWLEDGE and self.ledger.dropped(sender, event.incarnation, event.clock)
         return [*told, *self.mirror.after([pushed(sender, event, self.version, dropped)]), *freed]
+
+    def _model(self, sender: str, event: pushing.Push, payload: Payload | None) -> int:
+        """Which model a push is of.
+
+        Raises:
+            RemoteProtocolError: it is none that this shard can apply.
+        """
+        here = self.own
+        model = here.covers.index(event.ranges) if event.ranges in here.covers else 0
+        own = here.parts[model]
+        if event.start != own.start or event.stop != own.stop or payload is None:
+            raise RemoteProtocolError(
+                f"{sender} pushed [{event.start}, {event.stop}) to {self.role}, which holds [{own.start}, {own.stop})"
+            )
+        known = event.encoding in pushing.ENCODINGS and event.partition == roles.partition_of(sender)
+        if not known or event.ranges != here.covers[model]:
+            raise self._unread(sender, event)
+        if not 0 <= event.samples <= SAMPLES_LIMIT or not 0.0 <= event.rate < math.inf:
+            raise RemoteProtocolError(
+                f"{sender} pushed the gradient of {event.samples} samples, at {event.rate} times the learning rate"
+            )
+        return model
 
     def _copy(
         self, use: mirroring.CopyUse, sender: str, event: pushing.Push, payload: Payload, staleness: int, factor: float
@@ -380,6 +404,19 @@ class Shard:
         """
         return version.updates if version.incarnation == self.version.incarnation else min(version.updates, self._began)
 
+    def _staleness(self, version: Version, model: int) -> int:
+        """Updates of a model since those in the parameters of a version."""
+        since = self.version.updates - self._based(version)
+        if len(self.own.parts) == 1 or since <= 0:
+            return since
+        return sum(stepped == model for stepped in islice(reversed(self._stepped), since))
+
+    def _count(self, model: int) -> None:
+        """One more update is made."""
+        self.version = Version(self.version.incarnation, self.version.updates + 1)
+        if len(self.own.parts) > 1:
+            self._stepped.append(model)
+
     def _fetch(self, sender: str, event: pushing.Fetch, payload: Payload | None) -> list[Effect]:
         start, stop = event.start, event.stop
         frozen = self._which(sender, start, stop)
@@ -393,7 +430,13 @@ class Shard:
                 )
             self._fetches[sender, start, event.slot] = event
             return []
-        held = self.held.frozen() if frozen else self.held.moving()
+        whole, asked = self.held, Range(start, stop)
+        if frozen:
+            held = whole.frozen()
+        elif asked == self.own.moving:
+            held = whole.moving()
+        else:
+            held = whole.of(self.own.parts.index(asked)).moving()
         return [Send(sender, pushing.Fetched(event.slot, start, stop, self.version, self._floor), held)]
 
     def may_fetch(self, who: str, tick: int) -> bool:
@@ -408,6 +451,8 @@ class Shard:
         """Do what is due with the pushes that were gathered or held, then answer the fetches that waited for it."""
         effects: list[Effect] = []
         if isinstance(self.policy, Rounds):
+            for who, tick in self.policy.admitted():
+                effects += self.mirror.after([Send(who, attendance.Admitted(tick))])
             for ruling in self.policy.untold():
                 effects += self.mirror.tell(ruling=ruling)
                 effects += self.mirror.after([Send(role, ruling) for role in self._others])
@@ -426,15 +471,15 @@ class Shard:
         """Begin an optimizer step, and make it unless norms of other shards are in it; held pushes are read where they
         lie.
         """
-        updates, own = self.version.updates, self.own
+        own, part = self.own, self.held.of(due.model)
         held = [(key, weight, *self._pushes.pop(key)) for key, weight in due.parts]
-        stale = tuple(updates - self._based(push.version) for _, _, push, _ in held)
+        stale = tuple(self._staleness(push.version, due.model) for _, _, push, _ in held)
         for (key, weight, push, payload), staleness in zip(held, stale, strict=True):
-            own.slice.gather(key.who, push.slot, payload, weight, average=True)
+            part.gather(key.who, push.slot, payload, weight, average=True)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
         factor = own.rate(self.samples) * mean_rate([push for _, _, push, _ in held])
         self._pending = PendingUpdate(due, factor, [(key, push) for key, _, push, _ in held], stale)
-        said = own.exchange.say(self._floor, own.slice.squares()) if own.exchange.takes_part else []
+        said = own.exchange.say(self._floor, part.squares()) if own.exchange.takes_part else []
         return said + self._finish()
 
     def _finish(self) -> list[Effect]:
@@ -443,11 +488,11 @@ class Shard:
         norms = own.exchange.whole(self._floor) if own.exchange.takes_part else ()
         if made is None or norms is None:
             return []
-        self._pending = None
-        told = made.mirrored(self.mirror, own.slice, self.policy.floor, norms)
-        own.slice.step(made.factor, made.due.weight, norms)
+        self._pending, part = None, own.slice.of(made.due.model)
+        told = made.mirrored(self.mirror, part, self.policy.floor, norms)
+        part.step(made.factor, made.due.weight, norms)
         self.samples += made.due.samples
-        self.version = Version(self.version.incarnation, self.version.updates + 1)
+        self._count(made.due.model)
         return told + self.mirror.after(made.acknowledged(self.version))
 
     def _hear_norms(self, sender: str, event: agreement.Norms, payload: Payload | None) -> list[Effect]:
@@ -479,7 +524,7 @@ class Shard:
 
     def _attend(self, sender: str, event: attendance.Attend, payload: Payload | None) -> list[Effect]:
         tick = self.policy.attend(sender, event.incarnation, event.tick)
-        asked = self.mirror.after([Send(sender, attendance.Admitted(tick))] if event.tick < 0 else [])
+        asked = self.mirror.after([Send(sender, attendance.Admitted(tick))] if event.tick < 0 <= tick else [])
         return asked + self._settle() + self.let_go()
 
     def _return(self, sender: str, event: attendance.Return, payload: Payload | None) -> list[Effect]:
@@ -617,6 +662,6 @@ class Shard:
     def _which(self, sender: str, start: int, stop: int) -> bool:
         """Whether a range is the frozen one; it must be that or the moving one."""
         asked, own = Range(start, stop), self._own
-        if own is None or asked not in (own.moving, own.frozen):
+        if own is None or asked not in (own.moving, own.frozen, *own.parts):
             raise RemoteProtocolError(f"{sender} names [{start}, {stop}), which is not what {self.role} holds")
-        return asked != own.moving
+        return asked == own.frozen and asked != own.moving

@@ -26,6 +26,10 @@ MASTERED = (torch.bfloat16, torch.float16)
 class Slice(Protocol):
     """What a shard holds; a phantom one holds nothing and only counts."""
 
+    def of(self, model: int) -> Slice:
+        """What it holds of one of several models, which is stepped by itself."""
+        ...
+
     def fill(self, payload: Payload, frozen: bool) -> None:
         """Take initial values for the moving or the frozen range."""
 
@@ -106,34 +110,39 @@ class TorchSlice:
         plan: the job's plan.
         shard: which of its assignments this is.
         moving: 1-D uint8 tensor to hold the moving range; own memory where None.
+        model: which it is of, where there are several: then its moving range is what moves of that.
     """
 
     def __init__(
-        self, plan: Plan, shard: int, moving: torch.Tensor | None = None, frozen: torch.Tensor | None = None
+        self,
+        plan: Plan,
+        shard: int,
+        moving: torch.Tensor | None = None,
+        frozen: torch.Tensor | None = None,
+        model: int = 0,
     ) -> None:
-        own = plan.assignments[shard]
-        self._moving = torch.zeros(own.moving.size, dtype=torch.uint8) if moving is None else moving
-        self._frozen = torch.zeros(own.frozen.size, dtype=torch.uint8) if frozen is None else frozen
+        own = plan.parts(shard)[model]
+        frozen_size = plan.assignments[shard].frozen.size
+        self._moving = torch.zeros(own.size, dtype=torch.uint8) if moving is None else moving
+        self._frozen = torch.zeros(frozen_size, dtype=torch.uint8) if frozen is None else frozen
         self._pieces = [
             _TrainedPiece(
                 number,
                 piece,
-                self._moving[piece.start - own.moving.start : piece.stop - own.moving.start].view(dtype),
-                piece.start - own.moving.start,
+                self._moving[piece.start - own.start : piece.stop - own.start].view(dtype),
+                piece.start - own.start,
             )
-            for piece in plan.layout.sections_in(own.moving)
+            for piece in plan.layout.sections_in(own)
             for number, dtype in [(_number(plan.layout, piece), getattr(torch, piece.dtype))]
         ]
         self._trained = [piece for piece in self._pieces if piece.parameter is not None]
         self._carried = [piece for piece in self._pieces if piece.parameter is None]
         groups = [{"params": [piece.parameter], **plan.layout.stepped(piece.section.group)} for piece in self._trained]
-        self._optimizer = optimizers.build(plan.settings.optimizer, groups) if groups else None
+        self._optimizer = optimizers.build(plan.optimizer(model), groups) if groups else None
         self._step = optimizers.stepper(self._optimizer) if self._optimizer else None
         self._layers: Layers | None = None
         if isinstance(self._optimizer, Layerwise):
-            self._layers = Layers(
-                self._optimizer, plan.layout, own.moving, [(p.section, _data(p)) for p in self._trained]
-            )
+            self._layers = Layers(self._optimizer, plan.layout, own, [(p.section, _data(p)) for p in self._trained])
         self._fixed_point = fixed_point(plan.settings.fixed_point)
         self._parts = [_parts(plan.layout, piece.section) for piece in self._trained] if self._fixed_point else []
         self._rates = [group["lr"] for group in self._optimizer.param_groups] if self._optimizer else []
@@ -141,10 +150,18 @@ class TorchSlice:
         self._gathered, self._average = 0, False
         self._views: dict[tuple[str, int], tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]] = {}
 
+    def of(self, model: int) -> TorchSlice:
+        """It is of one."""
+        return self
+
     def fill(self, payload: Payload, frozen: bool) -> None:
         """Take initial values for the moving or the frozen range."""
         assert isinstance(payload, torch.Tensor)
         (self._frozen if frozen else self._moving).copy_(payload)
+        self.moved()
+
+    def moved(self) -> None:
+        """Take what lies in the moving range now, which was written by others, as the values to go on from."""
         for piece in self._trained:
             if piece.master:
                 _data(piece).copy_(piece.tensor)
@@ -342,12 +359,68 @@ def _number(layout: Layout, piece: Section) -> int:
     return next(i for i, s in enumerate(layout.sections) if s.start <= piece.start and piece.stop <= s.stop)
 
 
+class SlicesOfModels(TorchSlice):
+    """A slice in memory that has parts of several models, each stepped by itself.
+
+    Args:
+        plan: the job's plan.
+        shard: which of its assignments this is.
+    """
+
+    def __init__(self, plan: Plan, shard: int) -> None:
+        own = plan.assignments[shard]
+        self._moving, self._frozen = (torch.zeros(part.size, dtype=torch.uint8) for part in (own.moving, own.frozen))
+        self._within = [
+            slice(part.start - own.moving.start, part.stop - own.moving.start) if part.size else slice(0)
+            for part in plan.parts(shard)
+        ]
+        self._models = [
+            TorchSlice(plan, shard, self._moving[within], self._frozen, model)
+            for model, within in enumerate(self._within)
+        ]
+
+    def of(self, model: int) -> TorchSlice:
+        """What it has of one of them."""
+        return self._models[model]
+
+    def moved(self) -> None:
+        """Have each part go on from what lies in its range."""
+        for model in self._models:
+            model.moved()
+
+    @property
+    def sum_size(self) -> int:
+        """Bytes of a sum of each."""
+        return sum(model.sum_size for model in self._models)
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """The ranges, and what each part keeps beside: sections have one number each."""
+        beside = {name: array for model in self._models for name, array in model.arrays().items()}
+        return {**beside, "vector.moving": self._moving, "vector.frozen": self._frozen}
+
+    def load(self, arrays: dict[str, torch.Tensor]) -> None:
+        """Take back what `arrays` gave."""
+        for model, within in zip(self._models, self._within, strict=True):
+            model.load({**arrays, "vector.moving": arrays["vector.moving"][within]})
+
+
+def slice_of(
+    plan: Plan, shard: int, moving: torch.Tensor | None = None, frozen: torch.Tensor | None = None
+) -> TorchSlice:
+    """A shard's slice in memory, of its own or in these ranges (1-D uint8), which are of one model."""
+    return SlicesOfModels(plan, shard) if plan.models > 1 else TorchSlice(plan, shard, moving, frozen)
+
+
 class PhantomSlice:
     """A slice of a plan that holds nothing: for simulations that compute nothing."""
 
     def __init__(self, plan: Plan, shard: int) -> None:
         own = plan.assignments[shard]
         self._moving, self._frozen = Phantom(own.moving.size), Phantom(own.frozen.size)
+
+    def of(self, model: int) -> PhantomSlice:
+        """It holds nothing of any."""
+        return self
 
     def fill(self, payload: Payload, frozen: bool) -> None:
         """Nothing to take."""

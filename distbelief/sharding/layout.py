@@ -2,14 +2,16 @@
 
 The flat vector is one run of bytes, home after home: a *home* is a partition of the model, and there is one where the
 model is not split. Each home has its trained parameters ordered by (dtype, parameter group), then its buffers by dtype
-(both *move*: they are pushed and fetched), then its frozen parameters (sent once). What lies there are *pieces* of
-tensors; with one home a piece is a whole tensor. A *section* is a run of one home, kind, dtype and group, and starts
+(both *move*: they are pushed and fetched), then its frozen parameters (sent once). Of several models, each with an
+optimizer of its own, what moves lies model after model. What lies there are *pieces* of tensors; with one home a piece
+is a whole tensor. A *section* is a run of one home, kind, dtype and group, and starts
 at a multiple of `ALIGNMENT` bytes; a shard's range is cut at such multiples too, so that every cut is at a multiple of
 16 elements of any dtype.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -157,11 +159,17 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
     """Other names of tied tensors, to the name under which they are laid out."""
     homes: tuple[HomeRanges, ...]
     """What each home has, by its number."""
+    models: tuple[Range, ...] = ()
+    """What moves of each model, where there are several with an optimizer each; none of a single one."""
 
     @property
     def total(self) -> int:
         """Bytes of the whole vector."""
         return self.homes[-1].frozen.stop
+
+    def model_of(self, entry: Entry) -> int:
+        """The model that a trained parameter or buffer is of; 0 where there is one."""
+        return next((number for number, part in enumerate(self.models) if entry.start < part.stop), 0)
 
     def home_of(self, part: Range) -> int:
         """The home in whose part of the vector a range lies."""
@@ -225,6 +233,7 @@ def lay_out(
     groups: Sequence[Mapping[str, float]] = ({},),
     aliases: Mapping[str, str] | None = None,
     split: Mapping[str, Sequence[Piece]] | None = None,
+    models: Mapping[str, int] | None = None,
 ) -> Layout:
     """The layout of a module's tensors.
 
@@ -233,6 +242,8 @@ def lay_out(
         groups: what each parameter group sets for itself.
         aliases: other names of tied tensors.
         split: by name, the pieces of each tensor that is not whole at home 0; together they are the tensor.
+        models: by name, the number of the model that each tensor is of, where there are several with an optimizer each;
+            all at home 0, and each with a group of its own and a trained parameter.
 
     Raises:
         UsageError: no trained parameter, at all or at a home; a dtype that cannot be trained or held; pieces that are
@@ -244,7 +255,53 @@ def lay_out(
     >>> halves = {"weight": [Piece(0, 0, 1, home=0), Piece(0, 1, 3, home=1)]}
     >>> [(e.start, e.stop) for e in lay_out([Tensor("weight", (3, 4), "float32")], split=halves).entries]
     [(0, 16), (128, 160)]
+    >>> two = [Tensor("0.weight", (3, 4), "float32"), Tensor("1.weight", (2,), "float32", group=1)]
+    >>> lay_out(two, ({}, {}), models={"0.weight": 0, "1.weight": 1}).models
+    (Range(start=0, stop=128), Range(start=128, stop=136))
     """
+    _check_kinds(tensors)
+    placed = [
+        Entry(t, piece, 0)
+        for t in tensors
+        for piece in (_checked(t, split[t.name]) if split and t.name in split else (whole(t),))
+    ]
+    entries: list[Entry] = []
+    sections: list[Section] = []
+    homes: list[HomeRanges] = []
+    begun: dict[int, int] = {}
+    position = 0
+
+    def order(entry: Entry) -> tuple[bool, int, int, str, int]:
+        t = entry.tensor
+        return t.kind == "frozen", models[t.name] if models else 0, _ORDER[t.kind], t.dtype, t.group
+
+    for home in range(1 + max(entry.piece.home for entry in placed)):
+        here = [entry for entry in placed if entry.piece.home == home]
+        if not any(entry.tensor.kind == "parameter" and entry.elements for entry in here):
+            raise UsageError(f"home {home} has no trained parameter: split the model over fewer homes, or otherwise")
+        start = trained = moving = position = _aligned(position)
+        for one in sorted(here, key=order):
+            t = one.tensor
+            key, last = (t.kind, t.dtype, t.group), sections[-1] if sections else None
+            if last is None or (last.kind, last.dtype, last.group, last.home) != (*key, home):
+                position = _aligned(position)
+                sections.append(Section(*key, position, position, home))
+            entries.append(Entry(t, one.piece, position))
+            if models and t.kind != "frozen":
+                begun.setdefault(models[t.name], position)
+            position += one.size
+            sections[-1] = msgspec.structs.replace(sections[-1], stop=position)
+            trained = position if t.kind == "parameter" else trained
+            moving = position if t.kind != "frozen" else moving
+        homes.append(HomeRanges(Range(start, trained), Range(start, moving), Range(moving, position)))
+    edges = [*begun.values(), homes[0].moving.stop]
+    parts = tuple(Range(*edge) for edge in itertools.pairwise(edges))
+    named = tuple(dict(g) for g in groups)
+    return Layout(tuple(entries), tuple(sections), named, dict(aliases or {}), tuple(homes), parts)
+
+
+def _check_kinds(tensors: Sequence[Tensor]) -> None:
+    """Refuse what cannot be held or trained, and where nothing is."""
     for t in tensors:
         held = TRAINABLE if t.kind == "parameter" else tuple(ITEM_SIZES)
         if t.dtype not in held:
@@ -254,33 +311,6 @@ def lay_out(
             )
     if not any(t.kind == "parameter" and t.elements for t in tensors):
         raise UsageError("the model has no parameter with requires_grad=True: there is nothing to train")
-    placed = [
-        Entry(t, piece, 0)
-        for t in tensors
-        for piece in (_checked(t, split[t.name]) if split and t.name in split else (whole(t),))
-    ]
-    entries: list[Entry] = []
-    sections: list[Section] = []
-    homes: list[HomeRanges] = []
-    position = 0
-    for home in range(1 + max(entry.piece.home for entry in placed)):
-        here = [entry for entry in placed if entry.piece.home == home]
-        if not any(entry.tensor.kind == "parameter" and entry.elements for entry in here):
-            raise UsageError(f"home {home} has no trained parameter: split the model over fewer homes, or otherwise")
-        start = trained = moving = position = _aligned(position)
-        for one in sorted(here, key=lambda e: (_ORDER[e.tensor.kind], e.tensor.dtype, e.tensor.group)):
-            t = one.tensor
-            key, last = (t.kind, t.dtype, t.group), sections[-1] if sections else None
-            if last is None or (last.kind, last.dtype, last.group, last.home) != (*key, home):
-                position = _aligned(position)
-                sections.append(Section(*key, position, position, home))
-            entries.append(Entry(t, one.piece, position))
-            position += one.size
-            sections[-1] = msgspec.structs.replace(sections[-1], stop=position)
-            trained = position if t.kind == "parameter" else trained
-            moving = position if t.kind != "frozen" else moving
-        homes.append(HomeRanges(Range(start, trained), Range(start, moving), Range(moving, position)))
-    return Layout(tuple(entries), tuple(sections), tuple(dict(g) for g in groups), dict(aliases or {}), tuple(homes))
 
 
 def _aligned(position: int) -> int:

@@ -14,6 +14,7 @@ from torch import nn
 
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
+from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import ANEW, StartingPoint
 from distbelief.core.records import Record
 from distbelief.core.settings import Settings
@@ -141,6 +142,8 @@ class Context:
     """That a user's loop names; 0 for those of the settings."""
     order: str = ""
     """That a user's loop names; "" for that of the settings."""
+    optimizers: tuple[Optimizer, ...] = ()
+    """That a user's loop names, one for each of its models; none for those of the settings."""
     scripted: bool = False
     """Whether a user's own loop computes: a step of it may be several backward passes."""
     memory: Memory | None = None

@@ -24,6 +24,7 @@ def layout_of(
     module: nn.Module,
     groups: Sequence[Mapping[str, Any]] | None = None,
     split: Mapping[str, Sequence[Piece]] | None = None,
+    several: bool = False,
 ) -> Layout:
     """The layout of a module: trained parameters by (dtype, group), buffers, frozen parameters; a tied tensor lies
     once, under its first name.
@@ -36,6 +37,7 @@ def layout_of(
         groups: as `torch.optim` takes them, `{"params": [...], "lr": ..., "weight_decay": ...}`; all in one group where
             None.
         split: by name, the pieces of the tensors of a split model.
+        several: whether each child of the module is a model with an optimizer of its own.
 
     Raises:
         UsageError: a dtype that cannot be trained, a module that has no shapes yet, two tensors with elements in one
@@ -73,7 +75,8 @@ def layout_of(
             Tensor(name, tuple(tensor.shape), dtype, kind, member.get(id(tensor), 0) if kind == "parameter" else 0)
         )
     _refuse_shared(own)
-    return lay_out(tensors, options, aliases, split)
+    models = {tensor.name: int(tensor.name.split(".")[0]) for tensor in tensors} if several else None
+    return lay_out(tensors, options, aliases, split, models)
 
 
 def sparse_parts(module: nn.Module) -> list[nn.Embedding | nn.EmbeddingBag]:
@@ -188,6 +191,7 @@ class FlatModule:
         rows: whether sparse gradients may stay so; else embeddings are told to make dense ones.
         layout: of the whole model, where it is split; that of the module where None.
         home: whose pieces the module holds, by the names of their tensors; -1 where it holds the whole model.
+        several: whether each child of the module is a model with an optimizer of its own.
     """
 
     def __init__(
@@ -197,9 +201,10 @@ class FlatModule:
         rows: bool = False,
         layout: Layout | None = None,
         home: int = -1,
+        several: bool = False,
     ) -> None:
         self.module = module
-        self.layout = layout_of(module, groups) if layout is None else layout
+        self.layout = layout_of(module, groups, several=several) if layout is None else layout
         for part in [] if rows else sparse_parts(module):
             part.sparse = False
         self.device = next(module.parameters()).device
@@ -211,6 +216,8 @@ class FlatModule:
         tensors = {name: tensor for _, name, tensor in _named(module)}
         self._tensors = [tensors[entry.tensor.name] for entry in self._entries]
         self._trained = [t for t, e in zip(self._tensors, self._entries, strict=True) if e.tensor.kind == "parameter"]
+        self._models = [self.layout.model_of(e) for e in self._entries if e.tensor.kind == "parameter"]
+        """Of each of these, the model that it is of."""
         self._cut = [
             entry.shape != tuple(tensor.shape) for entry, tensor in zip(self._entries, self._tensors, strict=True)
         ]
@@ -222,7 +229,7 @@ class FlatModule:
         self._parameters: list[torch.Tensor] = []
         self._working: list[torch.Tensor] = []
         self._slots: list[list[torch.Tensor]] = []
-        self._buffers: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+        self._buffers: list[list[tuple[torch.Tensor, torch.Tensor, int]]] = []
         self._homes: list[list[torch.Tensor]] = []
         self._live = torch.zeros(0, dtype=torch.uint8, device=self.device)
 
@@ -261,7 +268,8 @@ class FlatModule:
         slots = [list(zip(self._entries, self._views(vector), self._tensors, strict=True)) for vector in self._working]
         self._slots = [[view for entry, view, _ in slot if entry.tensor.kind == "parameter"] for slot in slots]
         self._buffers = [
-            [(view, tensor) for entry, view, tensor in slot if entry.tensor.kind == "buffer"] for slot in slots
+            [(view, t, self.layout.model_of(entry)) for entry, view, t in slot if entry.tensor.kind == "buffer"]
+            for slot in slots
         ]
         # the frozen parameters are fetched once, into the first vector
         first, *others = [self._views(home) for home in homes]
@@ -318,14 +326,14 @@ class FlatModule:
         """Write the model's own values into a gradient slot."""
         self.write(self._gradients[slot])
 
-    def swap(self, landing: int) -> None:
-        """Compute with parameter vector `landing`, as it is now, from here on; the module's tensors stay the same
-        objects.
+    def swap(self, landing: int, parts: Sequence[Range] = ()) -> None:
+        """Compute with parameter vector `landing`, as it is now, from here on, where only `parts` of it have changed if
+        any are named; the module's tensors stay the same objects.
         """
         if self._landed is not None:
             landing = self._landed(landing)
         if self._staged:
-            self._arrive(landing)
+            self._arrive(landing, parts)
             landing = 0
         if landing != self._current:
             for tensor, view, cut in zip(self._tensors, self._homes[landing], self._cut, strict=True):
@@ -337,18 +345,21 @@ class FlatModule:
                 if cut:
                     own.copy_(view)
 
-    def _arrive(self, landing: int) -> None:
+    def _arrive(self, landing: int, parts: Sequence[Range]) -> None:
         """Copy a vector to the device, the frozen parameters once; waits, since the next fetch may land in it as soon
         as this returns.
         """
         size = self.held.size if self._current < 0 else self._moving
-        self._live[:size].copy_(self._parameters[landing][:size])
+        for part in parts or (Range(0, size),):
+            self._live[part.start : part.stop].copy_(self._parameters[landing][part.start : part.stop])
 
-    def accrue(self, slot: int, first: bool, weight: float = 1.0) -> None:
+    def accrue(self, slot: int, first: bool, weight: float = 1.0, model: int = 0) -> None:
         """Add the step's gradient, times its weight, to a slot, or begin the slot with it; a parameter without one
         counts as zero.
         """
-        for view, parameter in zip(self._slots[slot], self._trained, strict=True):
+        for view, parameter, of in zip(self._slots[slot], self._trained, self._models, strict=True):
+            if of != model:
+                continue
             if parameter.grad is None:
                 if first:
                     view.zero_()
@@ -373,14 +384,16 @@ class FlatModule:
                 if parameter.grad is not None:
                     parameter.add_(parameter.grad, alpha=-rate)
 
-    def carry_buffers(self, slot: int) -> None:
+    def carry_buffers(self, slot: int, model: int = 0) -> None:
         """Write the model's buffers behind the gradient of a slot; from a GPU, the slot itself goes to the host
         here.
         """
-        for view, tensor in self._buffers[slot]:
-            view.copy_(tensor)
+        for view, tensor, of in self._buffers[slot]:
+            if of == model:
+                view.copy_(tensor)
         if self._staged:
-            self._gradients[slot][: self._moving].copy_(self._working[slot][: self._moving])
+            sent = self.layout.models[model] if self.layout.models else Range(0, self._moving)
+            self._gradients[slot][sent.start : sent.stop].copy_(self._working[slot][sent.start : sent.stop])
 
     def outgoing(self, slot: int, part: Range) -> torch.Tensor:
         """A range of a gradient slot."""

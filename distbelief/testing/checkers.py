@@ -83,11 +83,12 @@ class Rules:
 
     - Every push is applied at a shard at most once, in the order of the replica's clock, and is acknowledged only then.
     - Versions never go back on a link, and no two pushes are acknowledged with one version.
-    - A push names a version that its replica had fetched from that shard, and holds the next minibatches it was dealt.
+    - A push names a version that its replica had fetched from that shard, and holds the next minibatches it was dealt;
+      of several models, the first of a minibatch does, and those after it hold the same.
     - A replica reports steps and samples only when all shards have acknowledged their push, and all of them before it
       leaves.
     - A minibatch is dealt to one living replica at a time.
-    - `finish`: every minibatch is applied at every shard, exactly once where nobody died.
+    - `finish`: every minibatch is applied at every shard to every model, exactly once where nobody died.
 
     Args:
         alive: whether an incarnation of a role still takes part.
@@ -112,7 +113,7 @@ class Rules:
         self._fetched: defaultdict[tuple[Life, str], set[Version]] = defaultdict(set)
         self._versions: set[tuple[str, int]] = set()
         self._holder: dict[Minibatch, Life] = {}
-        self._times: Counter[tuple[str, Minibatch]] = Counter()
+        self._times: Counter[tuple[str, Minibatch, tuple[Range, ...]]] = Counter()
 
     def sent(self, sender: str, to: str, message: Message) -> None:
         """A living role has sent a message."""
@@ -164,7 +165,7 @@ class Rules:
                 self.applied[to] += 1
                 self.samples[to] += message.samples
                 for minibatch in self.replicas[life].pushes[message.clock - 1].holds:
-                    self._times[to, minibatch] += 1
+                    self._times[to, minibatch, message.ranges] += 1
             case pushing.Pushed():
                 self._grows(sender, to, message.version)
                 key = (sender, message.version.updates)
@@ -188,10 +189,11 @@ class Rules:
         for epoch in range(settings.data.epochs):
             for index in range(self.plan.batches):
                 for shard in self._parts(self.plan):
-                    times = self._times[shard, (epoch, index)]
-                    assert times == 1 or (times and died), (
-                        f"{shard} applied minibatch {index} of epoch {epoch} {times} times; died: {died}"
-                    )
+                    for part in self.plan.parts(roles.index_of(shard)):
+                        times = self._times[shard, (epoch, index), (part,)]
+                        assert times == 1 or (times and died), (
+                            f"{shard} applied minibatch {index} of epoch {epoch} {times} times to {part}; died: {died}"
+                        )
         if not died and self.plan.samples:
             assert self.counted == self.plan.total_samples, (
                 f"{self.counted} samples were counted of {self.plan.total_samples}"
@@ -230,13 +232,13 @@ class Rules:
             f"{sender} pushes from {message.version} of {to}, which it never fetched"
         )
         if message.clock == len(one.pushes) + 1:
-            holds = one.dealt[one.pushed : one.pushed + message.steps]
+            holds = one.dealt[one.pushed : one.pushed + message.steps] if message.steps else one.pushes[-1].holds
             size, most = plan.settings.data.batch_size, plan.samples
             samples = sum(min(size, most - index * size) for _, index in holds)
             known = samples if most else message.samples  # of data of its own only the replica knows
-            assert (message.steps, message.samples) == (len(holds), known), (
-                f"{sender} pushes {message}, and was dealt {holds} for it"
-            )
+            told = f"{sender} pushes {message}, and was dealt {holds} for it"
+            assert message.samples == known, told
+            assert message.steps in (len(holds), 0), told
             one.pushes.append(_Push(message.steps, message.samples, len(self._parts(plan)), holds))
             one.pushed += message.steps
         push = one.pushes[-1]
@@ -249,7 +251,7 @@ class Rules:
         done = [push for push in one.pushes if not push.unacknowledged]
         for name, most in (
             ("steps", sum(p.steps for p in done)),
-            ("samples", sum(p.samples for p in done)),
+            ("samples", sum(p.samples for p in done if p.steps)),
             ("pushes", len(done)),
         ):
             assert one.reported[name] <= most, (
@@ -266,11 +268,11 @@ class _Piece(NamedTuple):
     parameter: torch.nn.Parameter | None
 
 
-class _Twin:
-    """A shard's moving range, stepped by plain `torch.optim`."""
+class _Part:
+    """What moves of one model at a shard, stepped by plain `torch.optim`."""
 
     def __init__(self, plan: Plan, own: Range, values: torch.Tensor, optimizer: MakeOptimizer) -> None:
-        self.values = values.clone()
+        self.values = values
         self.pieces: list[_Piece] = []
         groups = []
         for section in plan.layout.sections_in(own):
@@ -281,7 +283,6 @@ class _Twin:
                 groups.append({"params": [parameter], **plan.layout.stepped(section.group)})
             self.pieces.append(_Piece(where, dtype, parameter))
         self.optimizer = optimizer(groups) if groups else None
-        self.history = [self.values.clone()]
 
     def step(self, payload: torch.Tensor) -> None:
         for piece in self.pieces:
@@ -295,6 +296,23 @@ class _Twin:
                 here.copy_(payload[piece.bytes])
             else:
                 here.view(piece.dtype).copy_(piece.parameter.detach())
+
+
+class _Twin:
+    """A shard's moving range, of which each model is stepped by itself."""
+
+    def __init__(self, plan: Plan, shard: int, values: torch.Tensor, optimizer: MakeOptimizer) -> None:
+        self.values, self.start = values.clone(), plan.assignments[shard].moving.start
+        self.parts: dict[tuple[Range, ...], _Part] = {
+            (part,): _Part(plan, part, self._of(part), optimizer) for part in plan.parts(shard)
+        }
+        self.history = [self.values.clone()]
+
+    def _of(self, part: Range) -> torch.Tensor:
+        return self.values[part.start - self.start : part.stop - self.start] if part.size else self.values[:0]
+
+    def step(self, ranges: tuple[Range, ...], payload: torch.Tensor) -> None:
+        self.parts[ranges].step(payload)
         self.history.append(self.values.clone())
 
 
@@ -338,16 +356,18 @@ class Replay:
                 own = self._own(to)
                 if to not in self.twins and (message.start, message.stop) == (own.start, own.stop):
                     assert self._plan is not None
-                    self.twins[to] = _Twin(self._plan, own, self._initial[sender, to, message.start], self._optimizer)
+                    index, values = roles.index_of(to), self._initial[sender, to, message.start]
+                    self.twins[to] = _Twin(self._plan, index, values, self._optimizer)
             case pushing.Push():
                 payload, was = self._sent.pop((sender, to, message.incarnation, message.clock))
                 assert torch.equal(payload, was), f"push {message.clock} of {sender} was overwritten"
-                self.twins[to].step(payload)
+                self.twins[to].step(message.ranges, payload)
             case pushing.Fetched():
                 own = self._own(sender)
-                if (message.start, message.stop) == (own.start, own.stop):
+                if own.start <= message.start < message.stop <= own.stop:
                     here = self._network.endpoints[to].arena.parameters[message.slot][message.start : message.stop]
                     expected = self.twins[sender].history[message.version.updates]
+                    expected = expected[message.start - own.start : message.stop - own.start]
                     assert torch.equal(here, expected), f"{to} fetched from {sender} what is not its {message.version}"
 
     def _own(self, shard: str) -> Range:

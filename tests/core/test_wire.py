@@ -46,6 +46,8 @@ def strategy(hint: Any) -> st.SearchStrategy[Any]:
         return layouts
     if hint is Plan:
         return plans
+    if hint == tuple[Optimizer, ...]:
+        return st.lists(optimizers, max_size=2).map(tuple)
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return built(hint)
     return st.from_type(hint)
@@ -59,6 +61,7 @@ layouts = st.builds(
     groups=st.lists(st.dictionaries(texts, floats, max_size=2), max_size=2).map(tuple),
     aliases=st.dictionaries(texts, texts, max_size=2),
     homes=st.lists(built(HomeRanges), max_size=2).map(tuple),
+    models=st.lists(built(Range), max_size=2).map(tuple),
 )
 values = st.one_of(floats, st.booleans(), st.lists(floats, max_size=2).map(tuple))
 optimizers = built(Optimizer, options=st.dictionaries(texts, values, max_size=2))
@@ -72,6 +75,7 @@ plans = st.builds(
     layout=layouts,
     assignments=st.lists(st.builds(Assignment, built(Range), built(Range)), max_size=2).map(tuple),
     samples=integers,
+    optimizers=strategy(tuple[Optimizer, ...]),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from distbelief.core.conversations.table import Conversation, Says
 from distbelief.core.messages import Address, Message
+from distbelief.core.optimizer import Optimizer
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan
 from distbelief.sharding.layout import Layout
@@ -20,7 +21,7 @@ class Here(Message, frozen=True, array_like=True, tag=True, gc=False):
 class Join(Message, frozen=True, array_like=True, tag=True, gc=False):
     """A replica (or the evaluator) asks to take part. `samples` is the size of its training set, -1 of one without a
     length; 0 from the evaluator. `batch_size`, `epochs` and `order` are the user's where his own loop names them, else
-    0 or "": the job's.
+    0 or "": the job's; so are `optimizers`, one for each model that it trains.
     """
 
     incarnation: int
@@ -29,6 +30,7 @@ class Join(Message, frozen=True, array_like=True, tag=True, gc=False):
     batch_size: int = 0
     epochs: int = 0
     order: str = ""
+    optimizers: tuple[Optimizer, ...] = ()
 
 
 class Welcome(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -97,6 +99,7 @@ MEMBERSHIP = Conversation(
         Says(Join, by=(Kind.REPLICA, Kind.EVALUATOR), to=(Kind.COORDINATOR,)),
         Says(Welcome, by=(Kind.COORDINATOR,), to=(Kind.REPLICA, Kind.EVALUATOR), answers=Join),
         Says(Refused, by=(Kind.COORDINATOR,), to=(Kind.REPLICA, Kind.EVALUATOR), answers=Join),
+        Says(Refused, by=(Kind.SHARD,), to=(Kind.REPLICA,)),
         Says(Rejoin, by=(Kind.REPLICA, Kind.EVALUATOR), to=(Kind.COORDINATOR,)),
         Says(Anew, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
         Says(Finish, by=(Kind.COORDINATOR, Kind.SUPERVISOR), to=(Kind.REPLICA,)),

@@ -25,6 +25,7 @@ from torch import nn
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import membership
 from distbelief.core.effects import Batch, Computed
+from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Record
 from distbelief.core.settings import Plan, Settings, read_own
 from distbelief.errors import DataError, DistbeliefError, LayoutError, TrainingError, UsageError, limit
@@ -371,6 +372,8 @@ class _Process:
 
         def reach(plan: Plan, arena: Arena) -> None:
             attach(plan, arena)
+            if plan.models > 1:
+                return  # the shards make the updates of several
             endpoint.share(plan, memory, self._locks(), lambda index, held: make(index, held, 0))
             if flat is not None and flat.device.type == "cpu" and reads_only(plan.settings, plan.layout):
                 buffers, landed = endpoint.compute_there()
@@ -387,6 +390,7 @@ class _Process:
         batch_size: int = 0,
         epochs: int = 0,
         order: str = "",
+        optimizers: tuple[Optimizer, ...] = (),
         scripted: bool = False,
         part: SplitPart | None = None,
         whole: Callable[[], nn.Module] | None = None,
@@ -408,6 +412,7 @@ class _Process:
             batch_size,
             epochs,
             order,
+            optimizers,
             scripted,
             self._memory,
             self._crossings,
@@ -519,13 +524,13 @@ class _Process:
         batch_size: int,
         epochs: int,
         order: str,
+        optimizers: tuple[Optimizer, ...],
         computes: Callable[[float], Compute],
     ) -> Part:
         """What a replica plays whose loop is the user's."""
         task = Task(model=lambda: flat.module, train=list)  # which nobody asks for anything: it is the loop's
-        part = self.players.replica(
-            self._context(task, samples, flat, computes, batch_size, epochs, order, scripted=True)
-        )
+        context = self._context(task, samples, flat, computes, batch_size, epochs, order, optimizers, scripted=True)
+        part = self.players.replica(context)
 
         def attach(plan: Plan, arena: Arena) -> None:
             if self.spec.init_from:

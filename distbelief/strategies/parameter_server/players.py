@@ -10,7 +10,7 @@ from distbelief.core.settings import Settings
 from distbelief.replica.downpour import DownpourReplica
 from distbelief.runtime.player import Part
 from distbelief.server.shard import Shard
-from distbelief.server.slice import PhantomSlice, TorchSlice
+from distbelief.server.slice import PhantomSlice, slice_of
 from distbelief.server.standby import Standby
 from distbelief.strategies.context import Context
 from distbelief.strategies.players import COORDINATOR_STATE, Players, Servers
@@ -27,7 +27,7 @@ def replica(context: Context) -> Part:
     role, vectors, samples, incarnation = context.role, context.vectors, context.samples, context.incarnation
     story = DownpourReplica(
         role, vectors, samples, context.batch_size, context.scripted, incarnation, context.split, context.epochs,
-        context.order,
+        context.order, context.optimizers,
     )  # fmt: skip
     return served(context, story)
 
@@ -36,5 +36,5 @@ PLAYERS = Players(
     coordinator,
     COORDINATOR_STATE,
     replica,
-    servers=Servers(Shard, Standby, TorchSlice, PhantomSlice),
+    servers=Servers(Shard, Standby, slice_of, PhantomSlice),
 )

@@ -9,7 +9,7 @@ from typing import ClassVar
 from distbelief.core import consistency
 from distbelief.core.consistency import Policy
 from distbelief.core.rounds import Rounds, quorum_of
-from distbelief.core.settings import Pushing, Settings, at_least
+from distbelief.core.settings import Pushing, Settings, at_least, option
 from distbelief.errors import UsageError
 
 
@@ -47,6 +47,11 @@ class SynchronousSettings(Pushing, frozen=True, kw_only=True):
                 "their number"
             )
 
+    def singular(self, settings: Settings) -> str:
+        """A round that is made without a replica would leave it between two models' steps."""
+        late = next((option(name) for name in ("backup_workers", "quorum") if getattr(self, name)), "")
+        return late or super().singular(settings)
+
     def global_batch(self, settings: Settings) -> int:
         """What all are pushing for a round."""
         waited = quorum_of(self.quorum, settings.replicas) if self.quorum else settings.replicas - self.backup_workers
@@ -75,6 +80,10 @@ class SoftsyncSettings(Pushing, frozen=True, kw_only=True):
                 f"--n {self.n}: must be at most --replicas, which is {settings.replicas}; with as many, every push is "
                 "an update"
             )
+
+    def singular(self, settings: Settings) -> str:
+        """A push is acknowledged as one of the next update, whichever model that would step."""
+        return "strategy softsync"
 
     def global_batch(self, settings: Settings) -> int:
         """What is in the pushes of an update."""

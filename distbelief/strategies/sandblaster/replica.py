@@ -123,7 +123,7 @@ class WorkUnitTraining:
         named = self._replica.incarnation, assigned.evaluation, assigned.number, assigned.work_unit.part
         sends = {
             role: Send(role, operations.Contribute(slot, part.start, part.stop, *named), payload)
-            for (role, part), payload in zip(self.server.parts, self.server.outgoing[slot], strict=True)
+            for (role, part), payload in zip(self.server.parts, self.server.models[0].outgoing[slot], strict=True)
         }
         self._sent[slot] = _Sent(assigned, loss, sends)
         yield from list(sends.values())

@@ -140,9 +140,7 @@ MUTANTS = [
     ),
     Mutant(
         "a-dropped-gradient-is-not-made-again", BACKUP, "replica/pushes.py",
-        "                self._dropped.append((self._steps, push.steps))\n"
-        "                continue\n",
-        "                pass\n",
+        "            self._dropped.append((self._steps, steps))\n", "            pass\n",
         (f"{CONSISTENCY}::test_a_round_takes_exactly_the_first_gradients_and_the_others_are_dealt_again",),
     ),
     Mutant(
@@ -167,13 +165,13 @@ MUTANTS = [
     ),
     Mutant(
         "with-a-cadence-parameters-may-be-as-old-as-they-like", BOUNDED, "replica/downpour.py",
-        "return step % self._pushing.fetch_every == 0 or self._held.floor < tick - self._bound",
+        "return step % self._pushing.fetch_every == 0 or self.server.held.floor < tick - self._bound",
         "return step % self._pushing.fetch_every == 0",
         (f"{CONSISTENCY}::test_no_step_begins_more_than_the_bound_ahead_of_what_is_applied",),
     ),
     Mutant(
         "with-a-bound-every-step-fetches", BOUNDED, "replica/downpour.py",
-        "self._held.floor < tick - self._bound", "self._bound < math.inf",
+        "self.server.held.floor < tick - self._bound", "self._bound < math.inf",
         (f"{CONSISTENCY}::test_an_infinite_bound_is_downpour",),
     ),
     Mutant(
@@ -198,7 +196,8 @@ MUTANTS = [
     ),
     Mutant(
         "a-round-waits-for-the-dead", WAITING, "core/rounds.py",
-        "        self._members.discard(who)\n        if died:", "        if died:",
+        "        self._members.discard(who)\n        self._coming.discard(who)\n",
+        "        self._coming.discard(who)\n",
         (f"{CONSISTENCY}::test_a_round_waits_for_the_slowest_and_not_for_the_dead",),
     ),
     Mutant(
@@ -214,10 +213,10 @@ MUTANTS = [
     Mutant(
         "a-step-computes-on-what-was-asked-for-a-step-ago", READ_OWN, "replica/downpour.py",
         "            yield from self._request(0, self.server.moving, self._tick)\n"
-        "            yield from self._landed()\n"
+        "            yield from self._landed(*self._models)\n"
         "            self._vectors.swap(0)\n"
         "            return\n",
-        "            yield from self._landed()\n"
+        "            yield from self._landed(*self._models)\n"
         "            self._vectors.swap(0)\n"
         "            yield from self._request(0, self.server.moving, self._tick)\n"
         "            return\n",
@@ -238,7 +237,9 @@ MUTANTS = [
     ),
     Mutant(
         "a-gradient-is-written-where-shards-still-read", FROZEN, "replica/downpour.py",
-        "        while self._pushes.busy[self._slot]:\n            yield from self.wait()\n", "",
+        "        while self._pushes.busy[self._slot * len(self._models) + computed.model]:\n"
+        "            yield from self.wait()\n",
+        "",
         (DOWNPOUR_SWEEP,), seconds=15,
     ),
     Mutant(

@@ -108,12 +108,13 @@ MUTANTS = [
     ),
     Mutant(
         "a-replica-says-that-it-holds-before-all-is-acknowledged", MOMENT, "replica/downpour.py",
-        "if self._hold is not None and not self._pushes.waiting:", "if self._hold is not None:",
+        "if self._hold is not None and not self._pushes.waiting and not self._amid:",
+        "if self._hold is not None and not self._amid:",
         (SWEEP,), seconds=15,
     ),
     Mutant(
         "replicas-push-on-while-a-checkpoint-is-made", MOMENT, "replica/downpour.py",
-        "        while self._holding or not self._siblings", "        while not self._siblings",
+        "        while (self._holding and not self._amid) or not self._siblings", "        while not self._siblings",
         (SWEEP,), seconds=15,
     ),
     Mutant(

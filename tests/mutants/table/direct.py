@@ -55,8 +55,8 @@ MUTANTS = [
         "a-shard-that-comes-again-knows-nothing",
         DIRECT,
         "runtime/direct.py",
-        "self._shard.index)).changes:",
-        "self._shard.index)).changes < 0:",
+        "if isinstance(held, PassedSlice) and held.changes:",
+        "if isinstance(held, PassedSlice) and held.changes < 0:",
         (PROCESSES + "test_the_next_life_of_a_shard_goes_on_where_its_replicas_are",),
     ),
 ]

@@ -41,7 +41,7 @@ MUTANTS = [
         "what-is-accumulated-has-no-samples",
         SCRIPTS,
         "runtime/loop.py",
-        "samples = self._samples if self._optimizer.has_gradient else 0",
+        "samples = self._samples if self._optimizers[0].has_gradient else 0",
         "samples = 0",
         ("tests/processes/test_scripts.py::test_a_loop_of_any_shape_trains_as_the_plain_one[accumulated]",),
         seconds=10,

@@ -5,7 +5,42 @@ from mutants import Mutant
 TABLES = "A machine takes each message from the roles that the tables of the conversations name"
 READ = "A shard applies a push only if it covers what it holds"
 
+SEVERAL = "Several models with an optimizer each"
+MODELS = "tests/simulated/test_several_models.py::"
+
 MUTANTS = [
+    Mutant(
+        "the-step-of-one-model-makes-another-older", SEVERAL, "server/shard.py",
+        "return sum(stepped == model for stepped in islice(reversed(self._stepped), since))", "return since",
+        (MODELS + "test_one_replica_steps_each_model_as_plain_torch_does",),
+    ),
+    Mutant(
+        "the-first-optimizer-steps-every-model", SEVERAL, "core/settings.py",
+        "return self.optimizers[model] if", "return self.optimizers[0] if",
+        ("tests/processes/test_two_models.py::test_one_replica_trains_two_models_as_the_plain_script",), seconds=20,
+    ),
+    Mutant(
+        "who-comes-takes-part-in-the-middle-of-a-minibatch", SEVERAL, "core/rounds.py",
+        "if self._rules and self.models > 1 and who not in self._members:", "if False:",
+        (MODELS + "test_who_comes_to_rounds_takes_part_when_a_minibatch_begins",),
+    ),
+    Mutant(
+        "a-minibatch-is-done-with-its-first-push", SEVERAL, "replica/downpour.py",
+        "covered = (self._covered, self._accrued_samples) if single else (0, 0)",
+        "covered = (self._covered, self._accrued_samples) if single else (steps, steps * self._accrued_samples)",
+        (MODELS + "test_a_minibatch_is_done_when_all_of_its_pushes_are",),
+    ),
+    Mutant(
+        "a-checkpoint-is-made-in-the-middle-of-a-minibatch", SEVERAL, "replica/downpour.py",
+        "if self._hold is not None and not self._pushes.waiting and not self._amid:",
+        "if self._hold is not None and not self._pushes.waiting:",
+        (MODELS + "test_whatever_the_network_and_whoever_dies_the_job_ends_with_all_of_its_steps",), seconds=20,
+    ),
+    Mutant(
+        "orders-that-differ-are-one-round", SEVERAL, "core/rounds.py",
+        "if tick == self._decided and self._turns[other] != (model, opens):", "if False:",
+        (MODELS + "test_in_rounds_replicas_that_step_in_different_orders_are_refused",), hangs=True,
+    ),
     Mutant(
         "a-push-that-comes-again-is-applied-again",
         "At each shard a push applies whole or not at all",
@@ -26,7 +61,7 @@ MUTANTS = [
     ),
     Mutant(
         "whatever-a-push-covers-is-applied", READ, "server/shard.py",
-        "if not known or event.ranges != here.covers:", "if not known:",
+        "if not known or event.ranges != here.covers[model]:", "if not known:",
         ("tests/machines/test_shard.py::test_what_breaks_the_protocol_changes_nothing[other ranges]",),
     ),
     Mutant(
