@@ -32,20 +32,16 @@ class Script(NamedTuple):
     lines: int = 5
     """That may be changed, at most."""
     strategy: str = "downpour"
-<<<<<<< HEAD
     plain: str = ""
     """What the plain script is told beside its seed."""
     distributed: str = ""
     """What the other is told."""
-=======
->>>>>>> 2c88953 (recipes: a DCGAN of digits, plain and on two replicas in rounds)
 
 
 SCRIPTS = {
     "mnist": Script("test accuracy", "--optimizer adadelta --lr 1.0"),
     "vae": Script("test loss, nats", "--optimizer adam --lr 0.002"),
     "siamese": Script("triples in order", "--optimizer momentum --lr 0.05"),
-<<<<<<< HEAD
     # an update of either is of 16 columns of the text, or of 32 digits
     "words": Script(
         "test perplexity", "--optimizer adam --lr 0.003", strategy="synchronous", plain="16", distributed="8"
@@ -53,9 +49,7 @@ SCRIPTS = {
     "stream": Script(
         "test accuracy", "--optimizer adam --lr 0.002", strategy="synchronous", plain="32", distributed="16"
     ),
-=======
     "dcgan": Script("distance from digits", "", lines=8, strategy="synchronous"),
->>>>>>> 2c88953 (recipes: a DCGAN of digits, plain and on two replicas in rounds)
 }
 
 
@@ -71,22 +65,8 @@ def run(name: str, seed: int, distributed: bool) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, script, str(seed), *(of.distributed if distributed else of.plain).split()]
         if distributed:
-<<<<<<< HEAD
             launched = [sys.executable, "-m", "distbelief", "launch", of.strategy, "--replicas", "2", "--quiet"]
             own = ["--seed", str(seed), "--out", f"{folder}/run", *of.options.split()]
-=======
-            launched = [
-                sys.executable,
-                "-m",
-                "distbelief",
-                "launch",
-                SCRIPTS[name].strategy,
-                "--replicas",
-                "2",
-                "--quiet",
-            ]
-            own = ["--seed", str(seed), "--out", f"{folder}/run", *SCRIPTS[name].options.split()]
->>>>>>> 2c88953 (recipes: a DCGAN of digits, plain and on two replicas in rounds)
             command = [*launched, *own, *command[1:]]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
@@ -106,11 +86,7 @@ def compare(name: str, seeds: int) -> dict[str, object]:
     middle, away = statistics.median(results), max(results) - min(results)
     return {
         "script": name, "lines": lines_changed(name), "result": SCRIPTS[name].result,
-<<<<<<< HEAD
-        "options": f"{SCRIPTS[name].strategy} {SCRIPTS[name].options}",
-=======
         "options": f"{SCRIPTS[name].strategy} {SCRIPTS[name].options}".strip(),
->>>>>>> 2c88953 (recipes: a DCGAN of digits, plain and on two replicas in rounds)
         "plain": results, "distributed": others, "within": abs(statistics.median(others) - middle) <= away,
         "plain_rate": statistics.median(rate for _, rate in plain),
         "distributed_rate": statistics.median(rate for _, rate in distributed),

@@ -80,13 +80,11 @@ def several(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         return FlatModule(model, [{"params": list(child.parameters())} for child in model.children()], several=True)
 
     def have(order: Callable[[str, Batch], list[int]] = turns) -> None:
-        names = iter(range(1000))
-
-        def computes(self: Simulation, flat: FlatModule | None, clip_norm: float) -> Any:
+        def computes(self: Simulation, role: str, flat: FlatModule | None, clip_norm: float) -> Any:
             assert flat is not None
             settings, task = self.settings, self._loaded
             trainer = Trainer(task, flat.module, settings.data.batch_size, settings.seed, clip_norm)
-            role, at, coming = f"replica {next(names)}", list[Batch](), list[int]()
+            at, coming = list[Batch](), list[int]()
 
             def compute(batch: Batch, _: Any) -> Computed:
                 if not (at and at[0] is batch):

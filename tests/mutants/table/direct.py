@@ -2,7 +2,7 @@
 
 from mutants import Mutant
 
-DIRECT = "`--path direct`: replicas make the shards' updates themselves"
+DIRECT = "On the direct path (`--path`, where a job allows it by itself) replicas make the shards' updates themselves"
 
 PASSED = "tests/machines/test_passed.py::"
 PROCESSES = "tests/processes/test_direct.py::"

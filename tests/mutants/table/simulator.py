@@ -69,7 +69,7 @@ MUTANTS = [
         "every-role-of-a-host-has-all-its-cores",
         COSTS,
         "transport/processors.py",
-        "return slowed * busy / roles",
+        "return slowed * busy / working",
         "return slowed",
         (
             "tests/machines/test_processors.py::test_those_who_work_share_the_cores_evenly",
