@@ -58,7 +58,7 @@ LOCAL: dict[str, tuple[Any, dict[str, Any]]] = {
     "insecure": (True, {**TCP, "bind": "10.0.0.1"}),
     "tls": (True, TCP),
     "listen": ("127.0.0.1:7000", {}),
-    "path": ("direct", {}),
+    "path": ("served", {}),
     "logs": (True, {}),
     "compute": (db.ComputeModel(step=0.5), {}),
 }
@@ -85,7 +85,7 @@ WORDS: dict[str, str] = {
     "compute": "2ms",
     "handling": "message=1ms",
     "hosts": "cores=2",
-    "path": "auto",
+    "path": "served",
     "stragglers": "1:4",
     "faults": "crash=1@9",
     "phantom": "",
