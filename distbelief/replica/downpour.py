@@ -156,6 +156,7 @@ class DownpourTraining:
         """Of several models: step them one after another, each with a push of its own and a fetch of what that has made
         of it, until the minibatch is over; whether there is to be another.
         """
+        samples = 0
         while True:
             if self._stepped:
                 yield from self._fetch_stepped()
@@ -164,13 +165,14 @@ class DownpourTraining:
                 yield from self._end_epoch(batch)
                 return True
             if computed is None or computed.held:
-                self._amid = False
-                if computed is not None:
-                    self._pushes.close(1, computed.samples)
-                    self.work.seconds += computed.seconds
+                if computed is not None or self._amid:  # what was pushed in a minibatch that is left is done
+                    self._pushes.close(1, samples)
                     self._replica.step += 1
+                self.work.seconds += computed.seconds if computed else 0.0
+                self._amid = False
                 yield from self._holds()
                 return computed is not None
+            samples = computed.samples
             yield from self._accrue(computed)
             yield from self._push(computed.model)
 

@@ -108,6 +108,19 @@ def test_two_replicas_train_two_models_in_epochs(tmp_path: Path, strategy: Any) 
     assert (result["outcome"], result["steps"], result["pushes"], result["epochs"]) == ("done", 44, 88, 2)
 
 
+LEFT = {"replica.stop()": (1, 3), "break": (2, 44)}
+
+
+@pytest.mark.parametrize("leaves", LEFT)
+@pytest.mark.parametrize("strategy", [Downpour, Synchronous])
+def test_a_minibatch_in_which_the_loop_is_left_is_done(tmp_path: Path, strategy: Any, leaves: str) -> None:
+    """Both models were stepped in it: it is not dealt again, and nothing of it is pushed twice."""
+    replicas, steps = LEFT[leaves]
+    inside = f"{STEP}\n    if replica.index == 0 and len(seen) == 3: {leaves}"
+    result = launch(tmp_path, strategy(replicas=replicas, shards=2), inside=inside)
+    assert (result["outcome"], result["steps"], result["pushes"]) == ("done", steps, 2 * steps)
+
+
 REFUSED: dict[str, tuple[Any, dict[str, str], str]] = {
     "one model twice": (Downpour, {"before": "maker = critic"}, "a model whose '0.weight' is '0.weight' of model 0"),
     "a shared parameter": (
