@@ -448,12 +448,14 @@ class Coordinator(Answering):
         self.saving.held(role)
         left = self.data.lost(role) if member and self.data else 0
         lost = left if died or self.may(May.DEAL) else 0
-        over = role in self.membership.lives.over and self.data is not None
+        own = roles.leads(self.settings.mesh)
+        # whether a guest comes again is for its own machine to say, which may be gone too: nobody waits for it
+        over = role in self.membership.lives.over or role not in own
         given_up = self.data.give_up(role) if over and self.data and not self.may(May.DISMISS) else 0
         effects.append(WriteRecord(records.Gone(role, 0 if given_up else lost, reason, died, given_up)))
         if not self.may(May.GATHER) and self.plan is not None:
             effects += self.shards.tell_gone(self.plan, {role: self.membership.lives.gone[role]})
-        if self.membership.deserted(roles.leads(self.settings.mesh)) and not self.may(May.DISMISS):
+        if self.membership.deserted(own) and not self.may(May.DISMISS):
             end = f"every replica is gone; the last was {role}: {reason}"
             cause = Cause.REPLICAS_DIED if died else Cause.REPLICAS_LEFT
             return effects + (self.finish(cause, end) if self.may(May.DEAL) else self.end(cause, end))

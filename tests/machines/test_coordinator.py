@@ -15,7 +15,7 @@ from distbelief.core.effects import Commit, Discard, Effect, End, Send, Wake, Wr
 from distbelief.core.events import Event
 from distbelief.core.messages import Message
 from distbelief.core.outcomes import Cause
-from distbelief.core.portions import Portion, Position, StartingPoint
+from distbelief.core.portions import OWN, Portion, Position, StartingPoint
 from distbelief.core.settings import Settings
 from distbelief.core.timers import HoldOver
 from distbelief.errors import RemoteProtocolError
@@ -218,6 +218,19 @@ def test_the_next_life_of_a_dead_replica_takes_its_place_and_the_job_waits_for_i
         office.tell("replica 0", membership.Join(0, LAYOUT, 8, 0))
     office.tell("replica 0", events.Lost("killed again", 1))
     assert office.coordinator.phase == "closing"
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_nobody_waits_for_a_guest_with_data_of_its_own_that_is_gone(again: bool) -> None:
+    """It may have gone with its machine; where it comes again it goes on with what was left."""
+    office = Office(made(replicas=1, own_data=True, restarts=3)).training("replica 1", samples=3)
+    office.tell("replica 1", progress(wants=True), progress(steps=1), gone())
+    assert [record.given_up for record in office.recorded(records.Gone)] == [2]
+    if again:
+        office.tell("replica 1", membership.Join(1, LAYOUT, 3, 0), progress(wants=True))
+        assert office.said(dealing.Deal, "replica 1")[-1].portion.first % OWN == 1
+    office.tell("replica 0", *(progress(wants=True) for _ in range(3)), progress(steps=3))
+    assert office.said(membership.Finish) == ([] if again else ["replica 0"])
 
 
 def test_a_death_that_is_heard_of_once_the_next_life_is_there_is_not_its() -> None:
