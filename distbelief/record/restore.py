@@ -173,6 +173,7 @@ def _check_fits(folder: Path, manifest: Manifest, plan: Plan) -> None:
         ("training samples", manifest.plan.samples, plan.samples),
         ("order of the samples", manifest.plan.settings.data.order, plan.settings.data.order),
         ("samples in a minibatch", manifest.plan.settings.data.batch_size, plan.settings.data.batch_size),
+        ("replicas, each with a part of the data", _parts(manifest.plan), _parts(plan)),
     ):
         if was != now:
             raise CheckpointError(
@@ -185,6 +186,11 @@ def _check_fits(folder: Path, manifest: Manifest, plan: Plan) -> None:
             check_same(saved, layout, f"checkpoint {folder}: this job's model")
         except LayoutError as error:
             raise CheckpointError(f"{error}, or start anew") from error
+
+
+def _parts(plan: Plan) -> int:
+    """Into how many parts the data are cut, one for each replica; 0 where they are not."""
+    return plan.settings.replicas if plan.allotted and not plan.settings.data.own_data else 0
 
 
 def _verified(folder: Path, part: CheckpointFile) -> Path:

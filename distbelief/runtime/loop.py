@@ -305,8 +305,8 @@ class Replica:
         if not hasattr(num_workers, "__index__") or operator.index(num_workers) < 0:
             raise UsageError(f"batches(num_workers={num_workers!r}): must be a whole number, 0 or more")
         size, before = operator.index(batch_size or 0), self._batches_of
-        source = before.source if before and before.data is data else source_of(data, size, num_workers)
-        if before and (order or "") != self._order:
+        source = before.source if before is not None and before.data is data else source_of(data, size, num_workers)
+        if before is not None and (order or "") != self._order:
             raise UsageError(
                 f"batches(order={order!r}) in epoch {self._epoch}, and {self._order or None!r} before: the epochs of a "
                 "job are in one order"
@@ -315,12 +315,12 @@ class Replica:
         asked = self._settings.with_order(order) if order else self._settings
         asked.data.check({})
         asked.check_allotted(source.samples == STREAM)
-        if before and source.samples != before.source.samples:
+        if before is not None and source.samples != before.source.samples:
             raise UsageError(
                 f"batches() of {source.samples} samples in epoch {self._epoch}, and of {before.source.samples} before: "
                 "the epochs of a job are of the same data"
             )
-        if before and before.source is not source:
+        if before is not None and before.source is not source:
             before.source.close()
             self._loader = None
         self._batches_of = Batches(data, source, self._settings.data.batch_size, self._epoch, self._batches)

@@ -141,6 +141,14 @@ def test_a_replica_that_comes_again_goes_on_with_its_own(tmp_path: Path, data: s
     assert len(flat(before)) + len(flat(after)) >= len(part)
 
 
+def test_a_stream_is_read_again_in_every_epoch(tmp_path: Path) -> None:
+    """Also where the loop names it anew in each."""
+    loop = "for _ in replica.epochs(3):\n    for rows in replica.batches(Numbers(41), 2): step(rows)"
+    result, seen = launch(tmp_path, loop)
+    assert (result["outcome"], result["epochs"]) == ("done", 3)
+    assert [flat(seen[f"replica {index}"][0]) for index in range(2)] == [[*range(index, 41, 2)] * 3 for index in (0, 1)]
+
+
 def test_what_is_left_to_a_replica_that_does_not_come_again_is_told(tmp_path: Path) -> None:
     loop = ONCE.format(data="Numbers(41)", more=", num_workers=0")
     result, seen = launch(tmp_path, loop, Synchronous(restarts=0, optimizer=PLAIN), dies=2)
@@ -243,6 +251,14 @@ def test_a_run_goes_on_where_each_replica_was(tmp_path: Path) -> None:
         before, after = map(flat, seen[role])
         assert len(before) > len(part)
         assert before + after == part * 2
+
+
+def test_a_stream_does_not_go_on_with_other_parts(tmp_path: Path) -> None:
+    """Of three replicas, one would read again what another has read, and some would be read by nobody."""
+    loop = "for rows in replica.batches(Numbers(41), 2, num_workers=0):\n    step(rows)\n    {}"
+    launch(tmp_path, loop.format("if replica.index == 0 and len(seen) == 3: replica.stop()"))
+    with pytest.raises(DistbeliefError, match="made with 2 replicas, each with a part of the data, this job has 3"):
+        launch(tmp_path, loop.format(""), Synchronous(replicas=3, optimizer=PLAIN), resume=True)
 
 
 CARRIED = """
