@@ -25,6 +25,7 @@ from distbelief.core.settings import Pushing, Settings, StrategySettings
 from distbelief.errors import UsageError
 from distbelief.replica.downpour import DownpourReplica
 from distbelief.runtime.player import Part, Worker
+from distbelief.sharding.layout import Range
 from distbelief.strategies.base import Served
 from distbelief.strategies.context import Context
 from distbelief.strategies.parameter_server.players import PLAYERS
@@ -95,14 +96,14 @@ class ElasticVectors:
         self._flat.bind(gradients, [self._own])
         self._begun = False
 
-    def swap(self, landing: int) -> None:
+    def swap(self, landing: int, parts: Sequence[Range] = ()) -> None:
         """The centre has landed: a replica begins there, and from then on goes its own way."""
         if not self._begun:
             self._own.copy_(self._centre)
             self._flat.swap(0)
             self._begun = True
 
-    def accrue(self, slot: int, first: bool, weight: float = 1.0) -> None:
+    def accrue(self, slot: int, first: bool, weight: float = 1.0, model: int = 0) -> None:
         """X <- x - alpha (x - centre) once a period, then x <- x - step g(x), with the gradient from before both."""
         if first:
             centre, pushed = self._flat.trained_in(self._centre), self._flat.gradients(slot)

@@ -19,7 +19,8 @@ from distbelief.places.compute_model import ComputeModel
 from distbelief.places.processes.local import Local
 from distbelief.strategies import Downpour, Single
 
-SLOW = Local(compute=ComputeModel(step=0.005, spread="constant"))
+STEADY = ComputeModel(step=0.005, spread="constant")
+SLOW = Local(compute=STEADY)
 
 
 def asked_while_it_runs(run: Path, watch: jobs.Watch, ask: Any, **options: Any) -> Any:
@@ -30,7 +31,8 @@ def asked_while_it_runs(run: Path, watch: jobs.Watch, ask: Any, **options: Any) 
     asker = threading.Thread(target=lambda: found.append(ask(run)))
     watch.once(records.EpochDone, asker.start)
     strategy = options.pop("strategy", Downpour(replicas=2))
-    jobs.run(run, strategy, Local() if isinstance(strategy, Single) else SLOW, **{"epochs": 20, **options})
+    on = options.pop("on", Local() if isinstance(strategy, Single) else SLOW)
+    jobs.run(run, strategy, on, **{"epochs": 20, **options})
     asker.join()
     return found[0]
 
@@ -73,7 +75,9 @@ def test_why_a_replica_waits_and_for_how_long(tmp_path: Path, watch: jobs.Watch)
             jobs.kill("shard 0", jobs.signal.SIGCONT)
 
     options = {"checkpoint_every": 0, "snapshot_every": "0"}  # for which they would wait too
-    assert any("parameters from shard 0" in why for why in asked_while_it_runs(tmp_path / "run", watch, ask, **options))
+    served = Local(compute=STEADY, path="served")  # on the direct path nobody waits for a shard's process
+    told = asked_while_it_runs(tmp_path / "run", watch, ask, on=served, **options)
+    assert any("parameters from shard 0" in why for why in told)
 
 
 def test_single_and_an_ended_job(tmp_path: Path, watch: jobs.Watch) -> None:
