@@ -47,3 +47,26 @@ def pieces(words: torch.Tensor, columns: int, length: int) -> torch.Tensor:
     rows = (len(words) // columns - 1) // length * length + 1
     text = words[: rows * columns].view(columns, rows).T
     return torch.stack([text[first : first + length + 1] for first in range(0, rows - 1, length)])
+
+
+def communities(nodes: int, classes: int) -> tuple[torch.Tensor, torch.Tensor, TensorDataset, TensorDataset]:
+    """A graph whose nodes are oftener joined within their community: its edges, each row of which adds up to 1 (n, n);
+    what little is known of each node (n, 16); and which community it is of, of half of them to train on, and of half to
+    test with.
+    """
+    chance = torch.Generator().manual_seed(0)
+    kinds = torch.randint(classes, (nodes,), generator=chance)
+    joined = torch.where(kinds[:, None] == kinds, 0.03, 0.006)
+    edges = torch.bernoulli(joined.triu(1), generator=chance)
+    edges = edges + edges.T + torch.eye(nodes)
+    features = torch.randn(nodes, 16, generator=chance) + torch.randn(classes, 16, generator=chance)[kinds] / 2
+    half = nodes // 2
+    parts = ((torch.arange(0, half), kinds[:half]), (torch.arange(half, nodes), kinds[half:]))
+    train, test = (TensorDataset(*part) for part in parts)
+    return edges / edges.sum(1, keepdim=True), features, train, test
+
+
+def waves(count: int, length: int, seed: int) -> torch.Tensor:
+    """Sine waves of one period and any phase (count, length)."""
+    phases = 80 * torch.rand(count, 1, generator=torch.Generator().manual_seed(seed))
+    return torch.sin((torch.arange(length) + phases) / 8)

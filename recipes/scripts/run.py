@@ -25,13 +25,15 @@ TOLD = re.compile(r"metric (\S+) rate (\d+)$", re.MULTILINE)
 
 
 class Script(NamedTuple):
-    """How a script is launched, and what its result is."""
+    """How a script is run on two replicas, and what its result is."""
 
     result: str
     options: str
     lines: int = 5
     """That may be changed, at most."""
     strategy: str = "downpour"
+    launched: bool = True
+    """By `distbelief launch`; else it starts the job itself, for the replicas of which it tells one result."""
     plain: str = ""
     """What the plain script is told beside its seed."""
     distributed: str = ""
@@ -49,7 +51,16 @@ SCRIPTS = {
     "stream": Script(
         "test accuracy", "--optimizer adam --lr 0.002", strategy="synchronous", plain="32", distributed="16"
     ),
+    "gpt": Script(
+        "test perplexity", "--optimizer adam --lr 0.001", strategy="synchronous", plain="32", distributed="16"
+    ),
+    "graph": Script(
+        "test accuracy", "--optimizer adam --lr 0.01", strategy="synchronous", plain="64", distributed="32"
+    ),
+    "resnet": Script("test accuracy", "--optimizer momentum --lr 0.05", plain="64", distributed="64"),
     "dcgan": Script("distance from digits", "", lines=8, strategy="synchronous"),
+    # a task, since L-BFGS evaluates a model as often as its line search asks
+    "sequence": Script("test loss", "", lines=20, strategy="sandblaster", launched=False),
 }
 
 
@@ -64,14 +75,16 @@ def run(name: str, seed: int, distributed: bool) -> tuple[float, float]:
     script, of = str(HERE / f"{name}{'_distributed' * distributed}.py"), SCRIPTS[name]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, script, str(seed), *(of.distributed if distributed else of.plain).split()]
-        if distributed:
+        if distributed and of.launched:
             launched = [sys.executable, "-m", "distbelief", "launch", of.strategy, "--replicas", "2", "--quiet"]
             own = ["--seed", str(seed), "--out", f"{folder}/run", *of.options.split()]
             command = [*launched, *own, *command[1:]]
+        elif distributed:
+            command.append(f"{folder}/run")
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
     told = TOLD.findall(done.stdout)
-    if done.returncode or len(told) != 1 + distributed:
+    if done.returncode or len(told) != 1 + (distributed and of.launched):
         raise SystemExit(f"{' '.join(command)} has failed:\n{done.stdout}{done.stderr}")
     return float(told[0][0]), sum(float(rate) for _, rate in told)
 
