@@ -197,6 +197,11 @@ class Allotments:
         return self._awaited - self._of.keys()
 
     @property
+    def undone(self) -> set[str]:
+        """The replicas that are waited for, and have not done all that is theirs."""
+        return {who for who in self._awaited if who in self._of and not self._of[who].finished}
+
+    @property
     def completed(self) -> int:
         """How many epochs are done, by all whose allotments are a part of the job."""
         done = [self._of[who].completed if who in self._of else 0 for who in self._awaited]

@@ -205,5 +205,7 @@ class Dealing:
             if (held := self.dealer.held(role))
         ]
         if isinstance(self.dealer, Allotments):
+            gone = self.dealer.undone.difference(members)
             who += [f"{role} has not joined" for role in sorted(self.dealer.absent, key=roles.index_of)]
+            who += [f"{role} has not come again" for role in sorted(gone, key=roles.index_of)]
         return who + [f"{role} waits for work" for role, drained in self._wanting.items() if drained]

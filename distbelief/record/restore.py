@@ -190,7 +190,7 @@ def _check_fits(folder: Path, manifest: Manifest, plan: Plan) -> None:
 
 def _parts(plan: Plan) -> int:
     """Into how many parts the data are cut, one for each replica; 0 where they are not."""
-    return plan.settings.replicas if plan.allotted and not plan.settings.data.own_data else 0
+    return plan.settings.replicas if plan.allotted else 0
 
 
 def _verified(folder: Path, part: CheckpointFile) -> Path:

@@ -262,6 +262,8 @@ class Replica:
         Raises:
             UsageError: it is called outside of a minibatch of `batches()`.
         """
+        if self._inside and self._batch is None:
+            return  # the job has ended in this minibatch: another has stopped it, or it was the last
         if self._story is None or self._batch is None:
             raise UsageError("stop() outside of a minibatch of replica.batches(): there is no job to end")
         self._story.stops = self._stopping = True

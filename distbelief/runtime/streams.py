@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from distbelief.core.effects import Batch
 from distbelief.core.portions import OWN, STREAM
 from distbelief.core.settings import Settings
+from distbelief.errors import DataError
 
 
 class Stream:
@@ -31,11 +32,14 @@ class Stream:
         self._given, self._loader = loader, loader
         self._items: Iterator[tuple[Any, int]] | None = None
         self._epoch = self._next = 0
+        self._first = True
+        """Whether the first minibatch of each epoch is its own."""
 
     def begin(self, settings: Settings, index: int) -> None:
         """Have it read for replica `index` of a job."""
         own, data = self._given, settings.data
         dataset: Any = own.dataset
+        self._first = data.own_data or index == 0
         read = dataset if data.own_data else Part(dataset, index, settings.replicas)
         sizes: dict[str, Any] = {"batch_size": own.batch_size}
         if own.batch_size is not None:
@@ -46,6 +50,9 @@ class Stream:
     def read(self, batch: Batch) -> tuple[Any, int] | None:
         """A minibatch, and how many samples it holds; None where the stream has ended before it. Those before it that
         were not read are read past, from the beginning if need be.
+
+        Raises:
+            DataError: an epoch begins, and there is nothing.
         """
         number, stream = batch.index % OWN, self.dataset
         back = batch.epoch != self._epoch or number < self._next
@@ -57,6 +64,13 @@ class Stream:
         self._epoch = batch.epoch
         found = next(islice(self._items, number - self._next, None), None)
         self._next = number + 1
+        if found is None and number == 0 and self._first:  # the others may have no part of a short one
+            raise DataError(
+                f"{type(stream).__name__} has nothing in epoch {batch.epoch}: an iterator is read once; give an "
+                "IterableDataset, which begins anew whenever it is iterated over, or train for one epoch"
+                if batch.epoch
+                else f"{type(stream).__name__} has no minibatch: there is nothing to train on"
+            )
         return found
 
     def close(self) -> None:

@@ -214,5 +214,14 @@ def test_a_stream_is_read_past_what_is_done_and_again_where_the_job_goes_back() 
 
 def test_an_iterator_cannot_be_read_again_and_goes_on() -> None:
     loader = Loader(source_of(iter(range(11))), OF_TWO, 0)
-    found = [loader.load(Batch(epoch, number), ()) for epoch, number in ((0, 0), (0, 1), (0, 0), (1, 0))]
+    found = [loader.load(Batch(0, number), ()) for number in (0, 1, 0, 1)]
     assert [one and one[0].tolist() for one in found] == [[0, 2], [4, 6], [8, 10], None]
+    with pytest.raises(DataError, match="has nothing in epoch 1: an iterator is read once; give an IterableDataset"):
+        loader.load(Batch(1, 0), ())
+
+
+def test_a_stream_of_nothing_is_refused_by_who_would_have_its_first_minibatch() -> None:
+    assert list(islice(read(iter(range(1))), 1)) == [None]
+    for index, settings in ((0, OF_TWO), (1, Settings(DataSettings(batch_size=2, own_data=True)))):
+        with pytest.raises(DataError, match="has no minibatch: there is nothing to train on"):
+            next(read(iter(()), settings, index))

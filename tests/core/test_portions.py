@@ -218,7 +218,7 @@ def test_an_allotment_goes_on_from_a_checkpoint_only_where_it_is_the_same() -> N
         after.add("replica 0", range(4))
     after.add("replica 0", range(5))
     assert after.deal("replica 0") == Portion(0, 1, 1)
-    assert (after.absent, after.finished, after.completed) == ({"replica 1"}, False, 0)
+    assert (after.absent, after.undone, after.finished, after.completed) == ({"replica 1"}, {"replica 0"}, False, 0)
     assert after.give_up("replica 1") == -1
     assert after.absent == set()
 

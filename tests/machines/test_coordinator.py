@@ -233,6 +233,12 @@ def test_nobody_waits_for_a_guest_with_data_of_its_own_that_is_gone(again: bool)
     assert office.said(membership.Finish) == ([] if again else ["replica 0"])
 
 
+def test_a_job_says_that_it_waits_for_one_who_has_died_with_data_of_his_own() -> None:
+    office = Office(made(replicas=2, own_data=True, restarts=1)).training("replica 1", samples=3)
+    office.tell("replica 1", progress(wants=True), gone()).tell("replica 0", progress(wants=True))
+    assert "replica 1 has not come again" in office.coordinator.waits()
+
+
 def test_a_death_that_is_heard_of_once_the_next_life_is_there_is_not_its() -> None:
     office = Office(made(replicas=1, restarts=2)).training()
     office.tell("replica 0", membership.Join(1, LAYOUT, 8, 0), progress(wants=True))

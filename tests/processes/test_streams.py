@@ -253,6 +253,12 @@ def test_a_run_goes_on_where_each_replica_was(tmp_path: Path) -> None:
         assert before + after == part * 2
 
 
+def test_who_stops_a_job_in_its_last_minibatch_may_come_too_late(tmp_path: Path) -> None:
+    loop = ONCE.format(data="list(Numbers(8))", more="") + "; len(seen) == 4 and replica.stop()"
+    result, _ = launch(tmp_path, loop, Downpour(replicas=1, optimizer=PLAIN))
+    assert (result["outcome"], result["steps"]) == ("done", 4)
+
+
 def test_a_stream_does_not_go_on_with_other_parts(tmp_path: Path) -> None:
     """Of three replicas, one would read again what another has read, and some would be read by nobody."""
     loop = "for rows in replica.batches(Numbers(41), 2, num_workers=0):\n    step(rows)\n    {}"
