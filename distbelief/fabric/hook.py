@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from distbelief.core.values import admit, shown
 from distbelief.errors import JobFailed, UsageError
-from distbelief.fabric.lines import Choice, Lines
+from distbelief.fabric.choosing import Choice
+from distbelief.fabric.lines import Lines
 from distbelief.fabric.thread import ReductionThread
 from distbelief.fabric.window import Window, open_window
 from distbelief.schedules.allreduce import PLACED, check_algorithm, check_hosts

@@ -6,22 +6,16 @@ the others; one that is to be halted for another reason is left, and what is sti
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from distbelief.schedules.allreduce import by_host, schedule
-from distbelief.schedules.price import CHOICES, LinkModel, cheapest
-from distbelief.schedules.schedule import RankStep, Schedule
+from distbelief.schedules.schedule import RankStep
 
 PART = 2 << 20
 """Bytes of a move that are sent and added at a time."""
-PROBES = 5
-PROBE_BYTES = 1 << 20
 
 
 class _Receipt(NamedTuple):
@@ -144,43 +138,19 @@ class Lines:
         self.stay()
         dist.all_reduce(tensor, group=group)
 
-    # what the lines are like
+    # what is asked to choose a schedule
 
-    def agree(self, group: Sequence[int]) -> LinkModel:
-        """What the slowest of all ranks measures, each among those of some ranks that it is one of."""
-        own = self._probe(group) if len(group) > 1 else LinkModel(0.0, 1e12)
-        worst = torch.tensor([own.latency, 1 / own.bandwidth, own.reduction], dtype=torch.float64, device=self.device)
-        dist.all_reduce(worst, dist.ReduceOp.MAX, group=self._group)
-        latency, per_byte, reduction = worst.tolist()
-        return LinkModel(latency, 1 / per_byte, reduction)
+    def swap(self, tensor: torch.Tensor, ahead: int, behind: int) -> None:
+        """Send a tensor to one rank, and receive as much from another."""
+        come = dist.P2POp(dist.irecv, torch.empty_like(tensor), group=self._group, group_peer=behind)
+        go = dist.P2POp(dist.isend, tensor, group=self._group, group_peer=ahead)
+        for work in dist.batch_isend_irecv([come, go]):
+            work.wait()
 
-    def _probe(self, group: Sequence[int]) -> LinkModel:
-        """What the line to the next of some ranks is like, where all of them ask at once, and what adding costs."""
-        at = group.index(self.rank)
-        ahead, behind = group[(at + 1) % len(group)], group[at - 1]
-        small, large = (torch.zeros(size, dtype=torch.uint8, device=self.device) for size in (8, PROBE_BYTES))
-
-        def swap(tensor: torch.Tensor) -> None:
-            come = dist.P2POp(dist.irecv, torch.empty_like(tensor), group=self._group, group_peer=behind)
-            go = dist.P2POp(dist.isend, tensor, group=self._group, group_peer=ahead)
-            for work in dist.batch_isend_irecv([come, go]):
-                work.wait()
-
-        floats = large.view(torch.float32)
-        acts: tuple[Callable[[], object], ...] = (lambda: swap(small), lambda: swap(large), lambda: floats.add_(floats))
-        latency, whole, adding = map(self._least, acts)
-        return LinkModel(latency, PROBE_BYTES / max(whole - latency, 1e-9), adding / PROBE_BYTES)
-
-    def _least(self, act: Callable[[], object]) -> float:
-        """The least seconds that something takes, of several times."""
-        taken = []
-        for _ in range(PROBES + 1):
-            began = time.perf_counter()
-            act()
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
-            taken.append(time.perf_counter() - began)
-        return min(taken[1:])
+    def maximum(self, values: torch.Tensor) -> torch.Tensor:
+        """The largest that any rank has of each value."""
+        dist.all_reduce(values, dist.ReduceOp.MAX, group=self._group)
+        return values
 
 
 class Native:
@@ -196,33 +166,3 @@ class Native:
         """Have it add up."""
         self._lines.add_up(vector)
         return True
-
-
-class Choice:
-    """By which schedule the ranks of a group add up a vector.
-
-    With auto that is by what they measure as this is made, and agree on.
-
-    Args:
-        lines: of this rank.
-        algorithm: one of `schedules/allreduce`, native or auto.
-        per_host: ranks that follow each other on one host; 0 for all.
-    """
-
-    def __init__(self, lines: Lines, algorithm: str, per_host: int) -> None:
-        self._ranks, self._name, self._hosts = lines.ranks, algorithm, by_host(lines.ranks, per_host)
-        self._link: LinkModel | None = None
-        self._inside: LinkModel | None = None
-        if algorithm == "auto" and lines.ranks > 1:
-            self._link = lines.agree(range(lines.ranks))
-            if len(self._hosts) > 1 and max(map(len, self._hosts)) > 1:
-                self._inside = lines.agree(next(host for host in self._hosts if lines.rank in host))
-
-    def of(self, length: int, item: int) -> Schedule | None:
-        """For so many elements of so many bytes; None is the library's own way."""
-        if self._name == "native" or self._ranks == 1:
-            return None
-        hosts, best = self._hosts, self._name
-        if self._link:
-            best = cheapest(self._ranks, length, item, self._link, self._inside, hosts, CHOICES)
-        return schedule(best, self._ranks, length, hosts if best.startswith("hierarchical") else ())

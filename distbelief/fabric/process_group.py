@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -14,9 +14,9 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from distbelief.core import roles
 from distbelief.core.conversations.grouping import Assemble
-from distbelief.errors import JobFailed
-from distbelief.fabric.buckets import Bucket
-from distbelief.fabric.lines import Choice, Lines
+from distbelief.fabric.choosing import Choice
+from distbelief.fabric.in_order import InOrder
+from distbelief.fabric.lines import Lines
 from distbelief.fabric.thread import ReductionThread
 from distbelief.schedules.allreduce import broadcast
 from distbelief.schedules.schedule import Schedule
@@ -35,7 +35,7 @@ noticed at once."""
 Told = Callable[[], bool]
 
 
-class ProcessGroup:
+class ProcessGroup(InOrder):
     """One replica's part in the groups of a job.
 
     Args:
@@ -47,25 +47,14 @@ class ProcessGroup:
     """
 
     def __init__(self, index: int, device: torch.device, algorithm: str, per_host: int, host: str) -> None:
-        self._device, self._algorithm, self._per_host = device, algorithm, per_host
+        super().__init__(device)
+        self._algorithm, self._per_host = algorithm, per_host
         self._meeting = TCPStore(host, 0, is_master=True, wait_for_workers=False, use_libuv=True)
         self.store = f"{host}|{self._meeting.port}"
         """Where a group meets whose first member this is."""
         self._thread: ReductionThread | None = None
         self._index = index
-        self._buckets: list[Bucket] = []
-        self._vector = torch.zeros(0, dtype=torch.uint8)
-        self._views: list[torch.Tensor] = []
         self._schedules: list[Schedule | None] = []
-        self._ready: list[bool] = []
-        self._futures: list[torch.futures.Future[torch.Tensor]] = []
-
-    def open(self, size: int, found: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
-        """One vector, in which the sum takes the place of the gradient."""
-        self._buckets = list(found)
-        self._vector = torch.zeros(size, dtype=torch.uint8, device=self._device)
-        self._views = [self._vector[b.start : b.stop].view(getattr(torch, b.dtype)) for b in found]
-        return self._vector, self._vector
 
     def form(self, group: Assemble, told: Told) -> bool:
         """Meet the others at the store of the first, in the place of the group before.
@@ -111,29 +100,16 @@ class ProcessGroup:
             time.sleep(LOOK_SECONDS)
         return True
 
-    def _begin_round(self) -> None:
-        self._ready = [False] * len(self._buckets)
-        self._futures = []
+    @property
+    def _formed(self) -> bool:
+        return self._thread is not None
 
-    def ready(self, bucket: int) -> None:
-        """The gradient of a bucket is there; buckets are reduced in their order, the same on all ranks."""
-        self._ready[bucket] = True
-        while self._thread and len(self._futures) < len(self._buckets) and self._ready[len(self._futures)]:
-            number = len(self._futures)
-            self._futures.append(self._thread.start(self._views[number], self._schedules[number]))
+    def _start(self, bucket: int) -> torch.futures.Future[torch.Tensor]:
+        assert self._thread is not None
+        return self._thread.start(self._views[bucket], self._schedules[bucket])
 
-    def reduce(self) -> bool | None:
-        """Whether all is reduced; False where a member is gone, and None, after a rest, where others are waited for."""
-        for future in self._futures:
-            if not future.done():
-                time.sleep(REST_SECONDS)
-                return None
-            try:
-                future.value()
-            except (RuntimeError, JobFailed):
-                return False
-        self._begin_round()
-        return True
+    def _rest(self) -> None:
+        time.sleep(REST_SECONDS)
 
     def close(self) -> None:
         """Leave the group."""

@@ -5,13 +5,13 @@ deals to all of them at once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from distbelief.core.conversations.evaluating import Evaluate, Evaluated
 from distbelief.core.conversations.membership import Finish, Leave, Refused, Stop
 from distbelief.core.conversations.table import Conversation, Says, States, TextEnum, Transition
 from distbelief.core.events import Lost, Saved
-from distbelief.core.messages import Address, Message
+from distbelief.core.messages import Address, Bulk, Message
 from distbelief.core.portions import Portion
 from distbelief.core.roles import Kind, at_partition
 from distbelief.core.settings import Plan
@@ -207,6 +207,30 @@ class ReducedPiece(Message, frozen=True, array_like=True, tag=True, gc=False):
     data: bytes = b""
 
 
+class ReducedChunk(Bulk, frozen=True, array_like=True, tag=True, gc=False):
+    """Some elements of a vector, from element `first` on, at a step of its schedule: chunk `number` of those that its
+    sender has for the receiver in the group. The bytes lie in the window of their link, over which nothing else goes.
+    """
+
+    group: int
+    number: int
+    step: int
+    first: int
+
+
+class ChunkBack(ReducedChunk, frozen=True, array_like=True, tag=True, gc=False):
+    """A `ReducedChunk` to who has opened the link, whose own vector has the window."""
+
+    asked: ClassVar[bool] = True
+
+
+class ChunksTaken(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """So many chunks of the group are taken out of the window; there is room for others."""
+
+    group: int
+    count: int
+
+
 class State(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Bytes of one array of what the source holds; `left` is how many messages come after this one."""
 
@@ -284,6 +308,9 @@ GROUPING = Conversation(
         Says(RoundsMade, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
         Says(RoundBatch, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
         Says(ReducedPiece, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
+        Says(ReducedChunk, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
+        Says(ChunkBack, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
+        Says(ChunksTaken, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(Evaluate, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
         Says(Evaluated, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,), answers=Evaluate),
         Says(Keep, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),

@@ -1,0 +1,244 @@
+"""The lines between the ranks of a group over links of our own (`transport`): schedules point to point, in chunks.
+
+Each link has a window at its receiver, with room for so many chunks; who has taken chunks out of it says so, and then
+others may follow. So whatever a rank is not at yet costs no more memory than that, and makes its sender wait.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+from distbelief.core.conversations.grouping import ChunkBack, ChunksTaken, Member, ReducedChunk
+from distbelief.core.effects import Arrival
+from distbelief.core.events import Lost
+from distbelief.errors import JobFailed, RemoteProtocolError
+from distbelief.fabric.player import play
+from distbelief.schedules.allreduce import schedule
+from distbelief.schedules.schedule import Move, RankStep
+from distbelief.sharding.layout import Range
+from distbelief.transport.base import NetworkEndpoint
+
+CHUNK = 512 << 10
+"""Most bytes that are sent and added at a time."""
+CHUNKS = 8
+"""That fit the window of a link. It must hold what a line carries in a round trip: 1 Gbyte/s times 4 ms."""
+WINDOW = CHUNK * CHUNKS
+
+
+class _Link:
+    """What goes to another rank, and what comes from it."""
+
+    __slots__ = ("acknowledged", "arrived", "posted", "taken", "told", "waiting")
+
+    def __init__(self) -> None:
+        self.arrived: deque[tuple[ReducedChunk, torch.Tensor]] = deque()
+        self.begin(0)
+
+    def begin(self, group: int) -> None:
+        """Count anew; of what has come only that is left which is of this group."""
+        self.waiting: deque[tuple[ReducedChunk, torch.Tensor]] = deque()
+        self.posted = self.acknowledged = self.taken = self.told = 0
+        self.arrived = deque(one for one in self.arrived if one[0].group >= group)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the next that waits fits the window."""
+        return bool(self.waiting) and self.waiting[0][0].number < self.acknowledged + CHUNKS
+
+
+class LinkLines:
+    """One rank's ends of the lines; it moves one tensor at a time, and waits where it takes. All of it is for the
+    thread that polls the endpoint, but `wake` and `wanted`.
+
+    Args:
+        endpoint: of this role, which listens, and is used for nothing else.
+        index: of this replica; each has its window in the memory of whoever it sends to.
+        replicas: most that there may be.
+    """
+
+    def __init__(self, endpoint: NetworkEndpoint, index: int, replicas: int) -> None:
+        self.rank, self.ranks, self.device = 0, 1, torch.device("cpu")
+        self.wanted = -1
+        """The number of the group that this rank is to be in: what goes on in another is given up."""
+        self._endpoint, self._group = endpoint, -1
+        self._members: list[Member] = []
+        self._links: dict[str, _Link] = {}
+        self._lost = ""
+        self._sent: list[tuple[torch.Tensor, Move, _Link, int]] = []
+        self._at = (0, -1)
+        endpoint.deliver = self._take_in
+        self._window = index * WINDOW
+        endpoint.allocate(Range(0, replicas * WINDOW), 1, 1)  # memory is taken only for what is written
+        self._awake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        endpoint.watch(self._awake, lambda: os.eventfd_read(self._awake))
+
+    def wake(self) -> None:
+        """Have `rest` come back."""
+        os.eventfd_write(self._awake, 1)
+
+    def rest(self) -> None:
+        """Carry what is to be sent and what comes, until something has come, or somebody wakes this."""
+        self._endpoint.poll(None)
+
+    def close(self) -> None:
+        """End all links."""
+        self._endpoint.close()
+
+    def form(self, group: int, members: Sequence[Member], rank: int) -> None:
+        """Be a rank of a group: open the links to those of a higher rank, and wait for those of a lower one.
+
+        Raises:
+            RuntimeError: one cannot be reached, or another group is wanted.
+        """
+        self._group, self._members, self.rank, self.ranks = group, list(members), rank, len(members)
+        self._lost, self._at = "", (0, -1)
+        self._sent.clear()
+        for link in self._links.values():
+            link.begin(group)
+        for member in members[rank + 1 :]:
+            self._stay()
+            if self._endpoint.life_of(member.role) != member.place.incarnation:
+                try:
+                    self._endpoint.connect(member.role, member.store, member.place.incarnation)
+                except JobFailed as error:
+                    raise RuntimeError(str(error)) from None
+                self._endpoint.send(member.role, ChunksTaken(group, 0))  # a link alone would not be noticed
+        while any(self._endpoint.life_of(one.role) != one.place.incarnation for one in members[:rank]):
+            self._wait()
+
+    # what the player asks for
+
+    def post(self, vector: torch.Tensor, step: RankStep) -> None:
+        """Send what leaves at a step; a copy, where something else is received in its place at the same step."""
+        swaps, most = step.swaps, CHUNK // vector.itemsize
+        for move in step.sends:
+            link, role = self._to(move.target)
+            leaves = vector[move.start : move.stop]
+            kind = ReducedChunk if move.target > self.rank else ChunkBack
+            for at, piece in enumerate((leaves.clone() if swaps else leaves).split(most)):
+                start = self._window + link.posted % CHUNKS * CHUNK
+                first = move.start + at * most
+                chunk = kind(0, start, start + piece.nbytes, self._group, link.posted, step.number, first)
+                link.waiting.append((chunk, piece))
+                link.posted += 1
+            self._send(role, link)
+            if not swaps:
+                self._sent.append((vector, move, link, link.posted))
+
+    def take(self, vector: torch.Tensor, step: RankStep) -> bool:
+        """Add or put what has come for a step, in its order; where more must come first, rest.
+
+        Raises:
+            RuntimeError: a peer is gone, or another group is wanted.
+        """
+        self._sent = [one for one in self._sent if one[2].acknowledged < one[3]]
+        if any(one is vector and move.overlaps(got) for one, move, *_ in self._sent for got in step.receives):
+            self._wait()  # what has not left yet would be written over
+            return False
+        number, first = self._at
+        for move in step.receives[number:]:
+            first = self._take_move(vector, step.number, move, move.start if first < 0 else first)
+            if first < move.stop:
+                self._at = number, first
+                self._wait()
+                return False
+            number, first = number + 1, -1
+        self._at = (0, -1)
+        return True
+
+    def _take_move(self, vector: torch.Tensor, step: int, move: Move, first: int) -> int:
+        """Take what has come of a move; returns the element that comes next."""
+        link, role = self._to(move.source)
+        while first < move.stop and link.arrived:
+            chunk, payload = link.arrived.popleft()
+            there = payload.view(vector.dtype)
+            if (chunk.step, chunk.first) != (step, first) or first + len(there) > move.stop:
+                raise RuntimeError(
+                    f"{role} has sent elements from {chunk.first} on at step {chunk.step}, not those from {first} on "
+                    f"at step {step}: it goes by another schedule"
+                )
+            here = vector[first : first + len(there)]
+            here.add_(there) if move.adds else here.copy_(there)
+            first += len(there)
+            link.taken += 1
+        if link.taken > link.told:
+            link.told = link.taken
+            self._endpoint.send(role, ChunksTaken(self._group, link.taken))
+        return first
+
+    def settle(self) -> None:
+        """Wait until the others have taken all that was sent.
+
+        Raises:
+            RuntimeError: a peer is gone, or another group is wanted.
+        """
+        self._endpoint.flush()
+        while any(link.acknowledged < link.posted for link in self._links.values()):
+            self._wait()
+
+    # what is asked to choose a schedule
+
+    def swap(self, tensor: torch.Tensor, ahead: int, behind: int) -> None:
+        """Send a tensor to one rank, and receive as much from another."""
+        size = len(tensor)
+        go, come = Move(self.rank, ahead, 0, size, False), Move(behind, self.rank, 0, size, False)
+        play(self, tensor, [RankStep(0, (go,), (come,))])
+
+    def maximum(self, values: torch.Tensor) -> torch.Tensor:
+        """The largest that any rank has of each value."""
+        everybody = torch.zeros(self.ranks, len(values), dtype=values.dtype)
+        everybody[self.rank] = values
+        play(self, everybody.view(-1), schedule("ring", self.ranks, everybody.numel()).steps_of(self.rank))
+        return everybody.max(0).values
+
+    # what arrives
+
+    def _take_in(self, arrival: Arrival) -> None:
+        """Note what has come."""
+        event, role = arrival.event, arrival.sender
+        match event:
+            case ReducedChunk() if event.group >= self._group:
+                assert isinstance(arrival.payload, torch.Tensor)
+                link = self._link(role)
+                link.arrived.append((event, arrival.payload))
+                if len(link.arrived) > 2 * CHUNKS:
+                    self._endpoint.drop(role, f"{role} sends more than the window of {CHUNKS} chunks holds")
+            case ChunksTaken() if event.group == self._group:
+                link = self._link(role)
+                link.acknowledged = max(link.acknowledged, min(event.count, link.posted))
+                self._send(role, link)
+            case Lost():
+                self._lose(role, event)
+
+    def _lose(self, role: str, event: Lost) -> None:
+        """A link is gone: of a member's, the group is broken."""
+        for member in self._members:
+            if member.role == role and not 0 <= event.incarnation < member.place.incarnation:
+                self._lost = self._lost or f"its link to {role} is gone ({event.reason})"
+
+    def _link(self, role: str) -> _Link:
+        return self._links.setdefault(role, _Link())
+
+    def _to(self, rank: int) -> tuple[_Link, str]:
+        role = self._members[rank].role
+        return self._link(role), role
+
+    def _send(self, role: str, link: _Link) -> None:
+        """Send what fits the window."""
+        while link.has_room:
+            self._endpoint.send(role, *link.waiting.popleft())
+
+    def _wait(self) -> None:
+        self._stay()
+        if self._lost:
+            raise RuntimeError(self._lost)
+        self.rest()
+        self._stay()
+
+    def _stay(self) -> None:
+        if self.wanted != self._group:
+            raise RuntimeError(f"group {self._group} was left")

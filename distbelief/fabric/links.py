@@ -1,0 +1,161 @@
+"""All-reduce over links of our own, encrypted between hosts: one replica's part in the groups of a job."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from distbelief.core import roles
+from distbelief.core.conversations.grouping import Assemble
+from distbelief.fabric.choosing import Choice
+from distbelief.fabric.in_order import InOrder
+from distbelief.fabric.link_lines import LinkLines
+from distbelief.fabric.player import play
+from distbelief.schedules.allreduce import broadcast, schedule
+from distbelief.schedules.schedule import RankStep
+from distbelief.transport.base import NetworkEndpoint
+
+LOOK_SECONDS = 2e-3
+"""How often who waits for a group to be formed looks whether it is, and whether something else has arrived."""
+REST_SECONDS = 2e-3
+"""How long who waits for the thread does so at a time."""
+NATIVE = "ring"
+"""What goes by the name native: these links have nothing of their own."""
+
+Told = Callable[[], bool]
+
+
+class Links(InOrder):
+    """One replica's part in the groups of a job; a thread of its own carries the links, in a step as between groups.
+
+    What is on a GPU goes through memory of the host.
+
+    Args:
+        index: of this replica.
+        replicas: most that there may be.
+        device: where its model is.
+        algorithm: how gradients are added up.
+        per_host: ranks that are on one host.
+        endpoint: of this role, which listens, and is used for nothing else.
+        store: where it does.
+    """
+
+    def __init__(
+        self, index: int, replicas: int, device: torch.device, algorithm: str, per_host: int,
+        endpoint: NetworkEndpoint, store: str,
+    ) -> None:  # fmt: skip
+        super().__init__(device)
+        self.store = store
+        """Where the other members of a group reach this one."""
+        self._index, self._algorithm, self._per_host = index, algorithm, per_host
+        self._lines = LinkLines(endpoint, index, replicas)
+        self._steps: list[tuple[RankStep, ...]] = []
+        self._tasks: deque[Callable[[], None]] = deque()
+        self._done = threading.Event()
+        self._ended = ""
+        self._thread = threading.Thread(target=self._run, name="all-reduce", daemon=True)
+        self._thread.start()
+
+    def form(self, group: Assemble, told: Told) -> bool:
+        """Be in a group, in the place of the one before, with links to all its members.
+
+        False where that cannot be, or as soon as `told` says that something has arrived.
+        """
+        self._lines.wanted = group.group
+        formed = self._do(lambda: self._form(group))
+        while not formed.done():
+            if told():
+                return False
+            time.sleep(LOOK_SECONDS)
+        try:
+            formed.value()
+        except RuntimeError as error:
+            self.fault = str(error)
+            return False
+        self._begin_round()
+        return True
+
+    def _form(self, group: Assemble) -> None:
+        lines = self._lines
+        ranks, own = len(group.members), [roles.index_of(member.role) for member in group.members].index(self._index)
+        lines.form(group.group, group.members, own)
+        name = NATIVE if self._algorithm == "native" else self._algorithm
+        choice = Choice(lines, name, self._per_host)
+        found = [
+            (choice.of(b.length, b.item) or schedule(NATIVE, ranks, b.length)) if b.adds else broadcast(ranks, b.length)
+            for b in self._buckets
+        ]
+        lines.settle()
+        self._steps = [one.steps_of(own) for one in found]
+
+    @property
+    def _formed(self) -> bool:
+        return bool(self._steps)
+
+    def _start(self, bucket: int) -> torch.futures.Future[torch.Tensor]:
+        return self._do(lambda: self._reduce(bucket))
+
+    def _reduce(self, bucket: int) -> None:
+        """Add up a bucket; with the last of a round, have the others done with all that this rank has sent them."""
+        view = self._views[bucket]
+        there = view.cpu()
+        play(self._lines, there, self._steps[bucket])
+        if there is not view:
+            view.copy_(there)
+        if bucket == len(self._buckets) - 1:
+            self._lines.settle()
+
+    def _rest(self) -> None:
+        if self._done.wait(REST_SECONDS):
+            self._done.clear()
+
+    def close(self) -> None:
+        """Leave the group, and end all links."""
+        self._lines.wanted = -1
+        self._do(self._end)
+        self._thread.join()
+
+    def _end(self) -> None:
+        self._lines.close()
+        self._ended = "its links are closed"
+
+    # the thread
+
+    def _do(self, act: Callable[[], None]) -> torch.futures.Future[torch.Tensor]:
+        """Have the thread do something; returns what will have its end, or the error."""
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+
+        def task() -> None:
+            try:
+                if self._ended:
+                    raise RuntimeError(self._ended)
+                act()
+                future.set_result(self._vector)
+            except Exception as error:  # of a peer that is gone: told to whoever waits
+                error.__traceback__ = None  # its frames hold the vectors
+                future.set_exception(error)  # type: ignore[arg-type]  # its stubs take a future's value only
+            self._done.set()
+
+        self._tasks.append(task)
+        self._lines.wake()
+        if not self._thread.is_alive():
+            self._work_off()
+        return future
+
+    def _run(self) -> None:
+        try:
+            while not self._ended:
+                self._work_off()
+                if not self._ended:
+                    self._lines.rest()
+        except Exception as error:
+            self._ended = f"its links cannot be carried any more: {error!r}"
+        self._work_off()  # who waits for it is not to wait for ever
+
+    def _work_off(self) -> None:
+        while self._tasks:
+            self._tasks.popleft()()
