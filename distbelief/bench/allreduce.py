@@ -18,6 +18,7 @@ from distbelief.bench.parts import lines
 from distbelief.bench.parts.ranks import SWAPS, play
 from distbelief.bench.parts.timing import figure, finish, interleave, number, ratio, show
 from distbelief.errors import UsageError
+from distbelief.places.join.authority import Authority
 from distbelief.places.processes.peers import Peer, Peers, lend
 from distbelief.record.machine import machine
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, schedule
@@ -25,10 +26,12 @@ from distbelief.schedules.price import LinkModel, price
 
 MB = 1_000_000
 OWN, PLACE, COPY = "gloo", "shared memory, in place", "shared memory, copied in and out"
-RING = "our ring over gloo"
+RING, ENCRYPTED = "our ring over gloo", "our ring over TLS"
 LIMITED = (4_000, 64_000, MB, 16 * MB)
 TIMES, TURN_SECONDS = 15, 4.0
 """Most times that each is measured between namespaces, and about how long."""
+WITHIN = 5
+"""Times that each is measured in its turn, where it is encrypted."""
 CABLE = "2, by a cable"
 
 
@@ -45,6 +48,10 @@ class AllreduceOptions:
     namespaces: tuple[int, ...] = ()
     """Network namespaces on a bridge, such as 4 8, each limited to --rate: every algorithm there beside its price.
     Needs root and iproute2.
+    """
+    encrypted: tuple[int, ...] = ()
+    """Network namespaces on a bridge, such as 4, each limited to --rate: our ring over TLS beside gloo's own all-reduce
+    in the clear, by turns. Needs root and iproute2.
     """
     rate: int = 100
     """Mbit/s of each namespace, both ways, and of the cable."""
@@ -80,9 +87,13 @@ def run(options: AllreduceOptions) -> dict[str, Any]:
     limited = {str(ranks): _limited(lines.hosts(ranks, options.rate), within) for ranks in options.namespaces}
     if options.cable:
         limited[CABLE] = _limited(lines.hosts(2, options.rate, options.cable, options.delay, options.loss), within)
+    encrypted = {
+        str(ranks): _encrypted(lines.hosts(ranks, options.rate), options.sizes, options.repeats)
+        for ranks in options.encrypted
+    }
     result = {"bench": "allreduce", "machine": facts, "repeats": options.repeats, "one_host": measured,
-        "namespaces": limited,
-              "figures": [*_figures(measured), *_of_prices(limited)]}  # fmt: skip
+        "namespaces": limited, "encrypted": encrypted,
+              "figures": [*_figures(measured), *_of_prices(limited), *_of_encryption(encrypted, options.rate)]}  # fmt: skip
     if not options.quiet:
         for ranks, by_size in measured.items():
             rows = [
@@ -90,6 +101,12 @@ def run(options: AllreduceOptions) -> dict[str, Any]:
                 for name in (OWN, PLACE, COPY, RING)
             ]
             show(f"one host, {ranks} ranks: ms", ("", *(f"{int(size) / MB:g} MB" for size in by_size)), rows)
+        for ranks, by_size in encrypted.items():
+            rows = [
+                [name, *(number(1e3 * one["seconds"][name]) for one in by_size.values())] for name in (OWN, ENCRYPTED)
+            ]
+            where = f"{ranks} namespaces of {options.rate} Mbit/s: ms"
+            show(where, ("", *(f"{int(size) / MB:g} MB" for size in by_size)), rows)
         for ranks, by_size in limited.items():
             rows = [
                 [name, size, number(1e3 * one["seconds"]), number(1e3 * one["price"])]
@@ -102,10 +119,10 @@ def run(options: AllreduceOptions) -> dict[str, Any]:
 
 def _check(options: AllreduceOptions) -> None:
     """Refuse what describes a network that is not there."""
-    if options.rate != AllreduceOptions.rate and not (options.namespaces or options.cable):
+    if options.rate != AllreduceOptions.rate and not (options.namespaces or options.encrypted or options.cable):
         raise UsageError(
-            f"--rate {options.rate}: is that of a network between --namespaces or by a --cable, and there is neither: "
-            "name one"
+            f"--rate {options.rate}: is that of a network between --namespaces, --encrypted or by a --cable, and there "
+            "is none: name one"
         )
     for name in ("delay", "loss"):
         if (value := getattr(options, name)) != getattr(AllreduceOptions, name) and not options.cable:
@@ -122,9 +139,13 @@ def _processes(ranks: int, hosts: lines.Namespaces | None = None) -> Iterator[Ca
     with lend() as memory, Peers() as peers, tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         store = str(Path(folder) / "store")
         started: list[Peer] = []
+        authority = Authority("bench")
         for rank in range(ranks):
             where = hosts.names[rank] if hosts else ""
-            started.append(peers.start(f"rank {rank}", 1, play, rank, ranks, store, os.getpid(), memory, where))
+            identity = authority.issue(f"replica {rank}") if hosts else None
+            started.append(
+                peers.start(f"rank {rank}", 1, play, rank, ranks, store, os.getpid(), memory, where, identity)
+            )
 
         def measure(how: str, size: int, times: int) -> float:
             for peer in started:
@@ -187,6 +208,36 @@ def _limited(place: AbstractContextManager[lines.Namespaces], sizes: tuple[int, 
                 times = max(1, min(TIMES, int(TURN_SECONDS / expected)))
                 found[str(size)][name] = {"seconds": measure(name, size, times), "price": expected}
     return found
+
+
+def _encrypted(
+    place: AbstractContextManager[lines.Namespaces], sizes: tuple[int, ...], repeats: int
+) -> dict[str, Any]:
+    """Our ring over TLS and gloo's own in the clear, by turns."""
+    found: dict[str, Any] = {}
+    with place as hosts, _processes(len(hosts.names), hosts) as measure:
+        for size in sizes:
+            hows = {OWN: "native", ENCRYPTED: "tls"}
+            for how in hows.values():
+                measure(how, size, 1)
+            taken = interleave({name: partial(measure, how, size, WITHIN) for name, how in hows.items()}, repeats)
+            found[str(size)] = {
+                "seconds": {name: statistics.median(values) for name, values in taken.items()},
+                "of_gloo": ratio(taken[OWN], taken[ENCRYPTED]),
+            }
+    return found
+
+
+def _of_encryption(encrypted: dict[str, Any], rate: int) -> list[dict[str, Any]]:
+    return [
+        figure(
+            f"{int(size) / MB:g} MB, {ranks} namespaces of {rate} Mbit/s: {ENCRYPTED}, of gloo's own speed in the clear",
+            one["of_gloo"],
+            0.85,
+        )
+        for ranks, by_size in encrypted.items()
+        for size, one in by_size.items()
+    ]
 
 
 def _probe(measure: Callable[[str, int, int], float]) -> LinkModel:

@@ -74,11 +74,14 @@ class LinkLines:
         self._window = index * WINDOW
         endpoint.allocate(Range(0, replicas * WINDOW), 1, 1)  # memory is taken only for what is written
         self._awake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        endpoint.watch(self._awake, lambda: os.eventfd_read(self._awake))
+        endpoint.watch(self._awake, self._awaken)
 
     def wake(self) -> None:
         """Have `rest` come back."""
         os.eventfd_write(self._awake, 1)
+
+    def _awaken(self) -> None:
+        os.eventfd_read(self._awake)
 
     def rest(self) -> None:
         """Carry what is to be sent and what comes, until something has come, or somebody wakes this."""
@@ -87,6 +90,7 @@ class LinkLines:
     def close(self) -> None:
         """End all links."""
         self._endpoint.close()
+        os.close(self._awake)
 
     def form(self, group: int, members: Sequence[Member], rank: int) -> None:
         """Be a rank of a group: open the links to those of a higher rank, and wait for those of a lower one.

@@ -28,6 +28,8 @@ from distbelief.runtime.player import Compute, cannot
 from distbelief.sharding.layout import Layout
 from distbelief.tasks import Task
 from distbelief.tasks.flat import FlatModule
+from distbelief.transport.base import NetworkEndpoint
+from distbelief.transport.secure import Identity
 from distbelief.transport.virtual import VirtualEndpoint
 
 Shared = TypeVar("Shared")
@@ -59,6 +61,11 @@ class ProcessSpec(Protocol):
         ...
 
     @property
+    def identity(self) -> Identity | None:
+        """What this role proves itself with; None where links are not encrypted."""
+        ...
+
+    @property
     def columns(self) -> tuple[int, ...]:
         """Its descriptors of the memory that partitions from the second on share with those of other replicas."""
         ...
@@ -76,6 +83,8 @@ class Process:
     spec: ProcessSpec
     listen: Callable[[], str]
     """Has others reach this process; returns its address."""
+    open_endpoint: Callable[[], tuple[NetworkEndpoint, str]]
+    """Opens another endpoint of its role, at a port that is free; returns it, and its address."""
 
 
 @dataclass

@@ -17,10 +17,14 @@ from distbelief.errors import UsageError
 
 CLONE_NEWNET = 0x40000000
 IP_SECONDS = 20.0
+SLOW = 100
+"""Mbit/s of a line for which the next two are made."""
 BURST = 4
 """kB that a line lets pass at once: what it has not used while nothing was sent, up to so much, costs nothing then."""
 PACKETS = 6000
 """Bytes that a host hands to its line at a time, which who is behind them waits for: an acknowledgement."""
+BURST_SECONDS = 1.3e-3
+"""For how long a faster line lets pass what comes: timers are too coarse for less, and it would not be so fast."""
 CABLE_SECONDS = 10.0
 INTERFACES = ("line", "un0")
 """By which a namespace reaches the others: on a bridge, and by a cable."""
@@ -40,6 +44,7 @@ class Namespaces:
         Raises:
             UsageError: this machine or user may not.
         """
+        packets = ["gso_max_size", str(PACKETS)] if self._rate <= SLOW else []
         try:
             ip("link", "add", self._bridge, "type", "bridge")
             ip("link", "set", self._bridge, "up")
@@ -50,7 +55,7 @@ class Namespaces:
                 ip("link", "add", outer, "type", "veth", "peer", "name", "line", "netns", name)
                 ip("link", "set", outer, "master", self._bridge, "up")
                 ip("-n", name, "addr", "add", f"10.214.0.{number + 1}/24", "dev", "line")
-                ip("-n", name, "link", "set", "line", "gso_max_size", str(PACKETS), "up")
+                ip("-n", name, "link", "set", "line", *packets, "up")
                 _limit(["tc"], outer, self._rate)
                 _limit(["tc", "-n", name], "line", self._rate)
         except OSError as error:
@@ -102,6 +107,7 @@ class Namespaces:
 
 
 def _limit(tc: list[str], device: str, rate: int) -> None:
+    burst = BURST if rate <= SLOW else int(rate * BURST_SECONDS * 1000 / 8)
     _run(
         [
             *tc,
@@ -114,7 +120,7 @@ def _limit(tc: list[str], device: str, rate: int) -> None:
             "rate",
             f"{rate}mbit",
             "burst",
-            f"{BURST}kb",
+            f"{burst}kb",
             "latency",
             "400ms",
         ]
@@ -166,6 +172,15 @@ def enter(name: str) -> str:
         os.close(descriptor)
     names = {name for _, name in socket.if_nameindex()}
     return next(one for one in INTERFACES if one in names)
+
+
+def own_address() -> str:
+    """At which the others reach this process, which is in a namespace."""
+    name = next(name for _, name in socket.if_nameindex() if name in INTERFACES)
+    told = subprocess.run(
+        ["ip", "-4", "-o", "addr", "show", "dev", name], capture_output=True, text=True, timeout=IP_SECONDS, check=True
+    )
+    return told.stdout.split()[3].partition("/")[0]
 
 
 def first(process: int = 0) -> None:

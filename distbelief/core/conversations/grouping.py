@@ -36,7 +36,8 @@ class Member(NamedTuple):
     needs: bool
     """Whether it does not have the parameters with which the group begins."""
     store: str
-    """Where a group that torch.distributed makes meets, if this is its first member."""
+    """Where others reach what adds up its gradients, or a group meets whose first member it is: as its carrier has it.
+    """
     parts: tuple[PartPlace, ...] = ()
     """The partitions that follow, in their order."""
 

@@ -84,9 +84,10 @@ class HostProcesses:
         assert self._opened
         at = self._placement.where[role]
         if self._is_home(at):
-            return msgspec.structs.replace(spec, bind=self._opened.home, advertise="")
+            return msgspec.structs.replace(spec, bind=self._opened.home, advertise=self._opened.home)
         own = msgspec.structs.replace(spec, environment={}, path=[], directory="", forkserver=0, supervisor=0)
-        return msgspec.structs.replace(own, bind=self._agents[at].address, advertise="")
+        address = self._agents[at].address
+        return msgspec.structs.replace(own, bind=address, advertise=address)
 
     # a place
 

@@ -42,7 +42,7 @@ from distbelief.places.channel_messages import (
     Standing,
 )
 from distbelief.places.compute_model import Padding
-from distbelief.places.processes.addresses import listen_at
+from distbelief.places.processes.addresses import host_and_port, listen_at
 from distbelief.places.processes.channel import Channel
 from distbelief.places.processes.settle import as_main, enter, name_process
 from distbelief.places.processes.spec import Opening, Spec
@@ -186,6 +186,11 @@ class _Process:
                 )
                 error.args = (f"{self.role} {error} ({ports})",)
             raise
+
+    def _another(self) -> tuple[NetworkEndpoint, str]:
+        """An endpoint beside the one that the driver has, and where it listens."""
+        endpoint, (host, _) = self._endpoint(), host_and_port(self.spec.bind)
+        return endpoint, endpoint.listen(listen_at(f"[{host}]" if ":" in host else host, self.role), self.spec.advertise)
 
     def _meet(self) -> None:
         """Wait until the supervisor tells where the coordinator listens."""
@@ -416,7 +421,7 @@ class _Process:
             scripted,
             self._memory,
             self._crossings,
-            Process(spec, self._listen),
+            Process(spec, self._listen, self._another),
         )
 
     @property

@@ -73,7 +73,7 @@ class Allreduce(Splittable, Scaled):
         return carrier == "shared"
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
-        """Refuse guests, encryption, and hosts that the algorithm has no use for.
+        """Refuse guests, and hosts that the algorithm has no use for.
 
         Raises:
             UsageError: naming the option, and the remedy.
@@ -81,12 +81,6 @@ class Allreduce(Splittable, Scaled):
         if machine.listen:
             raise UsageError(
                 f"--listen {machine.listen}: strategy {self.name} has no server that guests could join; leave it off"
-            )
-        if machine.encrypted:
-            raise UsageError(
-                f"strategy {self.name} over a network is torch.distributed's, which encrypts nothing: allow that with "
-                "--insecure, on a"
-                " network where nobody else can read or forge it"
             )
         check_hosts(self.algorithm, self.per_host, auto=machine.carrier == "tcp")
         super().check_machine(settings, machine)

@@ -78,6 +78,11 @@ def collect_nothing(_start: int, _data: bytes) -> None:
     """Of a replica that holds the whole model, or measures none."""
 
 
+def no_fault() -> str:
+    """Of a carrier that cannot say what is wrong."""
+    return ""
+
+
 class AllreduceReplica:
     """One replica.
 
@@ -92,11 +97,12 @@ class AllreduceReplica:
             as messages.
         gradual: whether its simulated step makes one bucket after the other, so that the first are on their way before
             it is over.
-        store: where a group that torch.distributed makes meets, if this is its first member.
+        store: where the others of a group reach what adds up there, if it is not in messages or shared memory.
         choose: the algorithm for a bucket among so many ranks, where the job's is auto.
         epochs: that the user's own loop names; 0 where the job's are taken.
         split: how it computes together with the other partitions, where the replica is split.
         collect: takes the values of the model, part by part, that is measured then, where the replica is split.
+        fault: says why its worker could not reduce, or not take its part in a group; "" where that is not known.
     """
 
     def __init__(
@@ -104,6 +110,7 @@ class AllreduceReplica:
         reduces: bool = False,
         gradual: bool = False, store: str = "", choose: Callable[[Bucket, int], str] | None = None, epochs: int = 0,
         split: SplitCompute | None = None, collect: Callable[[int, bytes], None] = collect_nothing,
+        fault: Callable[[], str] = no_fault,
     ) -> None:  # fmt: skip
         self.role, self.whole, self.incarnation = role, whole, incarnation
         self.step = self.samples = 0
@@ -113,7 +120,7 @@ class AllreduceReplica:
         )
         self.stops = False
         """Whether its script ends the job for all."""
-        self._reduces, self._gradual, self._choose = reduces, gradual, choose
+        self._reduces, self._gradual, self._choose, self._fault = reduces, gradual, choose, fault
         self._split = split
         self._siblings = split.siblings if split else Siblings(role, incarnation)
         self._followers = Followers(self._siblings, collect)
@@ -241,7 +248,7 @@ class AllreduceReplica:
         if self._reduces:
             self._await(f"a link of group {self._group}", self._others)
             if not (yield Form(told)):
-                yield from self._break("its part in the group could not be made")
+                yield from self._break(self._fault() or "its part in the group could not be made")
             self._awaits = ""
         yield from self._all_say(grouping.RoundsMade, lambda said: said.group == told.group, "a group")
         yield self._report()
@@ -407,7 +414,7 @@ class AllreduceReplica:
         if self._reduces:
             self._await("gradients", self._others)
             if not (yield ReduceGradients()):
-                yield from self._break("its gradients could not be added up")
+                yield from self._break(self._fault() or "its gradients could not be added up")
             self._awaits = ""
             return
         pieces = self._messages

@@ -13,12 +13,14 @@ import struct
 from distbelief.core import roles
 from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.settings import Settings
+from distbelief.fabric.in_order import InOrder
+from distbelief.fabric.links import Links
 from distbelief.fabric.process_group import ProcessGroup
 from distbelief.fabric.shared_memory import SharedMemory
 from distbelief.runtime.player import Part, Told, Worker
-from distbelief.strategies.context import Context, ProcessSpec, open_memory
+from distbelief.strategies.context import Context, Process, open_memory
 from distbelief.strategies.grouped.measured import measured_model
-from distbelief.strategies.grouped.replica import AllreduceReplica, collect_nothing
+from distbelief.strategies.grouped.replica import AllreduceReplica, collect_nothing, no_fault
 from distbelief.strategies.grouped.settings import reduction
 from distbelief.strategies.grouped.torch_whole import OwnVector, TorchWhole
 from distbelief.tasks.worker import measure, placed
@@ -35,7 +37,7 @@ def process_replica(context: Context) -> Part:
     assert process is not None
     split, partition = context.split, roles.partition_of(context.role)
     model = measured_model(context)
-    carried = carrier(process.spec, context.role, context.settings)
+    carried = carrier(process, context.role, context.settings)
     # a parameter of a split model may be in several backward passes of a step
     whole = TorchWhole(flat, carried, overlaps=split is None and not context.scripted, partition=partition)
     story = AllreduceReplica(
@@ -46,7 +48,8 @@ def process_replica(context: Context) -> Part:
         split.siblings.address if split else process.listen(),
         context.incarnation,
         reduces=True,
-        store=carried.store if isinstance(carried, ProcessGroup) else "",
+        store=carried.store if isinstance(carried, Links | ProcessGroup) else "",
+        fault=(lambda: carried.fault) if isinstance(carried, InOrder) else no_fault,
         epochs=context.epochs,
         split=split,
         collect=model.collect if model else collect_nothing,
@@ -73,23 +76,28 @@ class Alone(OwnVector):
         return True
 
 
-Carrier = SharedMemory | ProcessGroup | Alone
+Carrier = SharedMemory | Links | ProcessGroup | Alone
 
 
-def carrier(spec: ProcessSpec, role: str, settings: Settings) -> Carrier:
-    """What adds up the gradients of a replica: shared memory inside a host, torch.distributed over a network; nothing
-    where there is one.
+def carrier(process: Process, role: str, settings: Settings) -> Carrier:
+    """What adds up the gradients of a replica: shared memory inside a host; over a network links of ours where they are
+    encrypted, else torch.distributed; nothing where there is one replica.
     """
+    spec = process.spec
     if settings.replicas == 1:
         return Alone()
     index, own = roles.index_of(role), reduction(settings)
     if spec.transport == "shared":
         descriptor = open_memory(spec, (spec.memory, *spec.columns)[roles.partition_of(role)])
         return SharedMemory(descriptor, index, settings.replicas, own.algorithm, own.per_host)
+    device = placed(spec.device, index)
+    if spec.identity:
+        endpoint, address = process.open_endpoint()
+        return Links(index, settings.replicas, device, own.algorithm, own.per_host, endpoint, address)
     if interface := interface_of(spec.advertise):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-    return ProcessGroup(index, placed(spec.device, index), own.algorithm, own.per_host, spec.advertise)
+    return ProcessGroup(index, device, own.algorithm, own.per_host, spec.advertise)
 
 
 def interface_of(host: str) -> str:
