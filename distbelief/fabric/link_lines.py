@@ -44,6 +44,10 @@ class _Link:
         self.posted = self.acknowledged = self.taken = self.told = 0
         self.arrived = deque(one for one in self.arrived if one[0].group >= group)
 
+    def has_come(self, group: int) -> bool:
+        """Whether a chunk of this group has come; its sender may be in the next one already."""
+        return bool(self.arrived) and self.arrived[0][0].group == group
+
     @property
     def has_room(self) -> bool:
         """Whether the next that waits fits the window."""
@@ -157,7 +161,7 @@ class LinkLines:
     def _take_move(self, vector: torch.Tensor, step: int, move: Move, first: int) -> int:
         """Take what has come of a move; returns the element that comes next."""
         link, role = self._to(move.source)
-        while first < move.stop and link.arrived:
+        while first < move.stop and link.has_come(self._group):
             chunk, payload = link.arrived.popleft()
             there = payload.view(vector.dtype)
             if (chunk.step, chunk.first) != (step, first) or first + len(there) > move.stop:

@@ -114,14 +114,14 @@ class Links(InOrder):
             self._done.clear()
 
     def close(self) -> None:
-        """Leave the group, and end all links."""
+        """Leave the group, and end all links; safe to call twice."""
         self._lines.wanted = -1
         self._do(self._end)
         self._thread.join()
 
     def _end(self) -> None:
-        self._lines.close()
         self._ended = "its links are closed"
+        self._lines.close()
 
     # the thread
 
@@ -141,9 +141,10 @@ class Links(InOrder):
             self._done.set()
 
         self._tasks.append(task)
-        self._lines.wake()
-        if not self._thread.is_alive():
+        if self._ended:
             self._work_off()
+        else:
+            self._lines.wake()
         return future
 
     def _run(self) -> None:
@@ -154,6 +155,7 @@ class Links(InOrder):
                     self._lines.rest()
         except Exception as error:
             self._ended = f"its links cannot be carried any more: {error!r}"
+            self._lines.close()
         self._work_off()  # who waits for it is not to wait for ever
 
     def _work_off(self) -> None:

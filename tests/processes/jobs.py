@@ -17,6 +17,7 @@ from torch import nn
 from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.records import Checkpointed, Record
 from distbelief.errors import DataError as DataError
+from distbelief.fabric.links import Links
 from distbelief.fabric.process_group import ProcessGroup
 from distbelief.job import Job
 from distbelief.places.attempt import Attempt
@@ -313,11 +314,8 @@ def particular(data_dir: str | None = None) -> Task:
     return Task(model=lambda: nn.Sequential(_Threaded(), net()), train=data, test=lambda: data(100))
 
 
-def dies_as_it_meets() -> Task:
-    """Replica 1 dies in its second and third life as it is about to meet the others of its group."""
-    form = ProcessGroup.form
-
-    def die(self: ProcessGroup, group: Assemble, told: Callable[[], bool]) -> bool:
+def _dying(form: Callable[..., bool]) -> Callable[..., bool]:
+    def die(self: object, group: Assemble, told: Callable[[], bool]) -> bool:
         for member in group.members:
             if (
                 member.role == "replica 1"
@@ -327,5 +325,11 @@ def dies_as_it_meets() -> Task:
                 os.kill(os.getpid(), signal.SIGKILL)
         return form(self, group, told)
 
-    ProcessGroup.form = die  # type: ignore[method-assign]
+    return die
+
+
+def dies_as_it_meets() -> Task:
+    """Replica 1 dies in its second and third life as it is about to meet the others of its group."""
+    for kind in (ProcessGroup, Links):
+        kind.form = _dying(kind.form)  # type: ignore[method-assign]
     return tiny()

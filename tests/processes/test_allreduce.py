@@ -1,5 +1,5 @@
-"""Allreduce on real processes: in shared memory and over torch.distributed, with deaths, a script, and a run that goes
-on.
+"""Allreduce on real processes: in shared memory, over torch.distributed and over encrypted links, with deaths, a script,
+and a run that goes on.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from distbelief.sharding.layout import Tensor, lay_out
 from distbelief.strategies import Allreduce, Single, Synchronous
 from distbelief.testing import tally
 
+PLACES = {"shared": Local(), "tcp": Local(transport="tcp"), "tls": Local(transport="tcp", tls=True)}
 SECONDS = 20.0
 """Most that a job may take to fail; it takes about a second on a machine that does nothing else."""
 SCRIPT = """
@@ -87,19 +88,22 @@ def test_in_shared_memory_it_is_one_process_with_larger_minibatches(
     assert_close(tmp_path / "run", union)
 
 
+@pytest.mark.parametrize("carrier", ["tcp", "tls"])
 @pytest.mark.parametrize("algorithm", ["ring", "butterfly", "hierarchical", "native", "auto"])
-def test_over_torch_distributed_too(tmp_path: Path, union: Path, algorithm: str) -> None:
-    result = jobs.run(tmp_path / "run", among_three(algorithm), on=Local(transport="tcp"), epochs=2)
-    assert (result["outcome"], result["updates"]) == ("done", 14)
+def test_over_torch_distributed_and_encrypted_links_too(
+    tmp_path: Path, union: Path, algorithm: str, carrier: str
+) -> None:
+    result = jobs.run(tmp_path / "run", among_three(algorithm), on=PLACES[carrier], epochs=2)
+    assert (result["outcome"], result["updates"], result["carrier"]) == ("done", 14, carrier)
     assert_close(tmp_path / "run", union)
 
 
-@pytest.mark.parametrize("transport", ["shared", "tcp"])
+@pytest.mark.parametrize("transport", ["shared", "tcp", "tls"])
 def test_accumulated_gradients_are_those_of_larger_minibatches(tmp_path: Path, transport: str) -> None:
     optimizer = optim("momentum", lr=0.05)
     jobs.run(tmp_path / "single", Single(optimizer=optimizer), epochs=2, batch_size=4 * jobs.BATCH)
     strategy = Allreduce(replicas=2, optimizer=optimizer, accumulate=2, bucket_mb=0.0003)
-    jobs.run(tmp_path / "run", strategy, on=Local(transport=transport), epochs=2)
+    jobs.run(tmp_path / "run", strategy, on=PLACES[transport], epochs=2)
     assert_close(tmp_path / "run", tmp_path / "single")
 
 
@@ -117,16 +121,17 @@ def test_layers_cut_across_shards_are_as_in_one_process(tmp_path: Path, name: st
 
 
 def test_buffers_are_one_for_all(tmp_path: Path) -> None:
-    for transport in ("shared", "tcp"):
+    for transport, place in PLACES.items():
         result = jobs.run(
-            tmp_path / transport, Allreduce(replicas=2), on=Local(transport=transport), task="jobs:dropped", epochs=2
+            tmp_path / transport, Allreduce(replicas=2), on=place, task="jobs:dropped", epochs=2
         )
         assert result["outcome"] == "done"
-    shared, tcp = (weights(tmp_path / transport) for transport in ("shared", "tcp"))
-    torch.testing.assert_close(shared["1.running_mean"], tcp["1.running_mean"], rtol=1e-4, atol=1e-6)
+    shared, *others = (weights(tmp_path / transport)["1.running_mean"] for transport in PLACES)
+    for other in others:
+        torch.testing.assert_close(shared, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("transport", ["shared", "tcp"])
+@pytest.mark.parametrize("transport", ["shared", "tcp", "tls"])
 @pytest.mark.parametrize("restarts", [0, 2])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_others_go_on_when_one_is_killed_and_every_minibatch_is_in_one_update(
@@ -139,7 +144,7 @@ def test_the_others_go_on_when_one_is_killed_and_every_minibatch_is_in_one_updat
         3, tally.ADAGRAD, restarts=restarts, algorithm=chance.choice(["ring", "native"]), bucket_mb=0.0003
     )
     result = jobs.run(
-        tmp_path, strategy, Local(transport=transport), task="jobs:tallied", epochs=jobs.LONG, evaluate_every=0
+        tmp_path, strategy, PLACES[transport], task="jobs:tallied", epochs=jobs.LONG, evaluate_every=0
     )
     assert result["outcome"] == "done"
     assert [record.role for record in watch.of(records.Gone) if record.died] == [f"replica {victim}"]
@@ -147,11 +152,14 @@ def test_the_others_go_on_when_one_is_killed_and_every_minibatch_is_in_one_updat
     assert (tally.times(weights(tmp_path)[tally.NAME]) == 1).all()
 
 
-def test_who_dies_again_on_his_way_to_a_group_holds_up_nobody(tmp_path: Path, watch: jobs.Watch) -> None:
+@pytest.mark.parametrize("transport", ["tcp", "tls"])
+def test_who_dies_again_on_his_way_to_a_group_holds_up_nobody(
+    tmp_path: Path, watch: jobs.Watch, transport: str
+) -> None:
     """The others opened their links to him, and waited an hour for his."""
     watch.once(records.Stepped, lambda: jobs.kill("replica 1"), role="replica 1")
     strategy = Allreduce(replicas=2, restarts=3, bucket_mb=0.0003)
-    result = jobs.run(tmp_path, strategy, on=Local(transport="tcp"), task="jobs:dies_as_it_meets", epochs=4 * jobs.LONG)
+    result = jobs.run(tmp_path, strategy, on=PLACES[transport], task="jobs:dies_as_it_meets", epochs=4 * jobs.LONG)
     assert result["outcome"] == "done"
     assert [record.role for record in watch.of(records.Gone) if record.died] == ["replica 1"] * 3
 
@@ -213,7 +221,7 @@ def test_a_meeting_at_one_who_does_not_answer_ends_within_seconds(
         assert monotonic() - began > 0.4, "it was refused"
 
 
-@pytest.mark.parametrize("transport", ["shared", "tcp"])
+@pytest.mark.parametrize("transport", ["shared", "tcp", "tls"])
 def test_on_death_stop_ends_with_the_reason_within_seconds(tmp_path: Path, watch: jobs.Watch, transport: str) -> None:
     died: list[float] = []
     watch.once(records.EpochDone, lambda: (died.append(monotonic()), jobs.kill("replica 1")), 2)
@@ -221,7 +229,7 @@ def test_on_death_stop_ends_with_the_reason_within_seconds(tmp_path: Path, watch
         jobs.run(
             tmp_path,
             Allreduce(replicas=3, on_death="stop"),
-            on=Local(transport=transport),
+            on=PLACES[transport],
             epochs=jobs.MANY,
             evaluate_every=0,
         )
@@ -238,28 +246,21 @@ def test_a_run_goes_on_where_it_was_and_as_another_strategy(tmp_path: Path) -> N
     assert jobs.run(tmp_path / "halves", Single(**options), epochs=5, resume=True)["samples"] == 5 * jobs.SAMPLES
 
 
-@pytest.mark.parametrize("transport", ["shared", "tcp"])
+@pytest.mark.parametrize("transport", ["shared", "tcp", "tls"])
 def test_a_script_of_several_backward_passes_a_step(tmp_path: Path, transport: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     job = jobs.job(
         tmp_path / "run", Allreduce(replicas=2, optimizer=optim("sgd", lr=0.1)), task="script", epochs=2, seed=3
     )
-    result = Local(transport=transport).launch(job, [str(tmp_path / "script.py")])
+    result = PLACES[transport].launch(job, [str(tmp_path / "script.py")])
     assert (result["outcome"], result["samples"], result["updates"]) == ("done", 2 * jobs.SAMPLES, 22)
     jobs.run(tmp_path / "alone", Single(optimizer=optim("sgd", lr=0.1)), epochs=2, batch_size=2 * jobs.BATCH, seed=3)
     assert_close(tmp_path / "run", tmp_path / "alone")
 
 
-@pytest.mark.parametrize(
-    ("place", "said"),
-    [
-        (Local(listen="127.0.0.1"), "no server that guests could join"),
-        (Local(transport="tcp", tls=True), "encrypts nothing"),
-    ],
-)
-def test_what_it_cannot_do_is_refused(tmp_path: Path, place: Local, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        place.run(jobs.job(tmp_path / "run", Allreduce()))
+def test_guests_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no server that guests could join"):
+        Local(listen="127.0.0.1").run(jobs.job(tmp_path / "run", Allreduce()))
 
 
 def test_the_result_says_what_was_run(tmp_path: Path) -> None:
@@ -272,3 +273,4 @@ def test_the_result_says_what_was_run(tmp_path: Path) -> None:
         2,
     )
     assert 0 < told["test_accuracy"] <= 1
+    assert told["carrier"] == "shared"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from distbelief.core import roles
 from distbelief.core.settings import Settings
 from distbelief.job import Job
 from distbelief.places import signals
@@ -81,9 +82,11 @@ class Local(LocalOptions):
         from distbelief.places.attempt import Attempt
         from distbelief.places.processes.running import Running
 
-        more = (
-            {"path": path_of(self.path, job.strategy, settings, self.carrier)} if job.strategy.server_roles() else None
-        )
+        more = {}
+        if job.strategy.server_roles():
+            more["path"] = path_of(self.path, job.strategy, settings, self.carrier)
+        if roles.SINGLE not in job.strategy.roles(evaluated):
+            more["carrier"] = self.told_carrier
         with signals.waitable() as woken:
             attempt = Attempt(job, settings, view, began, more=more)
             make = self.make_processes(job, settings, evaluated, attempt)

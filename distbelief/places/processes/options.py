@@ -45,6 +45,11 @@ class LocalOptions(Checked):
         return "tcp" if self.listen else self.transport
 
     @property
+    def told_carrier(self) -> str:
+        """How bytes travel, as the result says it: shared, tcp or tls."""
+        return "tls" if self.encrypted else self.carrier
+
+    @property
     def padded(self) -> bool:
         """Whether steps are made slower."""
         return self.compute is not None

@@ -1,0 +1,276 @@
+"""Encrypted links as a fabric: what it promises, that what is on its way is bounded, and how a wait for a peer ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from time import monotonic, sleep
+
+import pytest
+import torch
+from ranks import in_threads
+
+from distbelief.core.conversations.grouping import Assemble, ChunkBack, Member
+from distbelief.core.messages import Address
+from distbelief.core.settings import Plan, Settings
+from distbelief.fabric import link_lines
+from distbelief.fabric.buckets import Bucket
+from distbelief.fabric.links import Links
+from distbelief.places.join.authority import Authority
+from distbelief.schedules.allreduce import ALGORITHMS
+from distbelief.sharding.layout import Tensor, lay_out
+from distbelief.testing import Side, check_fabric
+from distbelief.transport import tcp
+from distbelief.transport.tls import TlsEndpoint
+
+SECONDS = 30.0
+"""Most that something may take that takes a moment."""
+AUTHORITY = Authority("job")
+IDENTITIES = {role: AUTHORITY.issue(role) for role in ("replica 0", "replica 1", "replica 2", "replica 3")}
+PLAN = Plan(Settings(), lay_out([Tensor("weight", (4,), "float32")]), (), 0)
+LENGTH = 3 * link_lines.WINDOW // 4
+"""Elements of a vector that takes three windows."""
+
+
+def never() -> bool:
+    return False
+
+
+def open_end(index: int, incarnation: int = 0) -> tuple[TlsEndpoint, str]:
+    endpoint = TlsEndpoint(f"replica {index}", "job", incarnation, identity=IDENTITIES[f"replica {index}"])
+    return endpoint, endpoint.listen()
+
+
+def links(index: int, replicas: int, algorithm: str = "ring", incarnation: int = 0) -> Links:
+    per_host = 2 * algorithm.startswith("hierarchical")
+    return Links(index, replicas, torch.device("cpu"), algorithm, per_host, *open_end(index, incarnation))
+
+
+def group_of(number: int, several: Sequence[Links], incarnations: Sequence[int] = ()) -> Assemble:
+    lives = incarnations or [0] * len(several)
+    members = tuple(
+        Member(f"replica {i}", Address("", lives[i]), False, one.store) for i, one in enumerate(several)
+    )
+    return Assemble(number, PLAN, members, 0, 0, 0)
+
+
+def form(number: int, several: Sequence[Links], incarnations: Sequence[int] = ()) -> None:
+    """All take their places in a group."""
+    group = group_of(number, several, incarnations)
+
+    def take_place(rank: int, _: Callable[[], object]) -> None:
+        assert several[rank].form(group, never), several[rank].fault
+
+    in_threads(len(several), take_place)
+
+
+def until(reached: Callable[[], bool]) -> None:
+    end = monotonic() + SECONDS
+    while not reached():
+        assert monotonic() < end
+        sleep(0.001)
+
+
+def reduced(one: Links) -> bool:
+    """Whether a round could be made."""
+    end = monotonic() + SECONDS
+    while (done := one.reduce()) is None:
+        assert monotonic() < end
+    return done
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_encrypted_links_are_a_fabric(ranks: int) -> None:
+    made: dict[tuple[str, int], Links] = {}
+
+    def rank(own: int, meet: Callable[[], object]) -> None:
+        def side(algorithm: str, size: int, found: Sequence[Bucket]) -> Side:
+            one = made[algorithm, own] = links(own, ranks, algorithm)
+            meet()
+            several = [made[algorithm, other] for other in range(ranks)]
+            slot, total = one.open(size, found)
+            assert one.form(group_of(0, several), never), one.fault
+            return Side(one, slot, total, one.close)
+
+        check_fabric(side, own, ranks, meet, [*ALGORITHMS, "native", "auto"])  # type: ignore[arg-type]
+
+    try:
+        in_threads(ranks, rank)
+    finally:
+        for one in made.values():
+            one.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[list[Links]]:
+    """Two replicas with one long vector each, in a group; the tree has the second send all of it to the first."""
+    both = [links(i, 2, "tree") for i in range(2)]
+    for i, one in enumerate(both):
+        slot, _ = one.open(4 * LENGTH, [Bucket(0, 4 * LENGTH, "float32")])
+        slot.view(torch.float32).fill_(i + 1.0)
+    form(0, both)
+    yield both
+    for one in both:
+        one.close()
+
+
+def sums(one: Links) -> set[float]:
+    return {*one._vector.view(torch.float32).unique().tolist()}
+
+
+def arrived(one: Links) -> int:
+    """Chunks that have come to the first of a pair, which it has not taken."""
+    return len(one._lines._link("replica 1").arrived)
+
+
+def test_a_rank_that_is_late_is_sent_no_more_than_a_window(pair: list[Links]) -> None:
+    first, second = pair
+    second.ready(0)
+    until(lambda: arrived(first) == link_lines.CHUNKS)
+    link = second._lines._link("replica 0")
+    assert link.posted - len(link.waiting) == link_lines.CHUNKS
+    assert second.reduce() is None
+    first.ready(0)
+    assert reduced(first)
+    assert reduced(second)
+    assert sums(first) == sums(second) == {3.0}
+
+
+def test_what_is_on_its_way_in_a_group_is_in_no_sum_of_the_next(pair: list[Links]) -> None:
+    first, second = pair
+    second.ready(0)
+    until(lambda: arrived(first) == link_lines.CHUNKS)
+    form(1, pair)
+    for i, one in enumerate(pair):
+        one._vector.view(torch.float32).fill_(10.0 * (i + 1))
+        one.ready(0)
+    assert reduced(first)
+    assert reduced(second)
+    assert sums(first) == sums(second) == {30.0}
+
+
+def test_what_comes_for_a_group_before_this_rank_is_in_it_is_kept(pair: list[Links]) -> None:
+    first, second = pair
+    end = second._lines._endpoint
+    second._do(lambda: end.send("replica 0", *CHUNK))
+    until(lambda: arrived(first) == 1)
+    link = first._lines._link("replica 1")
+    first._do(lambda: link.begin(1)).wait()
+    assert arrived(first) == 1
+    first._do(lambda: link.begin(2)).wait()
+    assert arrived(first) == 0
+
+
+CHUNK = ChunkBack(0, link_lines.WINDOW, link_lines.WINDOW + 4, 1, 0, 0, 0), torch.ones(1)
+"""One of group 1, from the second of a pair to the first."""
+
+
+def test_a_peer_that_closes_its_links_ends_the_wait_with_its_name(pair: list[Links]) -> None:
+    first, second = pair
+    first.ready(0)
+    assert first.reduce() is None
+    began = monotonic()
+    second.close()
+    assert not reduced(first)
+    assert monotonic() - began < 5
+    assert first.fault.startswith("its link to replica 1 is gone (")
+
+
+def test_a_peer_whose_host_is_silent_ends_the_wait_with_its_name(
+    pair: list[Links], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = pair
+    first.ready(0)
+    assert first.reduce() is None
+    own = [link.socket for link in first._lines._endpoint._links.values()]  # type: ignore[attr-defined]
+    monkeypatch.setattr(tcp, "silence_of", lambda connection: 1000.0 if connection in own else 0.0)
+    assert not reduced(first)
+    assert "nothing came from the host of replica 1 for 1000 s" in first.fault
+
+
+def test_another_life_of_a_peer_is_linked_anew_in_the_next_group(pair: list[Links]) -> None:
+    first, second = pair
+    first.ready(0)
+    second.close()
+    assert not reduced(first)
+    again = links(1, 2, "tree", incarnation=1)
+    try:
+        slot, _ = again.open(4 * LENGTH, [Bucket(0, 4 * LENGTH, "float32")])
+        slot.view(torch.float32).fill_(2.0)
+        form(1, [first, again], [0, 1])
+        first._vector.view(torch.float32).fill_(1.0)
+        for one in (first, again):
+            one.ready(0)
+        assert reduced(first)
+        assert reduced(again)
+        assert sums(first) == sums(again) == {3.0}
+    finally:
+        again.close()
+
+
+def test_a_meeting_ends_as_soon_as_another_group_is_named() -> None:
+    """One that waits for who never comes; and the group after it is formed."""
+    both = [links(i, 2) for i in range(2)]
+    try:
+        for one in both:
+            one.open(64, [])
+        asked: list[bool] = []
+        group = group_of(0, both)
+        assert not both[1].form(group, lambda: asked.append(True) or len(asked) == 3)  # type: ignore[func-returns-value]
+        assert len(asked) == 3
+        form(1, both)
+    finally:
+        for one in both:
+            one.close()
+
+
+def test_a_meeting_with_one_who_is_dead_ends_at_once_with_his_name() -> None:
+    both = [links(i, 2) for i in range(2)]
+    both[1].close()
+    try:
+        assert not both[0].form(group_of(0, both), never)
+        assert "cannot reach replica 1" in both[0].fault
+    finally:
+        both[0].close()
+
+
+def test_a_peer_that_goes_by_another_schedule_is_told_of() -> None:
+    both = [links(0, 2, "ring"), links(1, 2, "tree")]
+    try:
+        for one in both:
+            one.open(4096, [Bucket(0, 4096, "float32")])
+        form(0, both)
+        for one in both:
+            one.ready(0)
+        assert not reduced(both[0])
+        assert "replica 1 has sent elements from 0 on" in both[0].fault
+        assert "another schedule" in both[0].fault
+    finally:
+        for one in both:
+            one.close()
+
+
+def test_a_peer_that_sends_more_than_the_window_holds_loses_its_link(pair: list[Links]) -> None:
+    first, second = pair
+    first.ready(0)
+
+    def flood() -> None:
+        for _ in range(2 * link_lines.CHUNKS + 1):
+            second._lines._endpoint.send("replica 0", *CHUNK)
+
+    second._do(flood)
+    assert not reduced(first)
+    assert "more than the window" in first.fault
+
+
+def test_a_thread_that_ends_leaves_nobody_waiting(pair: list[Links], monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = pair
+
+    def fail() -> None:
+        raise ValueError("broken")
+
+    monkeypatch.setattr(first._lines, "rest", fail)
+    first._lines.wake()
+    first._thread.join(SECONDS)
+    first.ready(0)
+    assert not reduced(first)
+    assert "broken" in first.fault
