@@ -300,7 +300,7 @@ def option_of(name: str) -> str:
 FAST: dict[str, dict[str, Any]] = {
     "wire": {"sizes": (256,), "shards": 3, "repeats": 4, "seconds": 0.5},
     "train": {"models": ("lenet",), "repeats": 2, "replicas": (3,), "epochs": 2, "batch_size": 32, "transport": "tcp"},
-    "allreduce": {"sizes": (256,), "ranks": (3,), "repeats": 4, "namespaces": (2,), "rate": 10, "cable": "netem.py",
+    "allreduce": {"sizes": (256,), "ranks": (3,), "repeats": 4, "namespaces": (2,), "encrypted": (3,), "rate": 10, "cable": "netem.py",
         "delay": 1.0, "loss": 0.1},
     "hogwild": {"repeats": 2, "epochs": 2, "batch_size": 32, "svm_batch_size": 4},
     "straggle": {"task": "mnist", "replicas": 3, "epochs": 2, "batch_size": 32, "pad": 0.5, "repeats": 2},
@@ -343,7 +343,7 @@ MEASURING: tuple[tuple[Any, str, Any], ...] = (
         "hogwild", 1.0), (homes, "split", 1.0), (homes, "crossing_seconds", 1.0),
     (wire, "_of_size", {}), (wire, "_figures", [figure("speed", 1.0, 1.0)]), (wire, "_show", None), (train, "_figures",
         []), (hogwild, "plain", 1.0),
-    (allreduce, "_on_one_host", {}), (allreduce, "_limited", {}), (allreduce.lines, "hosts", "hosts"), (straggle,
+    (allreduce, "_on_one_host", {}), (allreduce, "_limited", {}), (allreduce, "_encrypted", {}), (allreduce.lines, "hosts", "hosts"), (straggle,
         "_figures", []),
     (memory, "_grown", {"replica 0": HELD, "shard 0": HELD, "together": HELD}),
     (start, "_watch", {"first_step": 1.0}), (standby, "_watch", 1.0),

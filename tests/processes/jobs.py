@@ -314,6 +314,16 @@ def particular(data_dir: str | None = None) -> Task:
     return Task(model=lambda: nn.Sequential(_Threaded(), net()), train=data, test=lambda: data(100))
 
 
+def without_process_groups() -> Task:
+    """None can be made."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("torch.distributed sends in the clear")
+
+    ProcessGroup.__init__ = refuse  # type: ignore[method-assign,assignment]
+    return tiny()
+
+
 def _dying(form: Callable[..., bool]) -> Callable[..., bool]:
     def die(self: object, group: Assemble, told: Callable[[], bool]) -> bool:
         for member in group.members:

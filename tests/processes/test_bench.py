@@ -30,7 +30,7 @@ KEYS = {
     "split": {"models", "crossing_seconds"},
     "simulator": {"messages", "seconds", "messages_per_second"},
     "accuracy": {"mean", "seeds"},
-    "allreduce": {"one_host", "namespaces"},
+    "allreduce": {"one_host", "namespaces", "encrypted"},
     "hogwild": {"mlp", "svm"},
     "large": {"rates", "seeds", "mean"},
     "sandblaster": {"parts", "portion_size"},
@@ -154,6 +154,16 @@ def test_a_cable_joins_two_namespaces(tmp_path):
     ]["4000"]
     assert set(measured) == set(ALGORITHMS)
     assert (tmp_path / "told").read_text().split() == ["20.0", "50", "0.01"]
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_our_ring_over_tls_is_measured_beside_gloo_in_the_clear(tmp_path):
+    result = run("allreduce", tmp_path, encrypted=(3,), rate=500)
+    measured = result["encrypted"]["3"]["100000"]
+    assert set(measured["seconds"]) == {"gloo", "our ring over TLS"}
+    # what every rank must send at least, by its line: nobody adds up less than all
+    assert min(measured["seconds"].values()) > 2 * 100_000 * 2 / 3 * 8 / 500e6 / 2
+    assert [one["measured"] for one in result["figures"] if "TLS" in one["what"]] == [measured["of_gloo"]]
 
 
 @pytest.mark.usefixtures("namespaces")

@@ -105,7 +105,9 @@ def test_hosts_are_a_place(tmp_path: Path, shell: str) -> None:
 class Told:
     """A command that trains on hosts, and what it says, line by line."""
 
-    def __init__(self, shell: str, out: Path, *words: str, task: str = "jobs:tiny") -> None:
+    def __init__(
+        self, shell: str, out: Path, *words: str, task: str = "jobs:tiny", strategy: str = "downpour"
+    ) -> None:
         self.folder = out.parent
         command = [
             sys.executable,
@@ -113,7 +115,7 @@ class Told:
             "distbelief",
             "train",
             task,
-            "downpour",
+            strategy,
             "--remote-shell",
             shell,
             "--json",
@@ -156,8 +158,8 @@ def train(tmp_path: Path, shell: str) -> Iterator[Callable[..., Told]]:
     """Starts such a command; none outlives the test."""
     started: list[Told] = []
 
-    def start(*words: str, task: str = "jobs:tiny") -> Told:
-        started.append(Told(shell, tmp_path / "run", *words, task=task))
+    def start(*words: str, task: str = "jobs:tiny", strategy: str = "downpour") -> Told:
+        started.append(Told(shell, tmp_path / "run", *words, task=task, strategy=strategy))
         return started[-1]
 
     yield start
@@ -278,3 +280,38 @@ def test_hosts_are_checked_and_what_is_wrong_with_one_keeps_nobody_from_the_othe
     while left := {*processes_in(tmp_path)} - {os.getpid()}:
         assert monotonic() < end, left
         sleep(0.05)
+
+
+ALLREDUCE = ("--hosts", "a:1,b:1,c:1", "--pad", "10ms", "--epochs", "60")
+
+
+@pytest.mark.parametrize(("words", "carrier"), [((), "tls"), (("--insecure",), "tcp")])
+def test_allreduce_between_hosts_is_encrypted_unless_that_is_left_off(
+    train: Callable[..., Told], words: tuple[str, ...], carrier: str
+) -> None:
+    told = train("--hosts", "a:1,b:1", *words, strategy="allreduce")
+    result = told.until(lambda one: "per_replica" in one)
+    assert (result["outcome"], result["carrier"]) == ("done", carrier)
+
+
+def test_allreduce_goes_on_when_a_host_dies(train: Callable[..., Told]) -> None:
+    """The others regroup, and its minibatches are dealt again."""
+    told = train(*ALLREDUCE, strategy="allreduce")
+    told.until(trains)
+    os.kill(told.agents()[1], signal.SIGKILL)
+    died: set[str] = set()
+    result = told.until(lambda one: "per_replica" in one or _died(one, died))
+    assert (result["outcome"], result["samples"]) == ("done", 60 * jobs.SAMPLES)
+    assert "replica 1" in died
+    assert told.process.wait(SECONDS) == 0
+    told.leaves_nobody()
+
+
+def test_a_replica_of_allreduce_that_dies_on_a_host_begins_again_there(train: Callable[..., Told]) -> None:
+    told = train(*ALLREDUCE, strategy="allreduce")
+    told.until(trains)
+    os.kill(told.pid("replica 1"), signal.SIGKILL)
+    told.until(lambda one: one.get("event") == "Gone" and one["role"] == "replica 1" and bool(one["died"]))
+    told.until(lambda one: one.get("event") == "Stepped" and one["role"] == "replica 1")
+    result = told.until(lambda one: "per_replica" in one)
+    assert (result["outcome"], result["samples"]) == ("done", 60 * jobs.SAMPLES)

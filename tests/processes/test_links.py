@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from time import monotonic, sleep
 
+import jobs
 import pytest
 import torch
 from ranks import in_threads
@@ -16,8 +18,10 @@ from distbelief.fabric import link_lines
 from distbelief.fabric.buckets import Bucket
 from distbelief.fabric.links import Links
 from distbelief.places.join.authority import Authority
+from distbelief.places.processes.local import Local
 from distbelief.schedules.allreduce import ALGORITHMS
 from distbelief.sharding.layout import Tensor, lay_out
+from distbelief.strategies import Allreduce
 from distbelief.testing import Side, check_fabric
 from distbelief.transport import tcp
 from distbelief.transport.tls import TlsEndpoint
@@ -260,6 +264,12 @@ def test_a_peer_that_sends_more_than_the_window_holds_loses_its_link(pair: list[
     second._do(flood)
     assert not reduced(first)
     assert "more than the window" in first.fault
+
+
+def test_a_job_whose_links_are_encrypted_has_no_process_group(tmp_path: Path) -> None:
+    place = Local(transport="tcp", tls=True)
+    result = jobs.run(tmp_path / "run", Allreduce(replicas=2), on=place, task="jobs:without_process_groups")
+    assert (result["outcome"], result["carrier"]) == ("done", "tls")
 
 
 def test_a_thread_that_ends_leaves_nobody_waiting(pair: list[Links], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,7 +214,7 @@ MUTANTS = [
     ),
     Mutant(
         "a-meeting-hears-of-nothing",
-        "`allreduce --transport tcp`: whoever waits",
+        "`allreduce --transport tcp`, by torch.distributed: whoever waits",
         "fabric/process_group.py",
         "if told() or time.monotonic() > give_up:",
         "if time.monotonic() > give_up:",
@@ -223,7 +223,7 @@ MUTANTS = [
     ),
     Mutant(
         "links-of-a-group-open-for-an-hour",
-        "`allreduce --transport tcp`: whoever waits",
+        "`allreduce --transport tcp`, by torch.distributed: whoever waits",
         "fabric/process_group.py",
         "patience = timedelta(seconds=MEET_SECONDS)",
         "patience = timedelta(seconds=STEP_SECONDS)",
@@ -232,7 +232,7 @@ MUTANTS = [
     ),
     Mutant(
         "the-first-of-a-group-may-be-silent-for-ever",
-        "`allreduce --transport tcp`: whoever waits",
+        "`allreduce --transport tcp`, by torch.distributed: whoever waits",
         "fabric/process_group.py",
         "socket.create_connection((host, int(port)), MEET_SECONDS).close()",
         "socket.create_connection((host, int(port))).close()",
@@ -241,7 +241,7 @@ MUTANTS = [
     ),
     Mutant(
         "a-group-looks-for-its-dead-first-member",
-        "`allreduce --transport tcp`: whoever waits",
+        "`allreduce --transport tcp`, by torch.distributed: whoever waits",
         "fabric/process_group.py",
         "            socket.create_connection((host, int(port)), MEET_SECONDS).close()\n",
         "",
@@ -249,7 +249,7 @@ MUTANTS = [
     ),
     Mutant(
         "who-waits-for-a-link-is-said-to-wait-for-work",
-        "`allreduce --transport tcp`: whoever waits",
+        "`allreduce --transport tcp`, by torch.distributed: whoever waits",
         "strategies/grouped/replica.py",
         '            self._await(f"a link of group {self._group}", away)\n',
         "",

@@ -28,6 +28,7 @@ JOIN_SERVER = "tests/processes/test_join_server.py::"
 ON_THE_WIRE = TLS_TESTS + "test_whatever_the_roles_of_a_job_say_to_each_other_is_tls_1_3_on_the_wire"
 HIDDEN = TLS_TESTS + "test_keys_and_tickets_are_in_no_file_on_no_command_line_and_in_no_environment"
 
+ENCRYPTED, ENCRYPTED_TESTS = "Gradients over encrypted links", "tests/processes/test_links.py::"
 MUTANTS = [
     Mutant(
         "what-crosses-is-written-over-while-it-is-read",
@@ -385,5 +386,77 @@ MUTANTS = [
         "for descriptor, _ in []:",
         ("tests/processes/test_window.py::test_a_process_that_has_ended_is_seen",),
         seconds=8,
+    ),
+    Mutant(
+        "chunks-are-sent-without-room-for-them",
+        ENCRYPTED,
+        "fabric/link_lines.py",
+        "return bool(self.waiting) and self.waiting[0][0].number < self.acknowledged + CHUNKS",
+        "return bool(self.waiting)",
+        (ENCRYPTED_TESTS + "test_a_rank_that_is_late_is_sent_no_more_than_a_window",),
+        seconds=20,
+    ),
+    Mutant(
+        "chunks-of-a-group-that-broke-up-are-taken-in-the-next",
+        ENCRYPTED,
+        "fabric/link_lines.py",
+        "self.arrived = deque(one for one in self.arrived if one[0].group >= group)",
+        "self.arrived = deque(self.arrived)",
+        (ENCRYPTED_TESTS + "test_what_is_on_its_way_in_a_group_is_in_no_sum_of_the_next",),
+        hangs=True,
+    ),
+    Mutant(
+        "chunks-of-a-group-to-come-are-dropped",
+        ENCRYPTED,
+        "fabric/link_lines.py",
+        "if one[0].group >= group)",
+        "if one[0].group > group)",
+        (ENCRYPTED_TESTS + "test_what_comes_for_a_group_before_this_rank_is_in_it_is_kept",),
+        seconds=20,
+    ),
+    Mutant(
+        "what-leaves-over-links-is-written-over",
+        ENCRYPTED,
+        "fabric/link_lines.py",
+        "(leaves.clone() if swaps else leaves).split(most)",
+        "leaves.split(most)",
+        (ENCRYPTED_TESTS + "test_encrypted_links_are_a_fabric",),
+        seconds=60,
+    ),
+    Mutant(
+        "a-round-over-links-ends-before-others-have-taken-what-was-sent",
+        ENCRYPTED,
+        "fabric/links.py",
+        "        if bucket == len(self._buckets) - 1:\n            self._lines.settle()\n",
+        "",
+        (ENCRYPTED_TESTS + "test_encrypted_links_are_a_fabric",),
+        seconds=60,
+    ),
+    Mutant(
+        "a-link-that-is-gone-is-waited-for",
+        ENCRYPTED,
+        "fabric/link_lines.py",
+        "        if self._lost:\n            raise RuntimeError(self._lost)\n",
+        "",
+        (ENCRYPTED_TESTS + "test_a_peer_that_closes_its_links_ends_the_wait_with_its_name",),
+        hangs=True,
+    ),
+    Mutant(
+        "a-meeting-over-links-hears-of-nothing",
+        ENCRYPTED,
+        "fabric/links.py",
+        "            if told():\n                return False\n",
+        "",
+        (ENCRYPTED_TESTS + "test_a_meeting_ends_as_soon_as_another_group_is_named",),
+        hangs=True,
+    ),
+    Mutant(
+        "gloo-in-the-place-of-encrypted-links",
+        ENCRYPTED,
+        "strategies/grouped/worker.py",
+        "    if spec.identity:\n",
+        "    if spec.identity and not spec.advertise:\n",
+        (ENCRYPTED_TESTS + "test_a_job_whose_links_are_encrypted_has_no_process_group",),
+        seconds=20,
     ),
 ]
