@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from distbelief.bench.parts import lines
 from distbelief.bench.parts.ranks import SWAPS, play
 from distbelief.bench.parts.timing import figure, finish, interleave, number, ratio, show
+from distbelief.core import roles
 from distbelief.errors import UsageError
 from distbelief.places.join.authority import Authority
 from distbelief.places.processes.peers import Peer, Peers, lend
@@ -91,9 +92,9 @@ def run(options: AllreduceOptions) -> dict[str, Any]:
         str(ranks): _encrypted(lines.hosts(ranks, options.rate), options.sizes, options.repeats)
         for ranks in options.encrypted
     }
+    figures = [*_figures(measured), *_of_prices(limited), *_of_encryption(encrypted, options.rate)]
     result = {"bench": "allreduce", "machine": facts, "repeats": options.repeats, "one_host": measured,
-        "namespaces": limited, "encrypted": encrypted,
-              "figures": [*_figures(measured), *_of_prices(limited), *_of_encryption(encrypted, options.rate)]}  # fmt: skip
+              "namespaces": limited, "encrypted": encrypted, "figures": figures}  # fmt: skip
     if not options.quiet:
         for ranks, by_size in measured.items():
             rows = [
@@ -142,7 +143,7 @@ def _processes(ranks: int, hosts: lines.Namespaces | None = None) -> Iterator[Ca
         authority = Authority("bench")
         for rank in range(ranks):
             where = hosts.names[rank] if hosts else ""
-            identity = authority.issue(f"replica {rank}") if hosts else None
+            identity = authority.issue(roles.replica(rank)) if hosts else None
             started.append(
                 peers.start(f"rank {rank}", 1, play, rank, ranks, store, os.getpid(), memory, where, identity)
             )
@@ -210,9 +211,7 @@ def _limited(place: AbstractContextManager[lines.Namespaces], sizes: tuple[int, 
     return found
 
 
-def _encrypted(
-    place: AbstractContextManager[lines.Namespaces], sizes: tuple[int, ...], repeats: int
-) -> dict[str, Any]:
+def _encrypted(place: AbstractContextManager[lines.Namespaces], sizes: tuple[int, ...], repeats: int) -> dict[str, Any]:
     """Our ring over TLS and gloo's own in the clear, by turns."""
     found: dict[str, Any] = {}
     with place as hosts, _processes(len(hosts.names), hosts) as measure:
@@ -231,7 +230,7 @@ def _encrypted(
 def _of_encryption(encrypted: dict[str, Any], rate: int) -> list[dict[str, Any]]:
     return [
         figure(
-            f"{int(size) / MB:g} MB, {ranks} namespaces of {rate} Mbit/s: {ENCRYPTED}, of gloo's own speed in the clear",
+            f"{int(size) / MB:g} MB, {ranks} namespaces of {rate} Mbit/s: {ENCRYPTED}, of gloo's in the clear",
             one["of_gloo"],
             0.85,
         )

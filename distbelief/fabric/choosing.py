@@ -1,4 +1,6 @@
-"""By which schedule the ranks of a group add up a vector: the one that is named, or the cheapest by what they measure."""
+"""By which schedule the ranks of a group add up a vector: the one that is named, or the cheapest by what they
+measure.
+"""
 
 from __future__ import annotations
 

@@ -13,11 +13,10 @@ from distbelief.core import roles
 from distbelief.core.conversations.grouping import Assemble
 from distbelief.fabric.choosing import Choice
 from distbelief.fabric.in_order import InOrder
-from distbelief.fabric.link_lines import LinkLines
+from distbelief.fabric.link_lines import LinkEndpoint, LinkLines
 from distbelief.fabric.player import play
 from distbelief.schedules.allreduce import broadcast, schedule
 from distbelief.schedules.schedule import RankStep
-from distbelief.transport.base import NetworkEndpoint
 
 LOOK_SECONDS = 2e-3
 """How often who waits for a group to be formed looks whether it is, and whether something else has arrived."""
@@ -46,7 +45,7 @@ class Links(InOrder):
 
     def __init__(
         self, index: int, replicas: int, device: torch.device, algorithm: str, per_host: int,
-        endpoint: NetworkEndpoint, store: str,
+        endpoint: LinkEndpoint, store: str,
     ) -> None:  # fmt: skip
         super().__init__(device)
         self.store = store

@@ -1,5 +1,5 @@
-"""Allreduce on real processes: in shared memory, over torch.distributed and over encrypted links, with deaths, a script,
-and a run that goes on.
+"""Allreduce on real processes: in shared memory, over torch.distributed and over encrypted links, with deaths, a
+script, and a run that goes on.
 """
 
 from __future__ import annotations
@@ -122,9 +122,7 @@ def test_layers_cut_across_shards_are_as_in_one_process(tmp_path: Path, name: st
 
 def test_buffers_are_one_for_all(tmp_path: Path) -> None:
     for transport, place in PLACES.items():
-        result = jobs.run(
-            tmp_path / transport, Allreduce(replicas=2), on=place, task="jobs:dropped", epochs=2
-        )
+        result = jobs.run(tmp_path / transport, Allreduce(replicas=2), on=place, task="jobs:dropped", epochs=2)
         assert result["outcome"] == "done"
     shared, *others = (weights(tmp_path / transport)["1.running_mean"] for transport in PLACES)
     for other in others:
@@ -143,9 +141,7 @@ def test_the_others_go_on_when_one_is_killed_and_every_minibatch_is_in_one_updat
     strategy = Allreduce(
         3, tally.ADAGRAD, restarts=restarts, algorithm=chance.choice(["ring", "native"]), bucket_mb=0.0003
     )
-    result = jobs.run(
-        tmp_path, strategy, PLACES[transport], task="jobs:tallied", epochs=jobs.LONG, evaluate_every=0
-    )
+    result = jobs.run(tmp_path, strategy, PLACES[transport], task="jobs:tallied", epochs=jobs.LONG, evaluate_every=0)
     assert result["outcome"] == "done"
     assert [record.role for record in watch.of(records.Gone) if record.died] == [f"replica {victim}"]
     assert (result["epochs"], result["samples"]) == (jobs.LONG, jobs.LONG * jobs.SAMPLES)

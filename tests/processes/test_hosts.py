@@ -105,9 +105,7 @@ def test_hosts_are_a_place(tmp_path: Path, shell: str) -> None:
 class Told:
     """A command that trains on hosts, and what it says, line by line."""
 
-    def __init__(
-        self, shell: str, out: Path, *words: str, task: str = "jobs:tiny", strategy: str = "downpour"
-    ) -> None:
+    def __init__(self, shell: str, out: Path, *words: str, task: str = "jobs:tiny", strategy: str = "downpour") -> None:
         self.folder = out.parent
         command = [
             sys.executable,

@@ -51,9 +51,7 @@ def links(index: int, replicas: int, algorithm: str = "ring", incarnation: int =
 
 def group_of(number: int, several: Sequence[Links], incarnations: Sequence[int] = ()) -> Assemble:
     lives = incarnations or [0] * len(several)
-    members = tuple(
-        Member(f"replica {i}", Address("", lives[i]), False, one.store) for i, one in enumerate(several)
-    )
+    members = tuple(Member(f"replica {i}", Address("", lives[i]), False, one.store) for i, one in enumerate(several))
     return Assemble(number, PLAN, members, 0, 0, 0)
 
 

@@ -57,7 +57,8 @@ def test_single_and_one_replica_are_the_plain_loop(tmp_path: Path, optimizer: st
     assert {key: alone[key] for key in ("steps", "samples", "updates", "epochs", "outcome")} == {
         key: served[key] for key in ("steps", "samples", "updates", "epochs", "outcome")
     }
-    assert set(alone) == set(served) - {"path", "carrier"}  # there are no shards whose updates somebody makes, and no links
+    # there are no shards whose updates somebody makes, and no links
+    assert set(alone) == set(served) - {"path", "carrier"}
 
 
 def test_the_target_ends_the_loop(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from distbelief.bench.parts import lines
+from distbelief.core import roles
 from distbelief.core.conversations.grouping import Assemble, Member
 from distbelief.core.messages import Address
 from distbelief.core.settings import Plan, Settings
@@ -83,7 +84,11 @@ def play(
         if how == "tls" and size not in encrypted:
             assert identity
             encrypted[size] = _linked(rank, ranks, size, identity)
-        act = partial(_add_up, encrypted[size]) if how == "tls" else _act(how, size, ends, window, shared[size], vectors[size])
+        act = (
+            partial(_add_up, encrypted[size])
+            if how == "tls"
+            else _act(how, size, ends, window, shared[size], vectors[size])
+        )
         dist.barrier()
         taken = [_together(act) for _ in range(times)] if where else [_mean(act, times)]
         connection.send_bytes(" ".join(map(str, taken)).encode())
@@ -140,14 +145,14 @@ def _add_up(fabric: Fabric) -> None:
 
 def _linked(rank: int, ranks: int, size: int, identity: Identity) -> Links:
     """A group of all ranks over links of our own, encrypted, that adds up one vector."""
-    endpoint = TlsEndpoint(f"replica {rank}", "bench", identity=identity)
+    endpoint = TlsEndpoint(roles.replica(rank), "bench", identity=identity)
     fabric = Links(
         rank, ranks, torch.device("cpu"), "ring", 0, endpoint, endpoint.listen("tcp:0.0.0.0:0", lines.own_address())
     )
     fabric.open(size, [Bucket(0, size, "float32")])
     stores: list[str] = [""] * ranks
     dist.all_gather_object(stores, fabric.store)
-    members = tuple(Member(f"replica {i}", Address("", 0), False, store) for i, store in enumerate(stores))
+    members = tuple(Member(roles.replica(i), Address("", 0), False, store) for i, store in enumerate(stores))
     assert fabric.form(Assemble(0, PLAN, members, 0, 0, 0), lambda: False), fabric.fault
     return fabric
 

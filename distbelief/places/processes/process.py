@@ -190,7 +190,8 @@ class _Process:
     def _another(self) -> tuple[NetworkEndpoint, str]:
         """An endpoint beside the one that the driver has, and where it listens."""
         endpoint, (host, _) = self._endpoint(), host_and_port(self.spec.bind)
-        return endpoint, endpoint.listen(listen_at(f"[{host}]" if ":" in host else host, self.role), self.spec.advertise)
+        where = listen_at(f"[{host}]" if ":" in host else host, self.role)
+        return endpoint, endpoint.listen(where, self.spec.advertise)
 
     def _meet(self) -> None:
         """Wait until the supervisor tells where the coordinator listens."""
