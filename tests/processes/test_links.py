@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import monotonic, sleep
@@ -124,17 +125,43 @@ def arrived(one: Links) -> int:
     return len(one._lines._link("replica 1").arrived)
 
 
-def test_a_rank_that_is_late_is_sent_no_more_than_a_window(pair: list[Links]) -> None:
+def test_a_rank_that_is_late_is_sent_no_more_than_a_window(pair: list[Links], monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = pair
+    link, rest, rests = second._lines._link("replica 0"), second._lines.rest, threading.Event()
+    monkeypatch.setattr(second._lines, "rest", lambda: (rests.set(), rest()))
     second.ready(0)
+    assert rests.wait(SECONDS)  # all that it sends for now is sent
     until(lambda: arrived(first) == link_lines.CHUNKS)
-    link = second._lines._link("replica 0")
     assert link.posted - len(link.waiting) == link_lines.CHUNKS
     assert second.reduce() is None
     first.ready(0)
     assert reduced(first)
     assert reduced(second)
     assert sums(first) == sums(second) == {3.0}
+
+
+def test_a_round_ends_when_the_others_have_taken_all_that_was_sent(
+    pair: list[Links], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then it may be read where it lies."""
+    first, second = pair
+    take, held = second._lines._take_move, threading.Event()
+    held.set()
+    monkeypatch.setattr(
+        second._lines,
+        "_take_move",
+        lambda vector, step, move, at: at if held.is_set() else take(vector, step, move, at),
+    )
+    for one in pair:
+        one.ready(0)
+    until(lambda: len(second._lines._link("replica 0").arrived) == link_lines.CHUNKS)
+    assert [first.reduce() for _ in range(9)] == [None] * 9
+    held.clear()
+    second._lines.wake()
+    assert reduced(first)
+    first._vector.view(torch.float32).fill_(9.0)
+    assert reduced(second)
+    assert sums(second) == {3.0}
 
 
 def test_what_is_on_its_way_in_a_group_is_in_no_sum_of_the_next(pair: list[Links]) -> None:

@@ -429,8 +429,8 @@ MUTANTS = [
         "fabric/links.py",
         "        if bucket == len(self._buckets) - 1:\n            self._lines.settle()\n",
         "",
-        (ENCRYPTED_TESTS + "test_encrypted_links_are_a_fabric",),
-        seconds=60,
+        (ENCRYPTED_TESTS + "test_a_round_ends_when_the_others_have_taken_all_that_was_sent",),
+        seconds=20,
     ),
     Mutant(
         "a-link-that-is-gone-is-waited-for",
