@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from distbelief.places.simulated.virtual_cluster import Crash
     from distbelief.planner.plan import plan
     from distbelief.runtime.loop import join
+    from distbelief.split.options import Split
     from distbelief.strategies import (
         Allreduce,
         Bounded,
@@ -79,6 +80,7 @@ _PLACES = {
     ),
     "optim": "core.optimizer",
     "join": "runtime.loop",
+    "Split": "split.options",
     "Task": "tasks",
     "TensorData": "tasks",
     **dict.fromkeys(
@@ -92,8 +94,8 @@ _NAMED = {"local": "Local", "simulated": "Simulated"}
 __all__ = [
     "Allreduce", "Bounded", "CheckpointError", "Cluster", "Compression", "Crash", "DataError", "DistbeliefError",
     "Downpour", "Handling", "Hogwild", "Hosts", "INSTANT", "Job", "JobFailed", "Local", "Locking", "Outage",
-    "ComputeModel", "Ray", "Reduce", "Sandblaster", "Simulated", "Single", "Softsync", "Synchronous", "Task",
-    "TensorData", "TrainingError", "UsageError", "View", "NetworkModel", "__version__", "comm_hook", "compress",
+    "ComputeModel", "Ray", "Reduce", "Sandblaster", "Simulated", "Single", "Softsync", "Split", "Synchronous",
+    "Task", "TensorData", "TrainingError", "UsageError", "View", "NetworkModel", "__version__", "comm_hook", "compress",
     "evaluate", "expand", "integrations", "join", "load", "optim", "plan", "predict", "run", "split", "tasks",
 ]  # fmt: skip
 

@@ -117,7 +117,7 @@ class DownpourTraining:
                 yield from self._attend()
             if not (yield from step(batch)):
                 replica.left = True
-                if not replica.stops:
+                if not (replica.stops or self._siblings.follows):
                     yield WriteRecord(Note(f"{replica.role} ends its part here: its script has left the loop"))
                 break
             if self.work.seconds >= REPORT_SECONDS:

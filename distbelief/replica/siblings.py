@@ -48,6 +48,8 @@ class Siblings:
         """Followers that have not done yet what they were told."""
         self._lives: tuple[int, ...] = ()
         """Of the shards that followers are initialising."""
+        self.left: set[str] = set()
+        """Followers whose scripts have left the loop, and that do nothing more."""
         self._gone: set[str] = set()
         self._generation = self._exchange = 0
         self._rounds: dict[str, partitioning.AtRound] = {}
@@ -131,7 +133,8 @@ class Siblings:
             case initialising.Ready(shards=lives) if who in self.followers:
                 if lives == self._lives:
                     self.done(who)
-            case membership.Leave() if who in self.followers:
+            case membership.Leave(for_good=left) if who in self.followers:
+                self.left |= {who} if left else set()
                 self.done(who)
             case membership.Rejoin() as asked if who in self.followers:
                 self._asked.append(asked)
@@ -190,7 +193,7 @@ class Siblings:
     def tell(self, message: Message, awaited: bool = False) -> list[Send]:
         """Tell those that this one leads; until each has said that it is `done`, where that is awaited."""
         if awaited:
-            self._awaited = {*self.followers}
+            self._awaited = {*self.followers} - self.left
         return [Send(one, message) for one in self.followers]
 
     def welcome(self, welcome: membership.Welcome) -> list[Send]:

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from distbelief.core.conversations.partitioning import Boundary, Crossed
-from distbelief.core.effects import Batch, Computed, Effect, Phantom, Send, Work
+from distbelief.core.effects import Batch, Compute, Computed, Effect, Phantom, Send, Work
+from distbelief.errors import UsageError
 from distbelief.fabric.crossings import Crossings
+from distbelief.replica.home_part import AskScript
 from distbelief.replica.siblings import Siblings, Steps
 from distbelief.schedules.pipeline import Pass
 from distbelief.split.play import Give, HomeEffect, RunSegment, Take
@@ -28,9 +30,9 @@ class SplitPart(Protocol):
         """Bytes of each thing that may cross in a step, at most; none where nothing is computed."""
         ...
 
-    def play(self, batch: Batch) -> Generator[HomeEffect, Any, Computed]:
+    def play(self, batch: Batch) -> Generator[HomeEffect | AskScript, Any, Computed | None]:
         """Its part of a step: the gradient of a minibatch, left where the vectors take it from; the loss, where it has
-        that.
+        that. None where a script has left its loop.
         """
         ...
 
@@ -117,8 +119,8 @@ class SplitCompute:
         what = f"what {transfer.path} needs" if way is Pass.FORWARD else f"the gradient of what {transfer.path} needed"
         return f"for {what} from {other}"
 
-    def compute(self, batch: Batch, wait: Callable[[], Steps]) -> Generator[Effect, Any, Computed]:
-        """Its part of a step; `wait` is for the next arrival."""
+    def compute(self, batch: Batch, wait: Callable[[], Steps]) -> Generator[Effect, Any, Computed | None]:
+        """Its part of a step; `wait` is for the next arrival. None where a script has left its loop."""
         self._step += 1
         yield from self._begin_step()
         play, answer, begins = self._part.play(batch), None, True
@@ -126,7 +128,7 @@ class SplitCompute:
             try:
                 asked = play.send(answer)
             except StopIteration as end:
-                computed: Computed = end.value
+                computed: Computed | None = end.value
                 return computed
             answer = None
             match asked:
@@ -137,6 +139,8 @@ class SplitCompute:
                     yield from self._give(asked, wait)
                 case Take():
                     answer = yield from self._take(asked, wait)
+                case AskScript():
+                    answer = yield Compute(batch)
 
     def _crossing(self, asked: Give | Take) -> Crossing:
         backward = asked.direction is Pass.BACKWARD
@@ -150,8 +154,7 @@ class SplitCompute:
         elif self._crossings is not None:
             slot = self._part.slot(given)
             while not self._crossings.give(slot, other, data):
-                self._waits_for = given
-                yield from wait()
+                yield from self._wait(given, wait)
             self._waits_for = None
             if self._crossings.sleeps(other):
                 yield self._wake(other)
@@ -165,17 +168,30 @@ class SplitCompute:
         if self._crossings is None:
             crossing = self._crossing(wanted)
             while crossing not in self._here:
-                self._waits_for = wanted
-                yield from wait()
+                yield from self._wait(wanted, wait)
             taken = self._part.decode(wanted, self._here.pop(crossing))
         else:
             slot, dtype, shape = self._part.slot(wanted), wanted.transfer.shape.dtype, self._part.shape(wanted)
             while (tensor := self._crossings.take(slot, dtype, shape)) is None:
-                self._waits_for = wanted
-                yield from wait()
+                yield from self._wait(wanted, wait)
             taken = self._part.placed(tensor)
         self._waits_for = None
         return taken
+
+    def _wait(self, asked: Give | Take, wait: Callable[[], Steps]) -> Steps:
+        """Wait for the next arrival, as something cannot cross yet.
+
+        Raises:
+            UsageError: it never will: the other's script has left the loop, and this one's goes on in it.
+        """
+        other = self.siblings.role_of(asked.other)
+        if other in self.siblings.left:
+            raise UsageError(
+                f"the script of {other} has left the loop, and that of {self.siblings.role} goes on: all partitions of "
+                "a replica do the same with a minibatch; leave what only one does out of the loop"
+            )
+        self._waits_for = asked
+        yield from wait()
 
     def arrive(self, told: Boundary) -> None:
         """Something that crosses to this partition is here, or a part of it; what is of the past is dropped."""

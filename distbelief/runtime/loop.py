@@ -16,7 +16,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -26,18 +26,22 @@ from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import STREAM
+from distbelief.core.records import Record
 from distbelief.core.settings import Holder, Plan, Settings
-from distbelief.errors import LocalProtocolError, UsageError
+from distbelief.errors import DataError, LocalProtocolError, UsageError
+from distbelief.replica.home_part import ScriptedPart
 from distbelief.runtime.driver import Driver
-from distbelief.runtime.loading import Batches, Loader, Source, source_of
+from distbelief.runtime.loading import Batches, Loader, Source, Wanted, source_of
 from distbelief.runtime.nesting import enclosing_loop
 from distbelief.runtime.player import Answer, Compute, HasStory, Part, Store, Worker
 from distbelief.runtime.pump import Pump
 from distbelief.runtime.server_optimizer import ServerOptimizer
+from distbelief.runtime.split_model import SplitModel
 from distbelief.runtime.streams import Stream
 from distbelief.server import optimizers
+from distbelief.split.options import AUTO, Split
 from distbelief.tasks.decay import groups_of
-from distbelief.tasks.flat import FlatModule
+from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.worker import on_device
 from distbelief.transport.base import Arena, Endpoint
 
@@ -67,11 +71,23 @@ class Played(HasStory, Protocol):
 Groups = Sequence[Mapping[str, Any]] | None
 AHEAD = 32
 """Minibatches that a loader's workers are told of before their step, at most."""
-MakePart = Callable[[FlatModule, int, int, int, str, tuple[Optimizer, ...], Callable[[float], Compute]], Part]
-"""Makes what a replica plays, a `Played`, from its model, the samples of its data, the batch size, the epochs and the
-order that the loop names (0 and "" for those of the job), the optimizers of its models (none for that of the job), and
-what computes, clipped to a norm.
+MakePart = Callable[
+    [FlatModule, ScriptedPart | None, int, int, int, str, tuple[Optimizer, ...], Callable[[float], Compute]], Part
+]
+"""Makes what a replica plays, a `Played`, from its model, the part of it that this process computes where it is split,
+the samples of its data, the batch size, the epochs and the order that the loop names (0 and "" for those of the job),
+the optimizers of its models (none for that of the job), and what computes, clipped to a norm.
 """
+EXAMPLES = 2
+"""Samples that a split model is traced with."""
+
+
+def as_it_is(_: nn.Module) -> None:
+    """Of a job that begins with the weights that a script gives its models."""
+
+
+def tell_nobody(_: Record) -> None:
+    """Of a job of which nobody keeps a record."""
 
 
 class Replica:
@@ -88,6 +104,8 @@ class Replica:
         incarnation: of this replica; one that was started anew has a higher.
         padding: how long to sleep after each step, where the replica is to be slower than it is.
         store: where its checkpoints are kept.
+        fill: gives a model the weights that the job begins with.
+        tell: takes a record of what happens.
     """
 
     def __init__(
@@ -102,7 +120,13 @@ class Replica:
         incarnation: int = 0,
         padding: StepPadding | None = None,
         store: Store | None = None,
+        fill: Callable[[nn.Module], None] = as_it_is,
+        tell: Callable[[Record], None] = tell_nobody,
     ) -> None:
+        self._fill, self._tell = fill, tell
+        self._split: SplitModel | None = None
+        self._void = False
+        """Whether the job went on without the minibatch at hand: what is computed of it counts for nothing."""
         self._make, self._store, self._settings = make, store, settings
         self.stepped = settings.optimizer
         """What the job steps with."""
@@ -151,9 +175,67 @@ class Replica:
         return roles.index_of(self.role)
 
     @property
+    def partition(self) -> int:
+        """Which part of a split replica this process is: 0, 1, ...; 0 of a whole one."""
+        return roles.partition_of(self.role)
+
+    @property
     def replicas(self) -> int:
         """How many the job began with."""
         return self._settings.replicas
+
+    def split(
+        self, model: nn.Module, split: Split | None = None, *,
+        loss: Callable[[Any, Any], torch.Tensor] | None = None, example: Any = None,
+    ) -> SplitModel:  # fmt: skip
+        """A model that is split over the partitions of this replica, to be used in its place: each partition runs the
+        script, holds and computes its part, and is given what the whole model gives.
+
+        It is traced when the first minibatch is asked for. In each minibatch it is called once, and gone back from.
+
+        Args:
+            model: on its device, the same in every partition, before it has an optimizer.
+            split: how; as the job says (`--split`), where None.
+            loss: of the model's output and the targets, the mean over the minibatch: then the model is called with the
+                targets after its own arguments, and gives the loss. More than one microbatch (`--microbatches`) needs
+                it, as one goes back while another still goes forward.
+            example: what the model is called with, of two samples or more: a tensor, or a tuple of all arguments;
+                where None, the first part of a sample (with `loss`, its first two).
+
+        Raises:
+            UsageError: the job's replicas are whole, or split otherwise; another model was split, or has an optimizer;
+                there are microbatches, and no loss.
+        """
+        settings = self._settings
+        asked = split or (Split.parse(settings.split, settings.partitions) if settings.partitions > 1 else None)
+        self._check_split(asked)
+        if example is not None and not isinstance(example, tuple):
+            example = (example,)
+        assert asked is not None
+        whole = getattr(model, "_orig_mod", model)
+        self._split = SplitModel(whole, asked, loss, example, self._minibatch, self._play_for_model)
+        if settings.microbatches > 1 and loss is None:
+            raise UsageError(
+                f"--microbatches {settings.microbatches}: one goes back while another goes forward, so that the loss "
+                "must be known: replica.split(model, ..., loss=...), and call it with the targets; or leave it off"
+            )
+        return self._split
+
+    def _check_split(self, asked: Split | None) -> None:
+        """Refuse to split what cannot be, or otherwise than the job is."""
+        settings = self._settings
+        if asked is None or asked.partitions != settings.partitions:
+            wanted = f"over {asked.partitions} partitions" if asked is not None else ""
+            raise UsageError(
+                f"split() {wanted}".rstrip() + f": each replica of the job has {settings.partitions} processes; launch "
+                f"it with --partitions {asked.partitions if asked is not None else 2}"
+            )
+        if settings.split not in (AUTO, asked.text):
+            raise UsageError(f"split() by {asked.text}, and --split {settings.split}: leave one of them off")
+        if self._split is not None:
+            raise UsageError("split() of a second model: the partitions of a replica compute one; put both into one")
+        if self._models:
+            raise UsageError("split() after optimizer(): split the model first, and give that to optimizer()")
 
     def optimizer(
         self, model: nn.Module, groups: Sequence[Mapping[str, Any]] | None = None, *, optim: Optimizer | None = None
@@ -183,12 +265,13 @@ class Replica:
         # of a compiled model the plain one: it has the same parameters, under the names that it is saved and loaded by
         model = getattr(model, "_orig_mod", model)
         self._check_model(model, optim)
-        stepped = optim or self.stepped
+        stepped, kept = optim or self.stepped, model
+        model = model.whole if isinstance(model, SplitModel) else model
         groups = groups_of(model, stepped) if groups is None else groups
         # torch.optim goes through them too, and they may be had once
         groups = groups and [{**group, "params": tensors_of(group["params"])} for group in groups]
         vectors, step = FlatModule(model, groups), functools.partial(self.step, len(self._models))
-        self._models.append((model, groups, optim))
+        self._models.append((kept, groups, optim))
         self._optimizers.append(ServerOptimizer(vectors, groups, self._settings, stepped.lr, step))
         return self._optimizers[-1]
 
@@ -197,6 +280,13 @@ class Replica:
         strategy = self._settings.strategy
         if self.joined:
             raise UsageError("optimizer() after the training has begun: make the optimizers of all models before it")
+        if self._settings.partitions > 1:
+            if model is not self._split or self._models or optim is not None:
+                raise UsageError(
+                    f"--partitions {self._settings.partitions}: a replica trains one model, which is split, with the "
+                    "optimizer of the job: model = replica.split(model), and then replica.optimizer(model)"
+                )
+            return
         mine = {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items()}
         for number, (known, _, _) in enumerate(self._models):
             for name, tensor in known.state_dict(keep_vars=True).items():
@@ -367,7 +457,7 @@ class Replica:
             loaded, self._samples = found
             batches.epoch, self._began = batch.epoch, time.perf_counter()
             self._handed = batch, self._story.step
-            self._inside, self._turns = True, 0
+            self._inside, self._void, self._turns = True, False, 0
             try:
                 yield on_device(loaded, device)
             except GeneratorExit:
@@ -416,9 +506,11 @@ class Replica:
         Raises:
             LossNotFinite: it is not a number.
         """
-        if loss is not None and self._story is not None:
+        if loss is not None and self._story is not None and not self._void:
             batch, step = self._handed
             self._reported = batch
+            if self.partition:
+                return  # the first tells it, for all
             self._story.report(float(loss.detach()) if isinstance(loss, torch.Tensor) else loss, batch, step)
 
     def step(self, model: int = 0) -> None:
@@ -428,7 +520,7 @@ class Replica:
         Args:
             model: which of several it is of.
         """
-        if self._several and self._inside and self._handed[0] is not self._batch:
+        if self._void or (self._several and self._inside and self._handed[0] is not self._batch):
             return  # the job has gone back to a checkpoint, or has ended: the minibatch is nobody's any more
         if self._batch is None:
             raise UsageError(
@@ -488,8 +580,13 @@ class Replica:
 
     def _begin(self, source: Source | Stream) -> None:
         named = tuple(optim for _, _, optim in self._models if optim is not None)
+        if self._split is not None:
+            computed = self._cut(self._split, source)
+        else:
+            computed = None
+            self._fill(self._flat().module)
         part = self._make(
-            self._flat(), source.samples, source.batch_size, self._epochs, self._order, named, self._computes
+            self._flat(), computed, source.samples, source.batch_size, self._epochs, self._order, named, self._computes
         )
         self._story = cast(Played, part.player)
         worker = dataclasses.replace(part.worker, attach=lambda plan, arena: self._attach(part.worker, plan, arena))
@@ -497,6 +594,59 @@ class Replica:
         self._driver.link(self.role)
         self._driver.begin(self.role)
         self._play_on()
+
+    # of a split model
+
+    def _cut(self, model: SplitModel, source: Source | Stream) -> ScriptedPart:
+        """Have this process hold its part of the model, and the optimizer step that."""
+        optimizer, [(_, groups, _)] = self._optimizers[0], self._models
+        self._fill(model.whole)
+        names = {id(parameter): name for name, parameter in model.whole.named_parameters()}
+
+        def sample() -> Any:
+            if not source.samples:
+                raise DataError("the training set is empty: there is nothing to train with")
+            assert not isinstance(source, Stream)  # which settings refuse
+            numbers = torch.arange(EXAMPLES) % source.samples
+            loaded = source.load(Wanted(Batch(0, 0), numbers), (), self._settings.seed)
+            return on_device(loaded, optimizer.vectors.device)
+
+        flat, part = model.cut(
+            self.partition,
+            sample,
+            self._settings,
+            source.batch_size or self._settings.data.batch_size,
+            lambda whole, graph: layout_of(whole, groups, graph.pieces),
+            self._tell if roles.is_lead(self.role) and self.index == 0 else None,
+        )
+        optimizer.hold(flat, names)
+        self._models = [(model, None, None)]
+        return part
+
+    def _minibatch(self) -> Batch:
+        """The minibatch at hand.
+
+        Raises:
+            UsageError: there is none.
+        """
+        batch = self._handed[0]
+        if batch is None or not self._inside or not (self._void or batch is self._batch):
+            raise UsageError(
+                "a split model is called, and gone back from, in a minibatch of replica.batches(), before its "
+                "optimizer.step(): there is none"
+            )
+        return batch
+
+    def _play_for_model(self, story: Generator[Any, Any, Any]) -> bool:
+        """Have the replica's story play what a split model computes here; False where the job has gone on without this
+        minibatch, back to a checkpoint or to its end.
+        """
+        begun, batch, self._batch = time.perf_counter(), self._batch, None
+        self._answer(story)
+        self._play_on()
+        self._began += time.perf_counter() - begun
+        self._void = self._batch is not batch
+        return not self._void
 
     def _go_on(self, answer: Computed | None) -> None:
         self._batch = None

@@ -72,6 +72,18 @@ class ServerOptimizer(torch.optim.Optimizer):
             )
         super().add_param_group(param_group)
 
+    def hold(self, vectors: FlatModule, names: Mapping[int, str]) -> None:
+        """Step what this process has left of a model that is split.
+
+        Args:
+            vectors: of its part.
+            names: of the whole model's parameters, by their ids.
+        """
+        own = dict(vectors.module.named_parameters())
+        for group in self.param_groups:
+            group["params"] = [own[name] for one in group["params"] if (name := names[id(one)]) in own]
+        self.vectors = vectors
+
     @property
     def factor(self) -> float:
         """What the script has made of the job's rate, as a factor of it.

@@ -9,9 +9,10 @@ there. Inputs and targets are at every home.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -76,9 +77,10 @@ class SplitGraph:
     """By the target of the nodes that call each."""
     pieces: dict[str, list[Piece]] = field(default_factory=dict)
     """Of each tensor, by its first name."""
-    output: Any = None
-    """What the model gives: a structure of nodes, each whole at one home."""
     output_home: int = 0
+    """The home that computes what the model gives."""
+    outputs: dict[int, Any] = field(default_factory=dict)
+    """By home, what the model gives: a structure of nodes, each whole there. One home has it, or all."""
     loss: fx.Node | None = None
 
     def constant(self, name: str) -> torch.Tensor:
@@ -102,6 +104,11 @@ class SplitGraph:
 def arrive(value: torch.Tensor) -> torch.Tensor:
     """What a transfer computes."""
     return value
+
+
+def as_number(loss: torch.Tensor) -> torch.Tensor:
+    """A loss of any dtype, as all homes are told it."""
+    return loss.detach().double()
 
 
 @dataclass
@@ -225,12 +232,15 @@ class Rewriter:
             value.parts[home] = self._call(node, home, part, args, kwargs)
         self._values[node] = value
 
-    def finish(self, loss: Callable[[Any, Any], torch.Tensor] | None, targets: Any) -> SplitGraph:
+    def finish(
+        self, loss: Callable[[Any, Any], torch.Tensor] | None, targets: Any, everywhere: bool = False
+    ) -> SplitGraph:
         """End the graph with the output and the loss, whole at one home; what nothing uses is at home 0.
 
         Args:
             loss: of the output and the targets: a scalar, the mean over the minibatch; None for the output alone.
             targets: an example: tensors, or a structure of them.
+            everywhere: whether each home is given the loss, or the output where there is none.
 
         Raises:
             UsageError: a home has no parameter to train.
@@ -239,19 +249,52 @@ class Rewriter:
         found = [self._values[one] for one in output.all_input_nodes]
         homes = [value.owner for value in found if value.at and not value.free]
         home = self.split.output_home = homes[-1] if homes else 0
-        (self.split.output,) = fx.map_arg(output.args, lambda one: self.whole(self._values[one], home))
+        (given,) = fx.map_arg(output.args, lambda one: self.whole(self._values[one], home))
+        self.split.outputs = {home: given}
         if loss is not None:
             leaves, spec = pytree.tree_flatten(targets)
-            given = [self._input(home, f"target_{number}") for number in range(len(leaves))]
+            wanted = [self._input(home, f"target_{number}") for number in range(len(leaves))]
             self.split.holdings["loss"] = Holding(Loss(loss), "loss", {})
-            made = self.split.graph.call_module("loss", (self.split.output, pytree.tree_unflatten(given, spec)))
+            made = self.split.graph.call_module("loss", (given, pytree.tree_unflatten(wanted, spec)))
             self.split.loss = self._known(made, home, "loss", None)
+        if everywhere:
+            self._hand_out(home)
         for tensor in self._model_tensors.values():
             first = self._names[id(tensor)]
             if self._is_held(first) and first not in self.split.pieces:
                 self._borrow(first, 0)
         self._refuse_idle()
         return self.split
+
+    def _hand_out(self, home: int) -> None:
+        """Give each home what one has: the loss, or the output. Of the others no gradient comes back."""
+        given = self.split.outputs[home]
+        if self.split.loss is not None:
+            told = self.split.graph.call_function(as_number, (self.split.loss,))
+            given = self._known(told, home, "loss", Shape((), (), torch.float64, False))
+        copies: dict[tuple[fx.Node, int], fx.Node] = {}
+
+        def copied(at: int, node: fx.Node) -> fx.Node:
+            if (node, at) not in copies:
+                copies[node, at] = self._copied(node, home, at)
+            return copies[node, at]
+
+        for at in range(self.split.partitions):
+            (self.split.outputs[at],) = fx.map_arg((given,), functools.partial(copied, at))
+
+    def _copied(self, node: fx.Node, home: int, at: int) -> fx.Node:
+        """A value of one home, with memory of its own, at another; or there."""
+        shape, path = self.split.shapes.get(node), node.meta["path"]
+        if shape is None:
+            raise UsageError(
+                f"{path or 'the model'}: {node.name} of what it gives is no tensor that it computes, and cannot reach "
+                "every partition: give tensors alone"
+            )
+        if at != home:
+            shape = replace(shape, differentiable=False)
+            cut = self._known(self.split.graph.call_function(torch.detach, (node,)), home, path, shape)
+            node = self._transfer(cut, at, TransferKind.SEND)
+        return self._known(self.split.graph.call_function(torch.clone, (node,)), at, path, shape)
 
     def _refuse_idle(self) -> None:
         trained = {name for name, tensor in self._model_tensors.items() if tensor.requires_grad}

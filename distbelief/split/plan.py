@@ -32,8 +32,9 @@ RULES = (filters, regions)
 
 
 def apply(
-    split: Split, traced: Traced, loss: Loss | None, targets: Any, work: Mapping[str, float] | None = None
-) -> SplitGraph:
+    split: Split, traced: Traced, loss: Loss | None, targets: Any, work: Mapping[str, float] | None = None,
+    everywhere: bool = False,
+) -> SplitGraph:  # fmt: skip
     """The split graph of a model.
 
     Args:
@@ -42,6 +43,7 @@ def apply(
         loss: of its output and the targets; None for the output alone.
         targets: an example of what the loss takes.
         work: by a module's path, what it costs; floating-point operations where it is None.
+        everywhere: whether each home is given the loss, or the output where there is none.
 
     Raises:
         UsageError: the model cannot be split so: with the reason.
@@ -61,7 +63,7 @@ def apply(
             rewriter.divide(node, where)
         else:
             rewriter.place(node, where)
-    return rewriter.finish(loss, targets)
+    return rewriter.finish(loss, targets, everywhere)
 
 
 def _check_patterns(split: Split, traced: Traced) -> None:

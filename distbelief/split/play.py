@@ -57,6 +57,7 @@ class Take:
 
 
 HomeEffect = RunSegment | Give | Take
+NONE_GIVEN: Mapping[int, torch.Tensor] = {}
 HomeStory = Generator[HomeEffect, torch.Tensor | None, "HomeResult"]
 
 
@@ -181,8 +182,12 @@ class Passes:
 
         return read(self.program.outputs)
 
-    def backward(self, number: int, batch: Microbatch) -> Generator[HomeEffect, torch.Tensor | None, None]:
-        """Takes the gradient of a microbatch's share of the loss back through all segments."""
+    def backward(
+        self, number: int, batch: Microbatch, given: Mapping[int, torch.Tensor] = NONE_GIVEN
+    ) -> Generator[HomeEffect, torch.Tensor | None, None]:
+        """Takes the gradient of a microbatch's share of the loss back through all segments; `given` is what it is of
+        values, by their numbers, of which nobody else knows it.
+        """
         pending = self._pending.pop(number)
         for segment in reversed(self.program.segments):
             roots: list[torch.Tensor] = []
@@ -191,7 +196,10 @@ class Passes:
                 tensor = pending.results.pop(result.value)
                 if not (isinstance(tensor, torch.Tensor) and tensor.requires_grad):
                     continue
-                gradient = yield from self._gradient(result.value, tensor, number, batch, pending, result.transfers)
+                begin = given.get(result.value)
+                if self.program.loss == OwnValue(result.value):
+                    begin = torch.full_like(tensor, batch.weight)
+                gradient = yield from self._gradient(result.value, begin, number, pending, result.transfers)
                 if gradient is not None:
                     roots.append(tensor)
                     gradients.append(gradient)
@@ -208,16 +216,14 @@ class Passes:
     def _gradient(
         self,
         value: int,
-        tensor: torch.Tensor,
+        total: torch.Tensor | None,
         number: int,
-        batch: Microbatch,
         pending: _Pending,
         transfers: Sequence[Transfer],
     ) -> Generator[HomeEffect, torch.Tensor | None, torch.Tensor | None]:
-        """The gradient of a result: that of whoever used it last comes first, as in a graph that is not split."""
-        total: torch.Tensor | None = None
-        if self.program.loss == OwnValue(value):
-            total = torch.full_like(tensor, batch.weight)
+        """The gradient of a result, beginning with what nobody here computes: that of whoever used it last comes
+        first, as in a graph that is not split.
+        """
         for transfer in reversed(transfers):
             if transfer.shape.differentiable:
                 gradient = yield Take(transfer, number, Pass.BACKWARD)

@@ -90,7 +90,7 @@ class HomeProgram:
     loss: OwnValue | None
     """The value that is the loss, at the home that computes it."""
     outputs: Any
-    """The values that are the model's output, in its structure, at that home; None at others."""
+    """The values that are the model's output, in its structure, at a home that has it; None at others."""
     layers: tuple[nn.Module, ...]
     """The modules that compute."""
     work: int
@@ -188,7 +188,7 @@ class _Builder:
         split, home = self._split, self._home
         runs = self._runs()
         asked: set[fx.Node] = set()
-        fx.map_arg(split.output, asked.add)
+        fx.map_arg((split.outputs.get(home),), asked.add)
         segments = tuple(self._segment(number, run, asked) for number, run in enumerate(runs))
         last = split.loss is not None and split.home[split.loss] == home
         return HomeProgram(
@@ -198,7 +198,7 @@ class _Builder:
             self._pieces,
             segments,
             OwnValue(self._numbers[split.loss]) if last and split.loss is not None else None,
-            _mapped(split.output, self._source) if split.output_home == home else None,
+            mapped(split.outputs.get(home), self._source),
             tuple(self._layers.values()),
             sum(node.meta["flops"] for node in split.nodes),
         )
@@ -318,12 +318,12 @@ def plain(layer: nn.Module) -> nn.Module:
     return copied
 
 
-def _mapped(structure: Any, to: Callable[[fx.Node], Source]) -> Any:
+def mapped(structure: Any, to: Callable[[fx.Node], Any]) -> Any:
     """A structure of nodes as one of something else."""
     if isinstance(structure, fx.Node):
         return to(structure)
     if isinstance(structure, tuple | list):
-        return tuple(_mapped(one, to) for one in structure)
+        return tuple(mapped(one, to) for one in structure)
     if isinstance(structure, dict):
-        return {key: _mapped(one, to) for key, one in structure.items()}
+        return {key: mapped(one, to) for key, one in structure.items()}
     return structure

@@ -269,19 +269,6 @@ class Partitioned(Strategy):
             )
         super().check_machine(settings, machine)
 
-    def check_script(self) -> None:
-        """Refuse to split what a script computes.
-
-        Raises:
-            UsageError: naming the option, and the remedy.
-        """
-        if self.partitions > 1:
-            raise UsageError(
-                f"--partitions {self.partitions}: a script's own loop computes the whole model; leave it off, or train "
-                "the model as a task"
-            )
-        super().check_script()
-
 
 @dataclass(frozen=True)
 class Splittable(Partitioned, Replicated):

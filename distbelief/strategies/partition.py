@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -15,8 +14,8 @@ from distbelief.core.effects import Batch, Computed
 from distbelief.core.records import Parted
 from distbelief.core.settings import Settings
 from distbelief.errors import DistbeliefError, LocalProtocolError
-from distbelief.schedules.pipeline import HomeTask, Pass, depths_of
-from distbelief.schedules.pipelines import home_tasks, in_flight
+from distbelief.replica.home_part import HomePart, Way, share_of, way_of
+from distbelief.schedules.pipeline import Pass
 from distbelief.split.choosing import choose
 from distbelief.split.graph import SplitGraph, Transfer
 from distbelief.split.options import AUTO, Split
@@ -33,11 +32,7 @@ from distbelief.tasks.worker import load, on_device, raised_at
 
 EXAMPLES = 2
 """Samples that a model is traced with."""
-WAYS = (Pass.FORWARD, Pass.BACKWARD)
 NOTHING = torch.empty(0)
-BACKWARD = 2.0
-"""Of the work of a forward pass, that of the backward pass."""
-
 
 Tell = Callable[[Parted], None]
 """Is told how a model is split, and what that is worth."""
@@ -85,38 +80,6 @@ def partition(
     return flat, PartitionTrainer(task, program, settings, way_of(graph, settings, home), clock)
 
 
-class Way(NamedTuple):
-    """How minibatches go through a home."""
-
-    transfers: tuple[Transfer, ...]
-    """All that crosses between homes, in an order that all of them know."""
-    schedule: str
-    microbatches: int
-    depth: int
-    """How many homes a microbatch is at, from this one on to where it turns."""
-
-    def order(self, microbatches: int) -> list[HomeTask]:
-        """The home's tasks of a minibatch of so many microbatches."""
-        return [*home_tasks(microbatches, in_flight(self.schedule, microbatches, self.depth))]
-
-    def slots(self, batch_size: int) -> list[int]:
-        """Bytes of each thing that crosses in a step of at most so many samples."""
-        most = -(-batch_size // self.microbatches)
-        return [one.shape.bytes(most) for one in self.transfers for _ in range(len(WAYS) * self.microbatches)]
-
-    def sizes(self, samples: int) -> list[int]:
-        """The samples of each microbatch: each has one, so that a short minibatch may have fewer of them."""
-        count = min(self.microbatches, samples)
-        return [samples // count + (number < samples % count) for number in range(count)]
-
-
-def way_of(graph: SplitGraph, settings: Settings, home: int) -> Way:
-    """How minibatches go through a home of a split model."""
-    transfers = tuple(sorted(graph.transfers.values(), key=lambda one: one.number))
-    depths = depths_of(graph.partitions, ((one.source, one.target) for one in transfers))
-    return Way(transfers, settings.pipeline, settings.microbatches, depths[home])
-
-
 def programs(task: Task, model: nn.Module, settings: Settings) -> list[tuple[HomeProgram, Way]]:
     """What each partition computes of a model, and how minibatches go through it."""
     graph = split_graph(task, model, settings)
@@ -129,12 +92,6 @@ def whole_of_split(task: Task, model: nn.Module, settings: Settings, rows: bool)
     if settings.partitions == 1:
         return FlatModule(model, groups, rows)
     return FlatModule(model, rows=rows, layout=layout_of(model, groups, split_graph(task, model, settings).pieces))
-
-
-def share_of(run: RunSegment, program: HomeProgram) -> float:
-    """Of the work of a step of the whole replica, that of a segment."""
-    way = BACKWARD if run.direction is Pass.BACKWARD else 1.0
-    return way * run.segment.flops / (max(program.work, 1) * (1 + BACKWARD))
 
 
 class PhantomPartition:
@@ -224,7 +181,7 @@ class PhantomPartition:
         return tensor
 
 
-class PartitionTrainer:
+class PartitionTrainer(HomePart):
     """Computes one home's part of the gradient of one minibatch after another.
 
     Args:
@@ -239,19 +196,11 @@ class PartitionTrainer:
         self, task: Task, program: HomeProgram, settings: Settings, way: Way,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
-        self._task, self._program, self._way, self._clock = task, program, way, clock
-        self._numbers = {one: number for number, one in enumerate(way.transfers)}
-        self.slots = way.slots(settings.data.batch_size)
-        """Bytes of each thing that crosses, at most."""
+        super().__init__(program, way, settings.data.batch_size)
+        self._task, self._clock = task, clock
         self._data = load(task, "training")
         self._seed, self._batch_size = settings.seed, settings.data.batch_size
         self._order = Order(len(self._data), self._batch_size, settings.seed, settings.data.order)
-        self._parameters = [one for one in program.module.parameters() if one.requires_grad]
-        self._device = next((one.device for one in self._parameters), torch.device("cpu"))
-        self._samples: list[int] = []
-        """Of each microbatch of the step."""
-        for layer in program.layers:
-            layer.train()
 
     def play(self, batch: Batch) -> Generator[HomeEffect, torch.Tensor | None, Computed]:
         """Its part of a step.
@@ -260,50 +209,19 @@ class PartitionTrainer:
             TrainingError: the user's model or loss raised.
         """
         begun = self._clock()
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             parameter.grad = None
         try:
             # what data draw is the same at every partition; what nodes draw has keys of its own
             seed_chance(self._seed, batch.epoch, batch.index)
             numbers = self._order.indices(batch.epoch, batch.index)
-            inputs, targets = (on_device(one, self._device) for one in self._data.batch(numbers))
-            self._samples = self._way.sizes(len(numbers))
-            count, chance = len(self._samples), key(self._seed, batch.epoch, batch.index)
+            inputs, targets = (on_device(one, self.device) for one in self._data.batch(numbers))
+            self.samples = self.way.sizes(len(numbers))
+            count, chance = len(self.samples), key(self._seed, batch.epoch, batch.index)
             cut = cut_minibatch((inputs,), targets, count, chance)
-            result = yield from step(self._program, cut, self._way.order(count))
+            result = yield from step(self.program, cut, self.way.order(count))
         except DistbeliefError:
             raise
         except (Exception, SystemExit) as error:
-            raise raised_at(self._task, batch, error, f", partition {self._program.home}") from error
+            raise raised_at(self._task, batch, error, f", partition {self.program.home}") from error
         return Computed(result.loss, len(numbers), self._clock() - begun)
-
-    def share(self, run: RunSegment) -> float:
-        """Of the work of a step, that of a segment for its microbatch."""
-        return share_of(run, self._program) * self._samples[run.microbatch] / sum(self._samples)
-
-    def slot(self, asked: Give | Take) -> int:
-        """Which of all things that cross in a step it is."""
-        number = len(WAYS) * self._numbers[asked.transfer] + WAYS.index(asked.direction)
-        return number * self._way.microbatches + asked.microbatch
-
-    def size(self, asked: Give | Take) -> int:
-        """How many bytes cross."""
-        return asked.transfer.shape.bytes(self._samples[asked.microbatch])
-
-    def encode(self, given: Give) -> torch.Tensor:
-        """What crosses, in host memory."""
-        return given.tensor.cpu()
-
-    def shape(self, asked: Give | Take) -> tuple[int, ...]:
-        """Of what crosses."""
-        return asked.transfer.shape.at(self._samples[asked.microbatch])
-
-    def decode(self, wanted: Take, data: bytearray) -> torch.Tensor:
-        """The tensor that has crossed, of its bytes."""
-        dtype = wanted.transfer.shape.dtype
-        flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
-        return self.placed(flat.reshape(self.shape(wanted)))
-
-    def placed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What has crossed, where this partition computes."""
-        return tensor.to(self._device)

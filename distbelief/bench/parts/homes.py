@@ -19,8 +19,9 @@ from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import DataSettings, Settings
 from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.places.processes.peers import Peers, lend, map_memory
+from distbelief.replica.home_part import way_of
 from distbelief.split.play import Give, RunSegment, Take
-from distbelief.strategies.partition import PartitionTrainer, partition, split_graph, way_of
+from distbelief.strategies.partition import PartitionTrainer, partition, split_graph
 from distbelief.tasks import as_data, resolve
 from distbelief.tasks.order import Order
 from distbelief.tasks.worker import build_model, with_data

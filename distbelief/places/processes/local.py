@@ -68,6 +68,7 @@ class Local(LocalOptions):
         settings = self.settings(job).unmeasured()
         requirements.allow_files(settings, listens=True)
         requirements.check_script(job, script)
+        requirements.check_split(settings)
         return self._run(job, settings, view, began, evaluated=False, script=script)
 
     def _run(

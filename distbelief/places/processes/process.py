@@ -49,6 +49,7 @@ from distbelief.places.processes.spec import Opening, Spec
 from distbelief.record.journal import Journal
 from distbelief.record.restore import CheckpointStore, load_weights
 from distbelief.replica.evaluator import Evaluator
+from distbelief.replica.home_part import ScriptedPart
 from distbelief.replica.split_compute import SplitPart
 from distbelief.runtime import loop
 from distbelief.runtime.clock import WallClock
@@ -480,8 +481,7 @@ class _Process:
 
     def _model(self, task: Task) -> nn.Module:
         model = build_model(task, self.spec.settings.seed, self.spec.device, max(0, roles.index_of(self.role)))
-        if self.spec.init_from:
-            model.load_state_dict(load_weights(self.spec.init_from, layout_of(model)))
+        self._fill(model)
         return model
 
     def _flat(self, model: nn.Module) -> FlatModule:
@@ -511,6 +511,8 @@ class _Process:
             self.incarnation,
             self._padding(),
             CheckpointStore(spec.run),
+            self._fill,
+            self._tell,
         )
         script = os.path.abspath(spec.script[0])
         as_main(spec.script, self.role)
@@ -526,6 +528,7 @@ class _Process:
     def _scripted_part(
         self,
         flat: FlatModule,
+        part: ScriptedPart | None,
         samples: int,
         batch_size: int,
         epochs: int,
@@ -535,15 +538,13 @@ class _Process:
     ) -> Part:
         """What a replica plays whose loop is the user's."""
         task = Task(model=lambda: flat.module, train=list)  # which nobody asks for anything: it is the loop's
-        context = self._context(task, samples, flat, computes, batch_size, epochs, order, optimizers, scripted=True)
-        part = self.players.replica(context)
+        context = self._context(task, samples, flat, computes, batch_size, epochs, order, optimizers, True, part)
+        return self._reaching(self.players.replica(context))
 
-        def attach(plan: Plan, arena: Arena) -> None:
-            if self.spec.init_from:
-                flat.module.load_state_dict(load_weights(self.spec.init_from, flat.layout))
-            part.worker.attach(plan, arena)
-
-        return self._reaching(part._replace(worker=dataclasses.replace(part.worker, attach=attach)))
+    def _fill(self, model: nn.Module) -> None:
+        """Give a model the weights that the job begins with, where they are named."""
+        if self.spec.init_from:
+            model.load_state_dict(load_weights(self.spec.init_from, layout_of(model)))
 
     def _run_main(self, script: str) -> None:
         named = self.spec.script[0]

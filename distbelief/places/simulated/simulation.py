@@ -35,6 +35,7 @@ from distbelief.record.journal import Journal
 from distbelief.record.memory import MemoryStore
 from distbelief.record.restore import CheckpointStore, load_weights
 from distbelief.replica.evaluator import Evaluator
+from distbelief.replica.home_part import Way
 from distbelief.replica.split_compute import SplitPart
 from distbelief.runtime import direct
 from distbelief.runtime.clock import VirtualClock
@@ -47,7 +48,7 @@ from distbelief.server.slice import Slice
 from distbelief.sharding.layout import Layout
 from distbelief.split.program import HomeProgram
 from distbelief.strategies.context import Context, SimulatedContext, StepTiming
-from distbelief.strategies.partition import PhantomPartition, Way, partition, programs, whole_of_split
+from distbelief.strategies.partition import PhantomPartition, partition, programs, whole_of_split
 from distbelief.strategies.players import JobCoordinator
 from distbelief.tasks import Data, Task, resolve
 from distbelief.tasks.decay import groups_of

@@ -1,0 +1,132 @@
+"""The part of a split model that a partition holds: what crosses to it and from it, and how a user's own loop computes
+with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, NamedTuple
+
+import torch
+
+from distbelief.core.effects import Batch, Computed
+from distbelief.core.settings import Settings
+from distbelief.schedules.pipeline import HomeTask, Pass, depths_of
+from distbelief.schedules.pipelines import home_tasks, in_flight
+from distbelief.split.graph import SplitGraph, Transfer
+from distbelief.split.play import Give, HomeEffect, RunSegment, Take
+from distbelief.split.program import HomeProgram
+
+WAYS = (Pass.FORWARD, Pass.BACKWARD)
+BACKWARD = 2.0
+"""Of the work of a forward pass, that of the backward pass."""
+
+
+class Way(NamedTuple):
+    """How minibatches go through a home."""
+
+    transfers: tuple[Transfer, ...]
+    """All that crosses between homes, in an order that all of them know."""
+    schedule: str
+    microbatches: int
+    depth: int
+    """How many homes a microbatch is at, from this one on to where it turns."""
+
+    def order(self, microbatches: int) -> list[HomeTask]:
+        """The home's tasks of a minibatch of so many microbatches."""
+        return [*home_tasks(microbatches, in_flight(self.schedule, microbatches, self.depth))]
+
+    def slots(self, batch_size: int) -> list[int]:
+        """Bytes of each thing that crosses in a step of at most so many samples."""
+        most = -(-batch_size // self.microbatches)
+        return [one.shape.bytes(most) for one in self.transfers for _ in range(len(WAYS) * self.microbatches)]
+
+    def sizes(self, samples: int) -> list[int]:
+        """The samples of each microbatch: each has one, so that a short minibatch may have fewer of them."""
+        count = min(self.microbatches, samples)
+        return [samples // count + (number < samples % count) for number in range(count)]
+
+
+def way_of(graph: SplitGraph, settings: Settings, home: int) -> Way:
+    """How the minibatches of a job go through a home of a split model."""
+    transfers = tuple(sorted(graph.transfers.values(), key=lambda one: one.number))
+    depths = depths_of(graph.partitions, ((one.source, one.target) for one in transfers))
+    return Way(transfers, settings.pipeline, settings.microbatches, depths[home])
+
+
+def share_of(run: RunSegment, program: HomeProgram) -> float:
+    """Of the work of a step of the whole replica, that of a segment."""
+    way = BACKWARD if run.direction is Pass.BACKWARD else 1.0
+    return way * run.segment.flops / (max(program.work, 1) * (1 + BACKWARD))
+
+
+class HomePart:
+    """The part of a split model that one home holds.
+
+    Args:
+        program: of the home.
+        way: how minibatches go through it.
+        batch_size: most samples of a minibatch.
+    """
+
+    def __init__(self, program: HomeProgram, way: Way, batch_size: int) -> None:
+        self.program, self.way = program, way
+        self._numbers = {one: number for number, one in enumerate(way.transfers)}
+        self.slots = way.slots(batch_size)
+        """Bytes of each thing that crosses, at most."""
+        self.parameters = [one for one in program.module.parameters() if one.requires_grad]
+        self.device = next((one.device for one in self.parameters), torch.device("cpu"))
+        self.samples: list[int] = []
+        """Of each microbatch of the step."""
+        for layer in program.layers:
+            layer.train()
+
+    def share(self, run: RunSegment) -> float:
+        """Of the work of a step, that of a segment for its microbatch."""
+        return share_of(run, self.program) * self.samples[run.microbatch] / sum(self.samples)
+
+    def slot(self, asked: Give | Take) -> int:
+        """Which of all things that cross in a step it is."""
+        number = len(WAYS) * self._numbers[asked.transfer] + WAYS.index(asked.direction)
+        return number * self.way.microbatches + asked.microbatch
+
+    def size(self, asked: Give | Take) -> int:
+        """How many bytes cross."""
+        return asked.transfer.shape.bytes(self.samples[asked.microbatch])
+
+    def encode(self, given: Give) -> torch.Tensor:
+        """What crosses, in host memory."""
+        return given.tensor.cpu()
+
+    def shape(self, asked: Give | Take) -> tuple[int, ...]:
+        """Of what crosses."""
+        return asked.transfer.shape.at(self.samples[asked.microbatch])
+
+    def decode(self, wanted: Take, data: bytearray) -> torch.Tensor:
+        """The tensor that has crossed, of its bytes."""
+        dtype = wanted.transfer.shape.dtype
+        flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+        return self.placed(flat.reshape(self.shape(wanted)))
+
+    def placed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What has crossed, where this partition computes."""
+        return tensor.to(self.device)
+
+
+@dataclass(frozen=True)
+class AskScript:
+    """Is answered by what a user's own loop wants next: a story of this home, to be played, or the end of the step, a
+    `Computed`; None where the loop was left.
+    """
+
+
+class ScriptedPart(HomePart):
+    """One home's part of each step, as a user's own loop asks for it."""
+
+    def play(self, _: Batch) -> Generator[HomeEffect | AskScript, Any, Computed | None]:
+        """What the loop asks for, one story after another, until its step."""
+        while not isinstance(asked := (yield AskScript()), Computed | NoneType):
+            yield from asked
+        return asked

@@ -1,0 +1,333 @@
+"""A split model as a user's own loop has it: it is called as the whole one, and every partition's script is given what
+that gives.
+
+What the model computes at a partition is a story of that home, which the replica's own story plays (`ScriptedPart`):
+forward when the model is called, back when autograd comes to what it gave. Every partition's script goes back from what
+it was given, and all gradients are alike; only that of the home which computed the output is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from distbelief.core.effects import Batch
+from distbelief.core.records import Parted
+from distbelief.core.settings import Settings
+from distbelief.errors import UsageError
+from distbelief.replica.home_part import ScriptedPart, way_of
+from distbelief.sharding.layout import Layout
+from distbelief.split.choosing import choose
+from distbelief.split.graph import SplitGraph
+from distbelief.split.options import AUTO, Split
+from distbelief.split.plan import Loss, apply
+from distbelief.split.play import Microbatch, Passes, cut_minibatch, step
+from distbelief.split.program import build, mapped
+from distbelief.split.tidying import Shape
+from distbelief.split.tracing import trace
+from distbelief.tasks.flat import FlatModule
+from distbelief.tasks.order import key
+
+LayOut = Callable[[nn.Module, SplitGraph], Layout]
+"""Makes the layout of a whole model that is split so."""
+
+
+class Cut(NamedTuple):
+    """What is left of a model at a home."""
+
+    part: ScriptedPart
+    settings: Settings
+    batch_size: int
+    """Most samples of a call."""
+    likes: list[Any]
+    """What each argument of a call is like."""
+    gives: Any
+    """The shapes of what a call gives."""
+    answers: bool
+    """Whether this home computes the output, and the gradient of its script's copy is the one that goes back."""
+
+
+class SplitModel(nn.Module):
+    """A model of which this process holds one part, once the first minibatch is asked for: its parameters are those of
+    the part, by the names that the whole one has for them.
+
+    Args:
+        whole: the model.
+        split: how.
+        loss: of its output and the targets, as `loss(output, targets)`: the mean over the minibatch. Then the model is
+            called with the targets after its own arguments, and gives the loss.
+        example: the arguments of a call, of two samples or more; None where that is a sample's first part (and, for a
+            loss, its second).
+        minibatch: the one at hand; raises where there is none.
+        play: has a story of this home played; False where the job went on without it.
+    """
+
+    def __init__(
+        self, whole: nn.Module, split: Split, loss: Loss | None, example: tuple[Any, ...] | None,
+        minibatch: Callable[[], Batch], play: Callable[[Generator[Any, Any, Any]], bool],
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._whole = [whole]  # in a list, as this is no child
+        self._split, self._loss, self._example = split, loss, example
+        self._minibatch, self._play = minibatch, play
+        self._here: Cut | None = None
+        self._called: Batch | None = None
+        """The minibatch of the last call."""
+        self._goes_back = False
+        """Whether nothing has gone back from that yet."""
+        self._anchor = torch.zeros((), requires_grad=True)
+        """What autograd comes to behind what a call gives."""
+        self._adopt(whole)
+
+    @property
+    def whole(self) -> nn.Module:
+        """The whole model, which is there until it is cut."""
+        return self._whole[0]
+
+    def cut(
+        self, home: int, sample: Callable[[], Any], settings: Settings, batch_size: int, lay_out: LayOut,
+        tell: Callable[[Parted], None] | None,
+    ) -> tuple[FlatModule, ScriptedPart]:  # fmt: skip
+        """Keep what a home has of the model, and drop the rest.
+
+        Args:
+            home: of this process.
+            sample: loads some samples, as the loop has them.
+            settings: of the job.
+            batch_size: most samples of a minibatch.
+            lay_out: makes the layout of the whole model.
+            tell: is told what the split is.
+
+        Raises:
+            UsageError: the model cannot be traced, or not be split so.
+        """
+        whole = self._whole.pop()
+        arguments = self._of_sample(sample()) if self._example is None else self._example
+        inputs, targets = (arguments, None) if self._loss is None else (arguments[:-1], arguments[-1])
+        whole.train()
+        traced = trace(whole, inputs, self._split.modules)
+        split, samples = self._split, _samples(arguments)
+        if split.ways == AUTO or tell:
+            chosen = choose(
+                split, traced, whole, self._loss, targets, samples, batch_size, settings.pipeline, settings.microbatches
+            )
+            split = chosen.split
+            if tell:
+                tell(Parted(split.text, chosen.told))
+        graph = apply(split, traced, self._loss, targets, everywhere=True)
+        layout, program = lay_out(whole, graph), build(graph, home, whole)
+        self._adopt(program.module)
+        part = ScriptedPart(program, way_of(graph, settings, home), batch_size)
+        likes = [_like(leaf) for leaf in pytree.tree_leaves(arguments)]
+        gives = mapped(graph.outputs[home], graph.shapes.__getitem__)
+        self._here = Cut(part, settings, batch_size, likes, gives, home == graph.output_home)
+        return FlatModule(program.module, layout=layout, home=home), part
+
+    def _of_sample(self, sample: Any) -> tuple[Any, ...]:
+        """The arguments of a call, as most loops make them of a minibatch."""
+        parts = sample if isinstance(sample, tuple | list) else (sample,)
+        wanted = 1 if self._loss is None else 2
+        if len(parts) < wanted:
+            raise UsageError(
+                "split(loss=...): a sample has one part, and what the model is called with cannot be told from it: "
+                "give the arguments of a call, of two samples, as split(..., example=(inputs, targets))"
+            )
+        return tuple(parts[:wanted])
+
+    def _adopt(self, module: nn.Module) -> None:
+        """Have the tensors of another module, by the names that they have there."""
+        self._parameters, self._buffers, self._modules = module._parameters, module._buffers, module._modules
+
+    # a call
+
+    def forward(self, *arguments: Any) -> Any:
+        """What the whole model gives, at every partition; of a split with a loss, that.
+
+        Raises:
+            UsageError: there is no minibatch, it was called in it before, or with other arguments than it was traced
+                with; nothing is to go back from it.
+        """
+        here = self._check_call(arguments)
+        inputs, targets = (arguments, None) if self._loss is None else (arguments[:-1], arguments[-1])
+        batch = self._called = self._minibatch()
+        self._goes_back, part = True, here.part
+        part.samples = part.way.sizes(_samples(arguments))
+        chance = key(here.settings.seed, batch.epoch, batch.index)
+        microbatches = cut_minibatch(inputs, targets, len(part.samples), chance)
+        with _chance_kept(part.device):
+            return self._output(here, microbatches) if self._loss is None else self._of_loss(part, microbatches)
+
+    def _output(self, here: Cut, microbatches: Sequence[Microbatch]) -> Any:
+        """The output of the model, from which the gradient goes back through its partitions."""
+        passes, (microbatch,) = Passes(here.part.program), microbatches
+        found: list[Any] = []
+
+        def ahead() -> Generator[Any, Any, None]:
+            found.append((yield from passes.forward(0, microbatch))[1])
+
+        went = self._play(ahead())
+        leaves, structure = pytree.tree_flatten(found[0] if went else _zeros(here))
+        values = pytree.tree_leaves(here.part.program.outputs)
+        floating = [at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+
+        def back(gradients: Sequence[torch.Tensor | None]) -> None:
+            known = zip(floating, gradients, strict=True) if here.answers else ()
+            given = {values[at].value: gradient for at, gradient in known if gradient is not None}
+            self._go_back(went, passes.backward(0, microbatch, given))
+
+        handed = _HandedOut.apply(self._anchor, back, [leaves[at] for at in floating])  # type: ignore[no-untyped-call]
+        for at, leaf in zip(floating, handed, strict=True):
+            leaves[at] = leaf
+        return pytree.tree_unflatten(leaves, structure)
+
+    def _of_loss(self, part: ScriptedPart, microbatches: Sequence[Microbatch]) -> torch.Tensor:
+        """The loss of the minibatch: its gradient is known with it, and is the parameters' when the script goes
+        back.
+        """
+        before = [parameter.grad for parameter in part.parameters]
+        found: list[torch.Tensor] = []
+
+        def through() -> Generator[Any, Any, None]:
+            result = yield from step(part.program, microbatches, part.way.order(len(microbatches)))
+            losses = [own.weight * one for one, own in zip(result.outputs, microbatches, strict=True)]
+            found.append(torch.stack(losses).sum())
+
+        for parameter in part.parameters:
+            parameter.grad = None
+        went = self._play(through())
+        gradients = [parameter.grad for parameter in part.parameters]
+        for parameter, gradient in zip(part.parameters, before, strict=True):
+            parameter.grad = gradient
+
+        def back(scales: Sequence[torch.Tensor | None]) -> None:
+            self._go_back(went, None)
+            for parameter, gradient in zip(part.parameters, gradients, strict=True):
+                if went and gradient is not None and scales[0] is not None:
+                    own = gradient * scales[0]
+                    parameter.grad = own if parameter.grad is None else parameter.grad.add_(own)
+
+        [loss] = _HandedOut.apply(self._anchor, back, [*found, torch.zeros((), dtype=torch.float64)][:1])  # type: ignore[no-untyped-call]
+        return loss  # type: ignore[no-any-return]  # of a function of autograd
+
+    def _go_back(self, went: bool, story: Generator[Any, Any, Any] | None) -> None:
+        if not self._goes_back or self._minibatch() is not self._called:
+            raise UsageError(
+                "backward() from what a split model gave before: each minibatch goes back once, before its "
+                "optimizer.step()"
+            )
+        self._goes_back = False
+        if went and story is not None:
+            self._play(story)
+
+    def _check_call(self, arguments: tuple[Any, ...]) -> Cut:
+        """Refuse a call that the partitions cannot compute."""
+        if self._here is None:
+            raise UsageError("a split model is called in a minibatch of replica.batches(), and not before")
+        if self._minibatch() is self._called or not torch.is_grad_enabled():
+            raise UsageError(
+                "a split model is called once in a minibatch, with its backward pass: evaluate the whole one, with "
+                "the model.safetensors that the job leaves"
+            )
+        leaves = pytree.tree_leaves(arguments)
+        given, wanted = [_like(leaf) for leaf in leaves], self._here.likes
+        if given != wanted:
+            raise UsageError(
+                f"a split model was traced with {', '.join(map(str, wanted))}, and is called with "
+                f"{', '.join(map(str, given))}: name what it is called with, split(..., example=(...))"
+            )
+        if _samples(arguments) > self._here.batch_size:
+            raise UsageError(
+                f"a split model is called with {_samples(arguments)} samples: what crosses has room for those of a "
+                f"minibatch, {self._here.batch_size}"
+            )
+        if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
+            raise UsageError("a split model is called with a tensor that needs a gradient, which stays here: detach it")
+        return self._here
+
+    # what is of whole models
+
+    def train(self, mode: bool = True) -> SplitModel:
+        """Nothing: it is in training.
+
+        Raises:
+            UsageError: it is to be evaluated.
+        """
+        if not mode:
+            self._refuse("eval()", "evaluates")
+        return self
+
+    def state_dict(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused.
+
+        Raises:
+            UsageError: with what to do instead.
+        """
+        self._refuse("state_dict()", "saves")
+
+    def load_state_dict(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused.
+
+        Raises:
+            UsageError: with what to do instead.
+        """
+        self._refuse("load_state_dict()", "loads")
+
+    def _refuse(self, what: str, does: str) -> NoReturn:
+        raise UsageError(
+            f"{what} of a split model: this process holds a part of it, and nobody the whole. Load weights before "
+            f"replica.split(), or with --init-from; a script that {does} it does so with model.safetensors, which the "
+            "job leaves"
+        )
+
+
+class _HandedOut(torch.autograd.Function):
+    """What a partition was given, and what is to be done when autograd comes back to it."""
+
+    @staticmethod
+    def forward(ctx: Any, _anchor: torch.Tensor, back: Callable[..., None], given: list[torch.Tensor]) -> Any:
+        ctx.back = back
+        ctx.set_materialize_grads(False)
+        return tuple(given)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        ctx.back(gradients)
+        return None, None, None
+
+
+@contextlib.contextmanager
+def _chance_kept(device: torch.device) -> Iterator[None]:
+    """Leave the script's own chance as it is: what nodes draw has keys of its own, and each home draws otherwise."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
+        yield
+
+
+def _zeros(here: Cut) -> Any:
+    """What stands for an output that nobody computes any more."""
+
+    def zeros(shape: Any) -> Any:
+        if not isinstance(shape, Shape):
+            return shape
+        return torch.zeros(shape.at(here.part.samples[0]), dtype=shape.dtype, device=here.part.device)
+
+    return pytree.tree_map(zeros, here.gives)
+
+
+def _samples(arguments: Any) -> int:
+    """Of the first tensor that has any."""
+    for leaf in pytree.tree_leaves(arguments):
+        if isinstance(leaf, torch.Tensor) and leaf.ndim:
+            return len(leaf)
+    raise UsageError("a split model is called without a tensor that has samples in its first dimension")
+
+
+def _like(leaf: Any) -> Any:
+    """What does not differ between minibatches: of a tensor its dtype and the sides of a sample."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return f"{str(leaf.dtype).removeprefix('torch.')} {['n', *leaf.shape[1:]] if leaf.ndim else []}"
