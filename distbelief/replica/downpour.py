@@ -124,6 +124,7 @@ class DownpourTraining:
                 yield self._progress(wants=False)
         yield from self._drain()
         if replica.keeps:
+            yield from replica.finish()  # in rounds, partitions agree on the one that they hold at the end
             yield from self._request(self._landing, self.server.moving)
             yield from self._landed(*self._models)
             self._vectors.swap(self._landing)

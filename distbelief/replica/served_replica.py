@@ -207,7 +207,7 @@ class ServedReplica:
         """Of the job, since all went back last."""
         self.ending = self.wanted_away = self.left = False
         """Whether the job ends; whether this replica is to leave it; whether it has."""
-        self._excused = False
+        self._excused = self._finishing = False
         self.stops = False
         """Whether its script ends the job for all."""
         self._join = membership.Join(incarnation, vectors.layout, samples, batch_size, epochs, order, optimizers)
@@ -218,7 +218,7 @@ class ServedReplica:
         """All of it, from joining to leaving."""
         yield from self.siblings.meet(self.vectors.layout)
         yield Send(self.superior, self._join)
-        while self.welcome is None and not self.ending:
+        while self.welcome is None and not (self.ending or self._excused):
             self._take((yield RECEIVE))
         if self.welcome is None:
             yield Send(self.superior, membership.Leave(for_good=True))
@@ -259,7 +259,7 @@ class ServedReplica:
             for shard in [*(yield from self.links.reach(welcome)), *self.links.lost]:
                 self.links.forget(shard)
         assert training is not None
-        self.ending = False
+        self.ending = self._finishing = False
         if initialise:
             yield from server.initial()
             while self.links.missing or self.siblings.busy:
@@ -267,9 +267,16 @@ class ServedReplica:
             yield Send(self.superior, initialising.Ready(lives_of(welcome)))
         return training
 
+    def finish(self) -> list[Send]:
+        """Have the partitions that this one leads come to their end too, once."""
+        if self._finishing:
+            return []
+        self._finishing = True
+        return self.siblings.tell(membership.Finish("the replica is done"), awaited=True)
+
     def _leave(self) -> Steps:
         """Leave, once the coordinator says so: should all go back before it does, there is work again."""
-        yield from self.siblings.tell(membership.Finish("the replica is done"), awaited=True)
+        yield from self.finish()
         while self.siblings.busy and self._training is not None:
             yield from self._training.wait()
         yield Send(self.superior, membership.Leave(self.left, self.stops))

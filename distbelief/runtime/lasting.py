@@ -108,6 +108,9 @@ class Caller:
     def _seek(self, lost: Lost) -> None:
         if self.away is None:
             self.away, self._gone = self._clock.now(), lost
+        if self._last:  # that was told while the link was being opened
+            self._give_up()
+            return
         self._clock.call_later(SEEK_SECONDS, self._try, None)
 
     def _try(self, _: None) -> None:

@@ -1,0 +1,349 @@
+"""A split model as a script has it: all partitions of it in one process, each script in a thread of its own, against
+the whole one.
+"""
+
+import copy
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Generator
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from distbelief.core.effects import Batch
+from distbelief.core.settings import DataSettings, Settings
+from distbelief.errors import UsageError
+from distbelief.runtime.split_model import SplitModel
+from distbelief.split.options import Split
+from distbelief.split.play import Give, Take
+from distbelief.tasks.flat import FlatModule, layout_of
+from distbelief.tasks.order import key
+
+SIZE = 6
+SECONDS = 20
+"""How long a partition waits for another, at most."""
+TURN = threading.Lock()
+"""Held by whoever computes: tracing and chance are the process's."""
+Script = Callable[["Partition"], Any]
+
+
+class Partition:
+    """One partition of a replica, and the minibatch that its script is in."""
+
+    def __init__(self, lines: Any, home: int) -> None:
+        self._lines, self.home = lines, home
+        self.batch: Batch | None = Batch(0, 0)
+        self.goes_on = True
+        self.gave: list[Give] = []
+
+    def minibatch(self) -> Batch:
+        if self.batch is None:
+            raise UsageError("no minibatch")
+        return self.batch
+
+    def play(self, story: Generator[Any, Any, Any]) -> bool:
+        if not self.goes_on:
+            return False
+        answer = None
+        while True:
+            try:
+                asked = story.send(answer)
+            except StopIteration:
+                return True
+            answer = None
+            if isinstance(asked, Give):
+                self.gave.append(asked)
+                self._lines[asked.transfer, asked.microbatch, asked.direction].put(asked.tensor)
+            elif isinstance(asked, Take):
+                TURN.release()
+                try:
+                    answer = self._lines[asked.transfer, asked.microbatch, asked.direction].get(timeout=SECONDS)
+                finally:
+                    TURN.acquire()
+
+    def split(self, model: nn.Module, split: Split, sample: Any, **options: Any) -> SplitModel:
+        """As a replica does it."""
+        settings = Settings(
+            data=DataSettings(batch_size=SIZE), replicas=1, shards=split.partitions, partitions=split.partitions,
+            microbatches=options.pop("microbatches", 1),
+        )  # fmt: skip
+        whole = copy.deepcopy(model)
+        self.model = SplitModel(whole, split, options.get("loss"), options.get("example"), self.minibatch, self.play)
+        self.flat, self.part = self.model.cut(
+            self.home, lambda: sample, settings, SIZE, lambda one, graph: layout_of(one, None, graph.pieces), None
+        )
+        return self.model
+
+
+def run(partitions: int, script: Script) -> list[Any]:
+    """The scripts of all partitions, and what each returns.
+
+    Raises:
+        Exception: what the first of them raised.
+    """
+    lines: Any = defaultdict(SimpleQueue)
+    found: dict[int, Any] = {}
+
+    def one(home: int) -> None:
+        with TURN:
+            try:
+                found[home] = script(Partition(lines, home))
+            except BaseException as error:
+                found[home] = error
+
+    threads = [threading.Thread(target=one, args=(home,), daemon=True) for home in range(partitions)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * SECONDS)
+    for result in found.values():
+        if isinstance(result, BaseException):
+            raise result
+    return [found[home] for home in range(partitions)]
+
+
+class Two(nn.Module):
+    """Gives two things, of which one is made early, from an input that it gives too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        early = torch.tanh(self.first(x))
+        late = self.third(torch.relu(self.second(early)) + early)
+        return {"scores": late, "early": (early, x)}
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(SIZE, 5, generator=generator, dtype=torch.float64), torch.arange(SIZE) % 3
+
+
+def of(output: Any, target: torch.Tensor) -> torch.Tensor:
+    """A loss of all that a model gives."""
+    if isinstance(output, torch.Tensor):
+        return cross_entropy(output, target)
+    early, x = output["early"]
+    return cross_entropy(output["scores"], target) + (early * x.sum(1, keepdim=True)).pow(2).mean()
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(5, 8), nn.ReLU(inplace=True), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)
+    )
+
+
+def gathered(partitions: list[Partition]) -> dict[str, torch.Tensor]:
+    """Whole gradients, of the pieces that partitions have."""
+    found: dict[str, Any] = {}
+    for one in partitions:
+        pieces = one.part.program.pieces
+        for name, parameter in one.model.named_parameters():
+            assert parameter.grad is not None, name
+            found.setdefault(name, []).append((pieces[name].start, pieces[name].dimension, parameter.grad))
+    ordered = {name: sorted(parts, key=lambda part: part[0]) for name, parts in found.items()}
+    return {
+        name: parts[0][2] if len(parts) == 1 else torch.cat([part for *_, part in parts], parts[0][1])
+        for name, parts in ordered.items()
+    }
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "two": Two}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "split", [Split("stages", 2), Split("stages", 3), Split("neurons", 2), Split("columns", 3)], ids=str
+)
+def test_every_partition_is_given_what_the_whole_model_gives_and_its_gradient_goes_back(
+    name: str, split: Split
+) -> None:
+    torch.manual_seed(1)
+    model, (x, y) = MODELS[name]().double(), data()
+
+    def script(own: Partition) -> Any:
+        split_model = own.split(model, split, (x, y))
+        output = split_model(x)
+        loss = of(output, y)
+        loss.backward()
+        return own, loss.detach(), output
+
+    done = run(split.partitions, script)
+    whole = copy.deepcopy(model)
+    output = whole(x)
+    loss = of(output, y)
+    loss.backward()
+    for _, told, given in done:
+        torch.testing.assert_close(given, output, rtol=0, atol=1e-12)
+        assert abs(told - loss) < 1e-12
+    got = gathered([own for own, *_ in done])
+    for parameter, tensor in whole.named_parameters():
+        assert (got[parameter] - tensor.grad).abs().max() < 1e-12, parameter
+    stays = {one.transfer for own, *_ in done for one in own.gave if not one.transfer.shape.differentiable}
+    back = [one for own, *_ in done for one in own.gave if one.direction.value == "B" and one.transfer in stays]
+    assert stays
+    assert not back, "the gradients of copies are nobody's"
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_with_its_loss_a_model_goes_through_its_partitions_in_microbatches(microbatches: int) -> None:
+    """Gradients are added to what there is as autograd adds them, times what goes back to the loss."""
+    torch.manual_seed(1)
+    model, (x, y) = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double(), data()
+
+    def script(own: Partition) -> Any:
+        split = own.split(model, Split("stages", 2), (x, y), loss=cross_entropy, microbatches=microbatches)
+        for number in range(2):
+            own.batch = Batch(0, number)
+            loss = split(x, y)
+            assert all(one.grad is None for one in split.parameters()) or number
+            (loss * (1 + number)).backward()
+        return own, loss.detach()
+
+    done = run(2, script)
+    whole = copy.deepcopy(model)
+    loss = cross_entropy(whole(x), y)
+    (3 * loss).backward()
+    got = gathered([own for own, _ in done])
+    for parameter, tensor in whole.named_parameters():
+        assert (got[parameter] - tensor.grad).abs().max() < 1e-12, parameter
+    assert all(abs(told - loss) < 1e-12 for _, told in done)
+
+
+def test_dropout_is_keyed_by_the_minibatch_however_the_model_is_split() -> None:
+    torch.manual_seed(1)
+    model, (x, y) = nn.Sequential(nn.Linear(5, 64), nn.Dropout(0.5), nn.Linear(64, 3)).double(), data()
+    found = []
+    for split in (Split("stages", 2), Split("neurons", 2), Split({"0": 1, "1": 1, "2": 0}, 2)):
+
+        def script(own: Partition, split: Split = split) -> Any:
+            made = own.split(model, split, (x, y))
+            outputs = []
+            for number in (0, 1, 0):
+                own.batch = Batch(0, number)
+                outputs.append(made(x))
+                outputs[-1].sum().backward()
+            return outputs
+
+        found += run(2, script)
+    for first, second, again in found:
+        torch.testing.assert_close(first, found[0][0], rtol=0, atol=1e-12)
+        assert not torch.allclose(first, second)
+        assert torch.equal(first, again)
+    assert key(0, 0, 0) != key(0, 0, 1)
+
+
+def test_a_minibatch_that_the_job_goes_on_without_is_gone_through_for_nothing() -> None:
+    model, (x, y) = mlp().double(), data()
+
+    def script(own: Partition) -> Any:
+        split = own.split(model, Split("stages", 2), (x, y))
+        own.goes_on = False
+        output = split(x)
+        assert torch.equal(output, torch.zeros(SIZE, 3, dtype=torch.float64))
+        cross_entropy(output, y).backward()
+        return own
+
+    assert all(one.grad is None for own in run(2, script) for one in own.model.parameters())
+
+
+def test_a_model_of_which_a_part_is_here_holds_no_more_of_it() -> None:
+    def script(own: Partition) -> Any:
+        split = own.split(mlp(), Split("stages", 2), data())
+        return {name for name, _ in split.named_parameters()}, sum(one.numel() for one in split.parameters())
+
+    first, second = run(2, script)
+    assert not first[0] & second[0]
+    assert first[1] + second[1] == sum(one.numel() for one in mlp().parameters())
+
+
+class Depends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) if x.sum() > 0 else self.linear(-x)
+
+
+def twice(split: SplitModel, x: torch.Tensor) -> None:
+    split(x).sum().backward()
+    split(x)
+
+
+def back_twice(split: SplitModel, x: torch.Tensor) -> None:
+    loss = split(x).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def measured(split: SplitModel, x: torch.Tensor) -> None:
+    with torch.no_grad():
+        split(x)
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "a second call": (twice, "called once in a minibatch, with its backward pass: evaluate the whole one"),
+    "going back twice": (back_twice, "each minibatch goes back once"),
+    "measuring": (measured, "evaluate the whole one, with the model.safetensors"),
+    "eval": (lambda split, _: split.eval(), r"eval\(\) of a split model: .* model.safetensors"),
+    "saving": (lambda split, _: split.state_dict(), r"state_dict\(\) of a split model: .* nobody the whole"),
+    "loading": (lambda split, _: split.load_state_dict({}), "Load weights before replica.split"),
+    "a dtype": (lambda split, x: split(x.float()), r"traced with float64 \['n', 5\], and is called with float32"),
+    "more arguments": (lambda split, x: split(x, x), r"split\(..., example=\(...\)\)"),
+    "too many samples": (lambda split, x: split(torch.cat([x, x])), "with 12 samples: .* of a minibatch, 6"),
+    "a gradient": (lambda split, x: split(x.clone().requires_grad_()), "a gradient, which stays here: detach it"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_split_model_cannot_do_is_refused(name: str) -> None:
+    act, says = REFUSED[name]
+
+    def script(own: Partition) -> None:
+        act(own.split(mlp().double(), Split("stages", 2), data()), data()[0])
+
+    with pytest.raises(UsageError, match=says):
+        run(2, script)
+
+
+def test_nothing_goes_back_in_another_minibatch() -> None:
+    def script(own: Partition) -> None:
+        loss = own.split(mlp().double(), Split("stages", 2), data())(data()[0]).sum()
+        own.batch = Batch(0, 1)
+        loss.backward()
+
+    with pytest.raises(UsageError, match=r"each minibatch goes back once, before its optimizer.step\(\)"):
+        run(2, script)
+
+
+def test_a_model_that_cannot_be_traced_is_refused_with_its_line() -> None:
+    with pytest.raises(UsageError, match=r"Depends cannot be traced at .*test_split_scripts.py:\d+: return"):
+        run(2, lambda own: own.split(Depends().double(), Split("stages", 2), data()))
+
+
+def test_what_a_model_is_called_with_may_be_named() -> None:
+    x, y = data()
+
+    def script(own: Partition) -> Any:
+        split = own.split(mlp().double(), Split("stages", 2), {"x": x}, example=(x[:2],))
+        cross_entropy(split(x[:3]), y[:3]).backward()
+
+    run(2, script)
+    with pytest.raises(UsageError, match=r"give the arguments of a call, of two samples, as split\(..., example="):
+        run(2, lambda own: own.split(mlp().double(), Split("stages", 2), x, loss=cross_entropy))
+
+
+def test_the_part_is_a_part_of_the_whole_layout() -> None:
+    def script(own: Partition) -> FlatModule:
+        own.split(mlp().double(), Split("stages", 2), data())
+        return own.flat
+
+    first, second = run(2, script)
+    assert first.layout == second.layout
+    assert {tensor.data_ptr() for tensor in first.trained}.isdisjoint(tensor.data_ptr() for tensor in second.trained)
