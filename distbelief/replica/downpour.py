@@ -18,7 +18,15 @@ from collections.abc import Generator
 from typing import Any
 
 from distbelief.core import roles
-from distbelief.core.conversations import attendance, checkpointing, dealing, initialising, partitioning, pushing
+from distbelief.core.conversations import (
+    attendance,
+    checkpointing,
+    dealing,
+    initialising,
+    membership,
+    partitioning,
+    pushing,
+)
 from distbelief.core.effects import RECEIVE, Arrival, Batch, Compute, Computed, Effect, Send, WriteRecord
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Note
@@ -117,7 +125,9 @@ class DownpourTraining:
                 yield from self._attend()
             if not (yield from step(batch)):
                 replica.left = True
-                if not (replica.stops or self._siblings.follows):
+                if self._siblings.follows:  # so that its lead has it do nothing more
+                    yield Send(replica.superior, membership.Leave(for_good=True))
+                elif not replica.stops:
                     yield WriteRecord(Note(f"{replica.role} ends its part here: its script has left the loop"))
                 break
             if self.work.seconds >= REPORT_SECONDS:

@@ -356,6 +356,7 @@ class Replica:
             return  # the job has ended in this minibatch: another has stopped it, or it was the last
         if self._story is None or self._batch is None:
             raise UsageError("stop() outside of a minibatch of replica.batches(): there is no job to end")
+        self._check_leaving("stop()")
         self._story.stops = self._stopping = True
 
     def batches(
@@ -462,7 +463,8 @@ class Replica:
                 yield on_device(loaded, device)
             except GeneratorExit:
                 source.close()
-                self.leave()
+                if self._may_leave:  # else it is told when the script ends: nobody hears an error of a generator's end
+                    self.leave()
                 self.over = False  # nobody can tell a loop that was left from one that an error has ended
                 raise
             self._inside = False
@@ -662,9 +664,24 @@ class Replica:
     def leave(self) -> None:
         """Leave the job: push what has accrued, and let the others do the rest. A loop that ends before the job does so
         by itself.
+
+        Raises:
+            UsageError: it is split, and the strategy has nobody else who would do its part.
         """
         if self._batch is not None:
+            self._check_leaving("a loop that is left before its end")
             self._go_on(None)
+
+    @property
+    def _may_leave(self) -> bool:
+        return self._split is None or self._settings.strategy.held_by is Holder.SHARDS
+
+    def _check_leaving(self, what: str) -> None:
+        if not self._may_leave:
+            raise UsageError(
+                f"{what}, of a split replica: with strategy {self._settings.strategy.name} its partitions leave when "
+                "the job ends; say with --epochs how long that is"
+            )
 
     # what the driver asks of its worker
 

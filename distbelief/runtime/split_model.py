@@ -48,8 +48,6 @@ class Cut(NamedTuple):
     """What each argument of a call is like."""
     gives: Any
     """The shapes of what a call gives."""
-    answers: bool
-    """Whether this home computes the output, and the gradient of its script's copy is the one that goes back."""
 
 
 class SplitModel(nn.Module):
@@ -125,7 +123,7 @@ class SplitModel(nn.Module):
         part = ScriptedPart(program, way_of(graph, settings, home), batch_size)
         likes = [_like(leaf) for leaf in pytree.tree_leaves(arguments)]
         gives = mapped(graph.outputs[home], graph.shapes.__getitem__)
-        self._here = Cut(part, settings, batch_size, likes, gives, home == graph.output_home)
+        self._here = Cut(part, settings, batch_size, likes, gives)
         return FlatModule(program.module, layout=layout, home=home), part
 
     def _of_sample(self, sample: Any) -> tuple[Any, ...]:
@@ -176,7 +174,7 @@ class SplitModel(nn.Module):
         floating = [at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
 
         def back(gradients: Sequence[torch.Tensor | None]) -> None:
-            known = zip(floating, gradients, strict=True) if here.answers else ()
+            known = zip(floating, gradients, strict=True)
             given = {values[at].value: gradient for at, gradient in known if gradient is not None}
             self._go_back(went, passes.backward(0, microbatch, given))
 

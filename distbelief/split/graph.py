@@ -77,8 +77,6 @@ class SplitGraph:
     """By the target of the nodes that call each."""
     pieces: dict[str, list[Piece]] = field(default_factory=dict)
     """Of each tensor, by its first name."""
-    output_home: int = 0
-    """The home that computes what the model gives."""
     outputs: dict[int, Any] = field(default_factory=dict)
     """By home, what the model gives: a structure of nodes, each whole there. One home has it, or all."""
     loss: fx.Node | None = None
@@ -248,7 +246,7 @@ class Rewriter:
         output = next(iter(reversed(self._traced.graph.nodes)))
         found = [self._values[one] for one in output.all_input_nodes]
         homes = [value.owner for value in found if value.at and not value.free]
-        home = self.split.output_home = homes[-1] if homes else 0
+        home = homes[-1] if homes else 0
         (given,) = fx.map_arg(output.args, lambda one: self.whole(self._values[one], home))
         self.split.outputs = {home: given}
         if loss is not None:

@@ -15,8 +15,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from distbelief.core.effects import Batch
+from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import DataSettings, Settings
 from distbelief.errors import UsageError
+from distbelief.runtime.loop import Replica
 from distbelief.runtime.split_model import SplitModel
 from distbelief.split.options import Split
 from distbelief.split.play import Give, Take
@@ -347,3 +349,61 @@ def test_the_part_is_a_part_of_the_whole_layout() -> None:
     first, second = run(2, script)
     assert first.layout == second.layout
     assert {tensor.data_ptr() for tensor in first.trained}.isdisjoint(tensor.data_ptr() for tensor in second.trained)
+
+
+def replica(**settings: Any) -> Replica:
+    """Of a job that was launched so, before its script has done anything."""
+    nobody: Any = None
+    own = {"replicas": 1, "shards": 2, "partitions": 2, **settings}
+    return Replica("replica 0.0", nobody, nobody, nobody, settings=Settings(**own))
+
+
+def of_another(one: Replica) -> None:
+    one.split(mlp())
+    one.optimizer(mlp())
+
+
+AT_THE_DOOR: dict[str, tuple[dict[str, Any], Callable[[Replica], Any], str]] = {
+    "whole replicas": (
+        {"partitions": 1}, lambda one: one.split(mlp(), Split("stages", 2)),
+        r"split\(\) over 2 partitions: each replica of the job has 1 processes; launch it with --partitions 2",
+    ),
+    "whole replicas, by the job": ({"partitions": 1}, lambda one: one.split(mlp()), "launch it with --partitions 2"),
+    "more partitions": ({}, lambda one: one.split(mlp(), Split("stages", 3)), "launch it with --partitions 3"),
+    "another way": ({"split": "neurons"}, lambda one: one.split(mlp(), Split("stages", 2)), "--split neurons: leave"),
+    "a second split": ({}, lambda one: (one.split(mlp()), one.split(mlp())), r"split\(\) of a second model"),
+    "microbatches": ({"microbatches": 2}, lambda one: one.split(mlp()), r"--microbatches 2: .*, loss=...\)"),
+    "no split": ({}, lambda one: one.optimizer(mlp()), r"--partitions 2: .* model = replica.split\(model\)"),
+    "another model": ({}, of_another, "a replica trains one model, which is split"),
+    "an optimizer of its own": (
+        {}, lambda one: one.optimizer(one.split(mlp()), optim=Optimizer()), "with the optimizer of the job",
+    ),
+    "an optimizer before": (
+        {"partitions": 1}, lambda one: (one.optimizer(mlp()), one.split(mlp())), "launch it with --partitions",
+    ),
+    "a call too early": ({}, lambda one: one.split(mlp())(data()[0]), "in a minibatch of replica.batches"),
+    "a stream": (
+        {}, lambda one: (one.optimizer(one.split(mlp())), one.batches(iter([1]))), "a stream and --partitions 2"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AT_THE_DOOR)
+def test_what_cannot_be_split_is_refused_when_it_is_asked_for(name: str) -> None:
+    settings, act, says = AT_THE_DOOR[name]
+    with pytest.raises(UsageError, match=says):
+        act(replica(**settings))
+
+
+def test_until_the_first_minibatch_a_split_model_has_the_whole() -> None:
+    """So that it can be moved, counted, and given groups; its optimizer has the whole's too."""
+    one = replica()
+    whole = mlp()
+    model = one.split(whole, Split("stages", 2)).double()
+    assert [name for name, _ in model.named_parameters()] == [name for name, _ in whole.named_parameters()]
+    assert all(tensor.dtype is torch.float64 for tensor in whole.parameters())
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim > 1]},
+        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    assert [len(group["params"]) for group in one.optimizer(model, groups).param_groups] == [3, 5]

@@ -2,6 +2,7 @@
 not.
 """
 
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from distbelief.core import records
 from distbelief.core.optimizer import optim
+from distbelief.errors import UsageError
 from distbelief.places.processes.local import Local
 from distbelief.strategies import Allreduce, Bounded, Downpour, Softsync, Synchronous
 
@@ -122,3 +125,57 @@ def test_an_epoch_has_as_many_samples_and_steps_as_the_data(tmp_path: Path, stra
     result = launch(tmp_path, strategy, epochs=2, more="assert replica.partition in (0, 1)")
     assert (result["outcome"], result["samples"], result["steps"]) == ("done", 320, 20)
     assert weights(tmp_path).keys() == net().state_dict().keys()
+
+
+def test_a_script_keeps_its_own_chance_and_each_partition_draws_the_same(tmp_path: Path) -> None:
+    """Dropout of the model draws by keys of its own, and what the script draws after it is as if it had not."""
+    drawn = """before = torch.get_rng_state()
+    output = model(x)
+    assert torch.equal(torch.get_rng_state(), before)
+    cross_entropy(output * torch.rand(4), y).backward()
+    optimizer.step(); optimizer.zero_grad()"""
+    dropping = "db.Split('stages', partitions=2)); model.whole.insert(1, nn.Dropout(0.5)"
+    launch(tmp_path, Downpour(replicas=1, partitions=2), split=f"replica.split(whole, {dropping})", inside=drawn)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "victim"), [(Downpour(replicas=2, restarts=1), "replica 1.1"), (Allreduce(restarts=0), "replica 1.0")]
+)
+def test_a_partition_that_is_killed_has_its_minibatch_dealt_again(
+    tmp_path: Path, watch: jobs.Watch, strategy: Any, victim: str
+) -> None:
+    """Its replica comes again where it may, or the others go on; each minibatch counts, once in rounds."""
+    killed: list[int] = []
+    watch.once(records.EpochDone, lambda: killed.append(jobs.kill(victim)))
+    result = launch(tmp_path, dataclasses.replace(strategy, partitions=2), epochs=jobs.LONG)
+    assert killed
+    assert killed[0]
+    assert (result["outcome"], result["samples"]) == ("done", jobs.LONG * 160)
+    assert [one.role for one in watch.of(records.Gone) if one.died] == ["replica 1.0"]
+
+
+@pytest.mark.parametrize("strategy", [Downpour(replicas=2), Synchronous(replicas=1)], ids=["downpour", "synchronous"])
+@pytest.mark.parametrize("act", ["break", "replica.stop()"])
+def test_the_job_ends_in_peace_where_the_scripts_leave_their_loops(tmp_path: Path, strategy: Any, act: str) -> None:
+    inside = f"if number == 5: {act}\n    {STEP}"
+    result = launch(tmp_path, dataclasses.replace(strategy, partitions=2), epochs=jobs.MANY, inside=inside)
+    assert result["samples"] > 0
+    assert (result["outcome"] == "left") is (act == "break")
+    assert weights(tmp_path).keys() == net().state_dict().keys()
+
+
+LEFT: dict[str, tuple[Any, str, str]] = {
+    "one partition alone": (
+        Downpour(replicas=1), "if number == 5 and replica.partition == 1: break",
+        "the script of replica 0.1 has left the loop, and that of replica 0.0 goes on",
+    ),
+    "a group": (Allreduce(replicas=1), "if number == 5: break", "left before its end, of a split replica: with"),
+    "a group, stopped": (Allreduce(replicas=1), "replica.stop()", r"stop\(\), of a split replica: .* with --epochs"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_a_loop_that_split_replicas_cannot_leave_so_ends_the_job(tmp_path: Path, name: str) -> None:
+    strategy, act, says = LEFT[name]
+    with pytest.raises(UsageError, match=says):
+        launch(tmp_path, dataclasses.replace(strategy, partitions=2), epochs=jobs.MANY, inside=f"{act}\n    {STEP}")

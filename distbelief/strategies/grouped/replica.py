@@ -142,7 +142,7 @@ class AllreduceReplica:
         self._arrays: dict[str, list[Any]] = {}
         self._given, self._left = -1, 0
         self._updates = 0
-        self._ending = self._left_loop = False
+        self._ending = False
         self._loss, self._losses, self._seconds = 0.0, 0, 0.0
         self._sent = self._received = 0
 
@@ -171,7 +171,7 @@ class AllreduceReplica:
         yield from self._siblings.tell(membership.Finish("the replica is done"), awaited=True)
         while self._siblings.busy:
             yield from self._wait()
-        yield Send(self._siblings.superior, membership.Leave(self._left_loop, self.stops))
+        yield Send(self._siblings.superior, membership.Leave(stops=self.stops))
 
     def coming(self, most: int) -> list[Batch]:
         """The minibatches that come next, as far as they are dealt."""
@@ -348,7 +348,7 @@ class AllreduceReplica:
                 batch = self._coming.popleft()
                 computed = yield from self._compute(batch)
                 if computed is None:
-                    self._ending = self._left_loop = True
+                    self._ending = True
                     return
                 if computed.loss is not None:
                     self.report(computed.loss, batch, self.step)

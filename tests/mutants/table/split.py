@@ -13,6 +13,7 @@ CHOOSING, COSTS = "tests/machines/test_split_choosing.py", "tests/core/test_spli
 TRACED = "A model is traced for any number of samples"
 CHANCE = "What draws at random in a split model draws the same however it is split"
 MICROBATCHES = "Microbatches of any sizes give the gradient of the minibatch"
+SCRIPTS, SCRIPTED = "tests/machines/test_split_scripts.py", "A script's split model is the whole one"
 
 MUTANTS = [
     Mutant(
@@ -158,5 +159,29 @@ MUTANTS = [
         'made.meta["flops"] = round(node.meta["flops"] * self._share(node, part))',
         'made.meta["flops"] = node.meta["flops"]',
         (f"{COSTS}::test_what_is_where_adds_up_to_the_whole",),
+    ),
+    Mutant(
+        "a-copy-of-the-output-goes-back-too",
+        SCRIPTED,
+        "split/graph.py",
+        "            shape = replace(shape, differentiable=False)\n",
+        "",
+        (f"{SCRIPTS}::test_every_partition_is_given_what_the_whole_model_gives_and_its_gradient_goes_back",),
+    ),
+    Mutant(
+        "a-minibatch-goes-back-twice",
+        SCRIPTED,
+        "runtime/split_model.py",
+        "        self._goes_back = False\n        if went",
+        "        if went",
+        (f"{SCRIPTS}::test_what_a_split_model_cannot_do_is_refused[going back twice]",),
+    ),
+    Mutant(
+        "a-loss-leaves-no-gradient-of-before",
+        SCRIPTED,
+        "runtime/split_model.py",
+        "parameter.grad = own if parameter.grad is None else parameter.grad.add_(own)",
+        "parameter.grad = own",
+        (f"{SCRIPTS}::test_with_its_loss_a_model_goes_through_its_partitions_in_microbatches",),
     ),
 ]
