@@ -139,7 +139,7 @@ class SplitModel(nn.Module):
 
     def _adopt(self, module: nn.Module) -> None:
         """Have the tensors of another module, by the names that they have there."""
-        self._parameters, self._buffers, self._modules = module._parameters, module._buffers, module._modules
+        vars(self).update(_parameters=module._parameters, _buffers=module._buffers, _modules=module._modules)
 
     # a call
 
@@ -178,7 +178,7 @@ class SplitModel(nn.Module):
             given = {values[at].value: gradient for at, gradient in known if gradient is not None}
             self._go_back(went, passes.backward(0, microbatch, given))
 
-        handed = _HandedOut.apply(self._anchor, back, [leaves[at] for at in floating])  # type: ignore[no-untyped-call]
+        handed = self._hand_out(back, [leaves[at] for at in floating])
         for at, leaf in zip(floating, handed, strict=True):
             leaves[at] = leaf
         return pytree.tree_unflatten(leaves, structure)
@@ -209,8 +209,14 @@ class SplitModel(nn.Module):
                     own = gradient * scales[0]
                     parameter.grad = own if parameter.grad is None else parameter.grad.add_(own)
 
-        [loss] = _HandedOut.apply(self._anchor, back, [*found, torch.zeros((), dtype=torch.float64)][:1])  # type: ignore[no-untyped-call]
-        return loss  # type: ignore[no-any-return]  # of a function of autograd
+        [loss] = self._hand_out(back, found if went else [torch.zeros((), dtype=torch.float64)])
+        return loss
+
+    def _hand_out(
+        self, back: Callable[[Sequence[torch.Tensor | None]], None], given: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """Tensors from which autograd comes to `back`, with their gradients."""
+        return _HandedOut.apply(self._anchor, back, given)  # type: ignore[no-untyped-call]  # torch types no function of autograd
 
     def _go_back(self, went: bool, story: Generator[Any, Any, Any] | None) -> None:
         if not self._goes_back or self._minibatch() is not self._called:
