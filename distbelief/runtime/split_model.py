@@ -216,7 +216,8 @@ class SplitModel(nn.Module):
         self, back: Callable[[Sequence[torch.Tensor | None]], None], given: list[torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
         """Tensors from which autograd comes to `back`, with their gradients."""
-        return _HandedOut.apply(self._anchor, back, given)  # type: ignore[no-untyped-call]  # torch types no function of autograd
+        handed: tuple[torch.Tensor, ...] = _HandedOut.apply(self._anchor, back, given)  # type: ignore[no-untyped-call]  # of torch
+        return handed
 
     def _go_back(self, went: bool, story: Generator[Any, Any, Any] | None) -> None:
         if not self._goes_back or self._minibatch() is not self._called:
