@@ -29,8 +29,8 @@ VIEWS_LIMIT = 1024
 """Most tensors that are kept, of slots and shapes."""
 LINE = 64
 """Bytes from one stamp to the next, and what slots are aligned to: what a core writes is in no line of another's."""
-OWN = 2
-"""Words of each home: the step that it has begun, and whether it sleeps."""
+OWN = 3
+"""Words of each home: the step that it has begun, whether it sleeps, and the step that it has ended."""
 TURNS = 2
 """Steps of which what crosses may be in the segment."""
 
@@ -39,7 +39,7 @@ def segment_bytes(homes: int, slots: Sequence[int]) -> int:
     """How long the segment is that so many homes need for slots of these bytes each.
 
     >>> segment_bytes(2, [100])
-    640
+    768
     """
     return LINE * (OWN * homes + TURNS * len(slots)) + TURNS * sum(map(_aligned, slots))
 
@@ -84,6 +84,22 @@ class Crossings:
         """
         self._step = step
         self._stamps[_word(OWN * self._home)] = step
+        return self._asleep()
+
+    def end(self) -> list[int]:
+        """The step has ended here: nothing more of it crosses from this home.
+
+        Returns:
+            Homes that are to be woken.
+        """
+        self._stamps[_word(OWN * self._home + 2)] = self._step
+        return self._asleep()
+
+    def ended(self, home: int) -> bool:
+        """Whether a home has ended the step that is made here: what it gives in it can be taken by then, or never."""
+        return self._stamps[_word(OWN * home + 2)] == self._step
+
+    def _asleep(self) -> list[int]:
         return [home for home in range(self._homes) if home != self._home and self.sleeps(home)]
 
     def give(self, slot: int, to: int, tensor: torch.Tensor) -> bool:

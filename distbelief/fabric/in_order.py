@@ -10,6 +10,11 @@ import torch
 from distbelief.errors import JobFailed
 from distbelief.fabric.buckets import Bucket
 
+MEET_SECONDS = 15.0
+"""How long the members of a group may take to find its store, where it has one, and each to answer who opens a link to
+it: nothing can break that off.
+"""
+
 
 class InOrder(ABC):
     """One rank's side; what it begins with is reduced in its place.

@@ -7,6 +7,7 @@ others may follow. So whatever a rank is not at yet costs no more memory than th
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -17,7 +18,7 @@ from distbelief.core.conversations.grouping import ChunkBack, ChunksTaken, Membe
 from distbelief.core.effects import Arrival, Payload
 from distbelief.core.events import Lost
 from distbelief.core.messages import Message
-from distbelief.errors import JobFailed
+from distbelief.errors import DistbeliefError
 from distbelief.fabric.player import play
 from distbelief.schedules.allreduce import schedule
 from distbelief.schedules.schedule import Move, RankStep
@@ -113,11 +114,14 @@ class LinkLines:
         self._window = index * WINDOW
         endpoint.allocate(Range(0, replicas * WINDOW), 1, 1)  # memory is taken only for what is written
         self._awake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._closing, self._closed = threading.Lock(), False
         endpoint.watch(self._awake, self._awaken)
 
     def wake(self) -> None:
-        """Have `rest` come back."""
-        os.eventfd_write(self._awake, 1)
+        """Have `rest` come back, where it is still called."""
+        with self._closing:
+            if not self._closed:
+                os.eventfd_write(self._awake, 1)
 
     def _awaken(self) -> None:
         os.eventfd_read(self._awake)
@@ -128,6 +132,8 @@ class LinkLines:
 
     def close(self) -> None:
         """End all links."""
+        with self._closing:
+            self._closed = True
         self._endpoint.close()
         os.close(self._awake)
 
@@ -147,7 +153,7 @@ class LinkLines:
             if self._endpoint.life_of(member.role) != member.place.incarnation:
                 try:
                     self._endpoint.connect(member.role, member.store, member.place.incarnation)
-                except JobFailed as error:
+                except DistbeliefError as error:  # nobody answers, its name is not known there, or it is another life
                     raise RuntimeError(str(error)) from None
                 self._endpoint.send(member.role, ChunksTaken(group, 0))  # a link alone would not be noticed
         while any(self._endpoint.life_of(one.role) != one.place.incarnation for one in members[:rank]):

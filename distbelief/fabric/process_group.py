@@ -15,7 +15,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from distbelief.core import roles
 from distbelief.core.conversations.grouping import Assemble
 from distbelief.fabric.choosing import Choice
-from distbelief.fabric.in_order import InOrder
+from distbelief.fabric.in_order import MEET_SECONDS, InOrder
 from distbelief.fabric.lines import Lines
 from distbelief.fabric.thread import ReductionThread
 from distbelief.schedules.allreduce import broadcast
@@ -25,9 +25,6 @@ LOOK_SECONDS = 2e-3
 """How often who waits for the others to meet looks whether they are there."""
 REST_SECONDS = 50e-6
 """How long who waits for the thread sleeps at a time."""
-MEET_SECONDS = 15.0
-"""How long the members of a group may take to find its store, and to open their links once all are at the store:
-nothing can break that off."""
 STEP_SECONDS = 3600.0
 """How long one may wait for a gradient of another who lives, or for him to come to the store of a group; a death is
 noticed at once."""

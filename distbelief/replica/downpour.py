@@ -432,6 +432,8 @@ class DownpourTraining:
 
     def waits(self) -> str:
         """What it waits for: one sentence."""
+        if self._replica.split is not None and (crosses := self._replica.split.waits()):
+            return crosses
         if self._holding and self._steps == self._pushing.push_every:
             return "for a checkpoint to be made"
         if answers := self._links.waits_for_answers():

@@ -129,6 +129,9 @@ class SplitCompute:
                 asked = play.send(answer)
             except StopIteration as end:
                 computed: Computed | None = end.value
+                if self._crossings is not None:
+                    for home in self._crossings.end():
+                        yield self._wake(home)
                 return computed
             answer = None
             match asked:
@@ -172,8 +175,14 @@ class SplitCompute:
             taken = self._part.decode(wanted, self._here.pop(crossing))
         else:
             slot, dtype, shape = self._part.slot(wanted), wanted.transfer.shape.dtype, self._part.shape(wanted)
-            while (tensor := self._crossings.take(slot, dtype, shape)) is None:
-                yield from self._wait(wanted, wait)
+            while True:
+                over = self._crossings.ended(wanted.other)  # before what it has given is looked at
+                if (tensor := self._crossings.take(slot, dtype, shape)) is not None:
+                    break
+                if over:
+                    raise self._apart(wanted.other)
+                if not self._crossings.ended(wanted.other):  # it may have, before it could know that this one sleeps
+                    yield from self._wait(wanted, wait)
             taken = self._part.placed(tensor)
         self._waits_for = None
         return taken
@@ -182,16 +191,19 @@ class SplitCompute:
         """Wait for the next arrival, as something cannot cross yet.
 
         Raises:
-            UsageError: it never will: the other's script has left the loop, and this one's goes on in it.
+            UsageError: it never will: the other's script has left the loop, and this one's waits for it there.
         """
-        other = self.siblings.role_of(asked.other)
-        if other in self.siblings.left:
-            raise UsageError(
-                f"the script of {other} has left the loop, and that of {self.siblings.role} goes on: all partitions of "
-                "a replica do the same with a minibatch; leave what only one does out of the loop"
-            )
+        if self.siblings.role_of(asked.other) in self.siblings.left:
+            raise self._apart(asked.other)
         self._waits_for = asked
         yield from wait()
+
+    def _apart(self, other: int) -> UsageError:
+        return UsageError(
+            f"the script of {self.siblings.role_of(other)} has gone on from a minibatch, or has left the loop, and that "
+            f"of {self.siblings.role} waits for it there: all partitions of a replica do the same with a minibatch; "
+            "leave what only one does out of the loop"
+        )
 
     def arrive(self, told: Boundary) -> None:
         """Something that crosses to this partition is here, or a part of it; what is of the past is dropped."""

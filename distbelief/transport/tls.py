@@ -27,11 +27,14 @@ class TlsEndpoint(TcpEndpoint):
         incarnation: how many times this role was restarted.
         identity: the certificate of this role.
         congestion: as `TcpEndpoint`.
+        patience: seconds that whoever opens a link waits for the other end.
     """
 
     def __init__(
-        self, role: str, job: str, incarnation: int = 0, *, identity: Identity, congestion: str = "cubic"
-    ) -> None:
+        self, role: str, job: str, incarnation: int = 0, *, identity: Identity, congestion: str = "cubic",
+        patience: float = HANDSHAKE_SECONDS,
+    ) -> None:  # fmt: skip
+        self._handshake_seconds = patience
         super().__init__(role, job, incarnation, insecure=False, congestion=congestion)
         self._dialling = context(ssl.PROTOCOL_TLS_CLIENT, identity)
         self._accepting = context(ssl.PROTOCOL_TLS_SERVER, identity)
@@ -49,7 +52,7 @@ class TlsEndpoint(TcpEndpoint):
             raise
         assert isinstance(connection, TlsSocket)
         try:
-            connection.settimeout(HANDSHAKE_SECONDS)
+            connection.settimeout(self._handshake_seconds)
             connection.greet()
             if connection.peer != role:
                 raise PermissionError(f"the certificate there is of {connection.peer!r}")

@@ -174,3 +174,15 @@ def test_two_threads_that_hardly_look_never_miss_each_other(steps: int, monkeypa
     for one in threads:
         one.join(60)
     assert seen == [step + 1.0 for step in range(1, steps + 1)]
+
+
+def test_a_home_says_which_step_it_has_ended() -> None:
+    """Who waits for what it has not given in a step knows then that it never will."""
+    memory = torch.zeros(segment_bytes(2, [8]), dtype=torch.uint8)
+    one, other = (Crossings(memory, home, 2, [8]) for home in range(2))
+    for step in (1, 2):
+        one.begin(step), other.begin(step)
+        assert not other.ended(0)
+        assert other.take(0, torch.float32, (2,)) is None  # and sleeps
+        assert one.end() == [1]
+        assert other.ended(0) and not one.ended(1)

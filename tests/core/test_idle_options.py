@@ -64,8 +64,8 @@ BESIDE = {
     "draw ring --network local-latency=1us": "--network local-latency: is in no price of ring",
     "draw hierarchical --network jitter=1": "--network jitter: is in no price of hierarchical",
     "bench simulator --validate --steps 5": "--steps 5: --validate compares jobs of its own: leave one of them off",
-    "bench allreduce --rate 10": "--rate 10: is that of a network between --namespaces or by a --cable, and there is "
-        "neither",
+    "bench allreduce --rate 10": "--rate 10: is that of a network between --namespaces, --encrypted or by a --cable, "
+        "and there is none",
     "bench allreduce --namespaces 4 --delay 10": "--delay 10.0: is that of a cable, and there is none",
     "bench allreduce --loss 0.1": "--loss 0.1: is that of a cable, and there is none",
 }  # fmt: skip

@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -30,13 +31,15 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = Path(jobs.__file__).parent / "hooked.py"
 WAYS = (*ALGORITHMS, "hierarchical:tree", "native", "shared", "auto", "apart:auto", "half:auto")
 RANKS = (2, 3)
+RUN = {2: ("plain", *WAYS), 3: ("plain", *WAYS), 4: ("pairs:plain", "pairs:ring")}
+"""By how many ranks, the ways that they go through."""
 SECONDS = 100.0
 """Most that a set of processes may take."""
 NOTICE = 20.0
 """Most seconds from a death until all know; it is a moment on a machine that does nothing else, and gloo's own patience
 is half an hour.
 """
-Saved = dict[tuple[int, str, int], tuple[list[torch.Tensor], list[Any]]]
+Saved = Callable[[int], dict[tuple[str, int], tuple[list[torch.Tensor], list[Any]]]]
 
 
 @contextmanager
@@ -48,7 +51,7 @@ def ranks(count: int, folder: Path, *words: str) -> Iterator[list[subprocess.Pop
             [sys.executable, str(SCRIPT), str(folder), *words], text=True, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path, "RANK": str(rank), "WORLD_SIZE": str(count),
-                "GLOO_SOCKET_IFNAME": "lo"},
+                "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
         )
         for rank in range(count)
     ]  # fmt: skip
@@ -62,16 +65,18 @@ def ranks(count: int, folder: Path, *words: str) -> Iterator[list[subprocess.Pop
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    """What each rank ends with, by how many there are and how they add up, and how each length of bucket was."""
-    found: Saved = {}
-    for count, words in ((2, ("plain", *WAYS)), (3, ("plain", *WAYS)), (4, ("pairs:plain", "pairs:ring"))):
-        folder = tmp_path_factory.mktemp("hooked")
+    """What each of so many ranks ends with, by how they add up, and how each length of bucket was."""
+
+    @cache
+    def of(count: int) -> dict[tuple[str, int], tuple[list[torch.Tensor], list[Any]]]:
+        folder, words = tmp_path_factory.mktemp("hooked"), RUN[count]
         with ranks(count, folder, *words) as started:
             for one in started:
                 told, said = one.communicate(timeout=SECONDS)
                 assert (one.returncode, said) == (0, ""), told
-        found |= {(count, word, rank): torch.load(folder / f"{word} {rank}") for word in words for rank in range(count)}
-    return found
+        return {(word, rank): torch.load(folder / f"{word} {rank}") for word in words for rank in range(count)}
+
+    return of
 
 
 def test_a_ring_of_two_ranks_gives_the_mean_of_their_gradients(tmp_path: Path) -> None:
@@ -88,24 +93,24 @@ def test_a_ring_of_two_ranks_gives_the_mean_of_their_gradients(tmp_path: Path) -
 @pytest.mark.parametrize("count", RANKS)
 @pytest.mark.parametrize("way", WAYS)
 def test_parameters_are_those_of_plain_ddp_and_the_same_bits_on_all_ranks(saved: Saved, way: str, count: int) -> None:
-    first, _ = saved[count, way, 0]
-    for ours, plain in zip(first, saved[count, "plain", 0][0], strict=True):
+    first, _ = saved(count)[way, 0]
+    for ours, plain in zip(first, saved(count)["plain", 0][0], strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-6)
     for rank in range(1, count):
-        assert all(map(torch.equal, first, saved[count, way, rank][0]))
+        assert all(map(torch.equal, first, saved(count)[way, rank][0]))
 
 
 def test_pairs_of_ranks_with_a_group_of_their_own(saved: Saved) -> None:
     for rank in range(4):
-        for ours, plain in zip(saved[4, "pairs:ring", rank][0], saved[4, "pairs:plain", rank][0], strict=True):
+        for ours, plain in zip(saved(4)["pairs:ring", rank][0], saved(4)["pairs:plain", rank][0], strict=True):
             torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-6)
-    assert not torch.equal(saved[4, "pairs:ring", 0][0][0], saved[4, "pairs:ring", 2][0][0])
+    assert not torch.equal(saved(4)["pairs:ring", 0][0][0], saved(4)["pairs:ring", 2][0][0])
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_each_bucket_is_added_up_as_was_asked_for(saved: Saved, way: str) -> None:
-    _, chosen = saved[3, way, 0]
-    assert all(saved[3, way, rank][1] == chosen for rank in range(3))
+    _, chosen = saved(3)[way, 0]
+    assert all(saved(3)[way, rank][1] == chosen for rank in range(3))
     assert {item for _, item, _ in chosen} == {4, 8}  # both models
     names = {how and how[0] for _, _, how in chosen}
     if ":auto" in way:  # by what was measured
@@ -124,8 +129,8 @@ def test_what_not_all_ranks_can_have_is_refused_on_all_as_often_as_it_is_asked_f
 
 
 def test_buckets_that_ddp_builds_anew_have_schedules_of_their_own(saved: Saved) -> None:
-    _, chosen = saved[3, "ring", 0]
-    elements = sum(value.numel() for value in saved[3, "ring", 0][0])
+    _, chosen = saved(3)["ring", 0]
+    elements = sum(value.numel() for value in saved(3)["ring", 0][0])
     assert sum(length for length, _, _ in chosen) > elements
 
 

@@ -103,7 +103,9 @@ def test_ten_steps_of_a_split_replica_are_those_of_the_whole_script(tmp_path: Pa
     assert told[0] == pytest.approx(told[1], rel=1e-12)
 
 
-@pytest.mark.parametrize(("strategy", "transport"), [("synchronous", "tcp"), ("allreduce", "shared")])
+@pytest.mark.parametrize(
+    ("strategy", "transport"), [("synchronous", "tcp"), ("allreduce", "shared"), ("allreduce", "tls")]
+)
 def test_rounds_of_split_replicas_are_those_of_whole_ones(tmp_path: Path, strategy: str, transport: str) -> None:
     """Of one replica of two minibatches each, as who is dealt which is chance where there is another; of two in a
     group, which begins with all.
@@ -114,7 +116,8 @@ def test_rounds_of_split_replicas_are_those_of_whole_ones(tmp_path: Path, strate
         "allreduce": functools.partial(Allreduce, replicas=2, **shared),
     }
     launch(tmp_path / "whole", kinds[strategy](), split="whole", epochs=2)
-    launch(tmp_path / "split", kinds[strategy](partitions=2), on=Local(transport=transport), epochs=2)
+    on = Local(transport="tcp", tls=True) if transport == "tls" else Local(transport=transport)
+    launch(tmp_path / "split", kinds[strategy](partitions=2), on=on, epochs=2)
     assert differ(tmp_path / "whole", tmp_path / "split") < 1e-11
 
 
@@ -167,7 +170,15 @@ def test_the_job_ends_in_peace_where_the_scripts_leave_their_loops(tmp_path: Pat
 LEFT: dict[str, tuple[Any, str, str]] = {
     "one partition alone": (
         Downpour(replicas=1), "if number == 5 and replica.partition == 1: break",
-        "the script of replica 0.1 has left the loop, and that of replica 0.0 goes on",
+        "the script of replica 0.1 has gone on from a minibatch, or has left the loop, and that of replica 0.0",
+    ),
+    "a minibatch that one passes over": (
+        Downpour(replicas=1), "if number == 5 and replica.partition == 0: continue",
+        "the script of replica 0.0 has gone on from a minibatch, or has left the loop, and that of replica 0.1",
+    ),
+    "and the other": (
+        Synchronous(replicas=1), "if number == 5 and replica.partition == 1: continue",
+        "the script of replica 0.1 has gone on from a minibatch, or has left the loop, and that of replica 0.0",
     ),
     "a group": (Allreduce(replicas=1), "if number == 5: break", "left before its end, of a split replica: with"),
     "a group, stopped": (Allreduce(replicas=1), "replica.stop()", r"stop\(\), of a split replica: .* with --epochs"),

@@ -29,6 +29,7 @@ from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Record
 from distbelief.core.settings import Plan, Settings, read_own
 from distbelief.errors import DataError, DistbeliefError, LayoutError, TrainingError, UsageError, limit
+from distbelief.fabric.in_order import MEET_SECONDS
 from distbelief.places.channel_messages import (
     Ask,
     ChannelMessage,
@@ -189,8 +190,11 @@ class _Process:
             raise
 
     def _another(self) -> tuple[NetworkEndpoint, str]:
-        """An endpoint beside the one that the driver has, and where it listens."""
-        endpoint, (host, _) = self._endpoint(), host_and_port(self.spec.bind)
+        """An encrypted endpoint beside the one that the driver has, and where it listens."""
+        spec = self.spec
+        assert spec.identity
+        endpoint = TlsEndpoint(self.role, spec.job, self.incarnation, identity=spec.identity, patience=MEET_SECONDS)
+        host, _ = host_and_port(spec.bind)
         where = listen_at(f"[{host}]" if ":" in host else host, self.role)
         return endpoint, endpoint.listen(where, self.spec.advertise)
 
