@@ -200,9 +200,9 @@ class SplitCompute:
 
     def _apart(self, other: int) -> UsageError:
         return UsageError(
-            f"the script of {self.siblings.role_of(other)} has gone on from a minibatch, or has left the loop, and that "
-            f"of {self.siblings.role} waits for it there: all partitions of a replica do the same with a minibatch; "
-            "leave what only one does out of the loop"
+            f"the script of {self.siblings.role_of(other)} has gone on from a minibatch, or has left the loop, and "
+            f"that of {self.siblings.role} waits for it there: all partitions of a replica do the same with a "
+            "minibatch; leave what only one does out of the loop"
         )
 
     def arrive(self, told: Boundary) -> None:

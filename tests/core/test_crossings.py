@@ -185,4 +185,5 @@ def test_a_home_says_which_step_it_has_ended() -> None:
         assert not other.ended(0)
         assert other.take(0, torch.float32, (2,)) is None  # and sleeps
         assert one.end() == [1]
-        assert other.ended(0) and not one.ended(1)
+        assert other.ended(0)
+        assert not one.ended(1)
