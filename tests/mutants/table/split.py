@@ -184,4 +184,12 @@ MUTANTS = [
         "parameter.grad = own",
         (f"{SCRIPTS}::test_with_its_loss_a_model_goes_through_its_partitions_in_microbatches",),
     ),
+    Mutant(
+        "nobody-says-that-a-step-has-ended",
+        SCRIPTED,
+        "fabric/crossings.py",
+        "        self._stamps[_word(OWN * self._home + 2)] = self._step\n",
+        "",
+        ("tests/core/test_crossings.py::test_a_home_says_which_step_it_has_ended",),
+    ),
 ]
