@@ -40,9 +40,10 @@ test-gpu: .venv/tools
 study: .venv/reports
 	$(BIN)/distbelief study small
 
-# the hook inside Lightning, transformers and Accelerate, which are installed for it
+# the hook inside Lightning, transformers and Accelerate, which are installed for it; and their plain scripts beside it
 test-frameworks: .venv/frameworks
 	$(BIN)/pytest tests/frameworks
+	$(BIN)/python recipes/scripts/run.py trainer lightning_module
 
 # plain scripts and the same ones on two replicas: lines, results and speed of both, with three seeds, some 5 minutes
 scripts: .venv/installed

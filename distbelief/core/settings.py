@@ -123,6 +123,8 @@ class Own:
     """What `Data.epochs` counts, in words."""
     deals_to_any: ClassVar[str] = ""
     """Why no replica can have minibatches of its own; "" where it can."""
+    one_reader: ClassVar[bool] = False
+    """Whether one replica goes through all of the data, so that they may have any order."""
     spelled: ClassVar[Mapping[str, str]] = {}
     """The settings of the job that its options have another name for."""
 
@@ -343,7 +345,7 @@ class Settings(msgspec.Struct, frozen=True):
         asked = "--data own" if own_data else f"order {order}" if order != SHUFFLED else "a stream" if stream else ""
         if not asked:
             return
-        if self.strategy.deals_to_any:
+        if self.strategy.deals_to_any and (own_data or stream or not self.strategy.one_reader):
             raise UsageError(f"{asked}: strategy {self.strategy.name} {self.strategy.deals_to_any}")
         if self.strategy.pushing.warm_start_steps:
             raise UsageError(

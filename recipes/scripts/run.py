@@ -2,8 +2,9 @@
 
 python recipes/scripts/run.py [NAME...] [--seeds 3] [--json FILE]
 
-Each NAME.py is a plain PyTorch script, NAME_distributed.py the same under `distbelief launch`. Each is run with so many
-seeds; what a script prints last is its result and its samples per second, which those of replicas add up to.
+Each NAME.py is a plain PyTorch script, NAME_distributed.py the same under `distbelief launch`, or a framework's with
+our hook under torchrun. Each is run with so many seeds; what a script prints last is its result and its samples per
+second, which those of replicas add up to.
 """
 
 import argparse
@@ -31,9 +32,10 @@ class Script(NamedTuple):
     options: str
     lines: int = 5
     """That may be changed, at most."""
-    strategy: str = "downpour"
-    launched: bool = True
-    """By `distbelief launch`; else it starts the job itself, for the replicas of which it tells one result."""
+    by: str = "downpour"
+    """The strategy that `distbelief launch` runs it with; torchrun; or sandblaster, where it starts the job itself, for
+    the replicas of which it tells one result.
+    """
     plain: str = ""
     """What the plain script is told beside its seed."""
     distributed: str = ""
@@ -45,23 +47,21 @@ SCRIPTS = {
     "vae": Script("test loss, nats", "--optimizer adam --lr 0.002"),
     "siamese": Script("triples in order", "--optimizer momentum --lr 0.05"),
     # an update of either is of 16 columns of the text, or of 32 digits
-    "words": Script(
-        "test perplexity", "--optimizer adam --lr 0.003", strategy="synchronous", plain="16", distributed="8"
-    ),
-    "stream": Script(
-        "test accuracy", "--optimizer adam --lr 0.002", strategy="synchronous", plain="32", distributed="16"
-    ),
-    "gpt": Script(
-        "test perplexity", "--optimizer adam --lr 0.001", strategy="synchronous", plain="32", distributed="16"
-    ),
-    "graph": Script(
-        "test accuracy", "--optimizer adam --lr 0.01", strategy="synchronous", plain="64", distributed="32"
-    ),
+    "words": Script("test perplexity", "--optimizer adam --lr 0.003", by="synchronous", plain="16", distributed="8"),
+    "stream": Script("test accuracy", "--optimizer adam --lr 0.002", by="synchronous", plain="32", distributed="16"),
+    "gpt": Script("test perplexity", "--optimizer adam --lr 0.001", by="synchronous", plain="32", distributed="16"),
+    "graph": Script("test accuracy", "--optimizer adam --lr 0.01", by="synchronous", plain="64", distributed="32"),
     "resnet": Script("test accuracy", "--optimizer momentum --lr 0.05", plain="64", distributed="64"),
-    "dcgan": Script("distance from digits", "", lines=8, strategy="synchronous"),
+    "dcgan": Script("distance from digits", "", lines=8, by="synchronous"),
     # a task, since L-BFGS evaluates a model as often as its line search asks
-    "sequence": Script("test loss", "", lines=20, strategy="sandblaster", launched=False),
+    "sequence": Script("test loss", "", lines=20, by="sandblaster"),
 }
+FRAMEWORKS = {
+    "trainer": Script("test perplexity", "", by="torchrun", plain="32", distributed="16"),
+    "lightning_module": Script("test accuracy", "", by="torchrun", plain="64", distributed="32"),
+}
+"""Scripts that need what `make test-frameworks` installs, and are run only where they are asked for."""
+ALL = SCRIPTS | FRAMEWORKS
 
 
 def lines_changed(name: str) -> int:
@@ -72,19 +72,21 @@ def lines_changed(name: str) -> int:
 
 def run(name: str, seed: int, distributed: bool) -> tuple[float, float]:
     """Run a script; returns its result and its samples per second."""
-    script, of = str(HERE / f"{name}{'_distributed' * distributed}.py"), SCRIPTS[name]
+    script, of = str(HERE / f"{name}{'_distributed' * distributed}.py"), ALL[name]
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, script, str(seed), *(of.distributed if distributed else of.plain).split()]
-        if distributed and of.launched:
-            launched = [sys.executable, "-m", "distbelief", "launch", of.strategy, "--replicas", "2", "--quiet"]
-            own = ["--seed", str(seed), "--out", f"{folder}/run", *of.options.split()]
-            command = [*launched, *own, *command[1:]]
+        words = [script, str(seed), *(of.distributed if distributed else of.plain).split()]
+        if distributed and of.by == "torchrun":
+            words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
+        elif distributed and of.by == "sandblaster":
+            words.append(f"{folder}/run")
         elif distributed:
-            command.append(f"{folder}/run")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            launch = ["-m", "distbelief", "launch", of.by, "--replicas", "2", "--quiet", "--seed", str(seed)]
+            words = [*launch, "--out", f"{folder}/run", *of.options.split(), *words]
+        command = [sys.executable, *words]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
     told = TOLD.findall(done.stdout)
-    if done.returncode or len(told) != 1 + (distributed and of.launched):
+    if done.returncode or len(told) != 1 + (distributed and of.by != "sandblaster"):
         raise SystemExit(f"{' '.join(command)} has failed:\n{done.stdout}{done.stderr}")
     return float(told[0][0]), sum(float(rate) for _, rate in told)
 
@@ -98,8 +100,8 @@ def compare(name: str, seeds: int) -> dict[str, object]:
     results, others = [result for result, _ in plain], [result for result, _ in distributed]
     middle, away = statistics.median(results), max(results) - min(results)
     return {
-        "script": name, "lines": lines_changed(name), "result": SCRIPTS[name].result,
-        "options": f"{SCRIPTS[name].strategy} {SCRIPTS[name].options}".strip(),
+        "script": name, "lines": lines_changed(name), "result": ALL[name].result,
+        "options": f"{ALL[name].by} {ALL[name].options}".strip(),
         "plain": results, "distributed": others, "within": abs(statistics.median(others) - middle) <= away,
         "plain_rate": statistics.median(rate for _, rate in plain),
         "distributed_rate": statistics.median(rate for _, rate in distributed),
@@ -119,12 +121,12 @@ def row(found: dict[str, object]) -> str:
 def main() -> None:
     """Run what is asked for, and print the table."""
     asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    asked.add_argument("names", nargs="*", default=[], metavar="NAME", help=", ".join(SCRIPTS))
+    asked.add_argument("names", nargs="*", default=[], metavar="NAME", help=", ".join(ALL))
     asked.add_argument("--seeds", type=int, default=3)
     asked.add_argument("--json", type=Path)
     given = asked.parse_args()
-    if wrong := [name for name in given.names if name not in SCRIPTS]:
-        asked.error(f"no script {wrong[0]!r}; there are {', '.join(SCRIPTS)}")
+    if wrong := [name for name in given.names if name not in ALL]:
+        asked.error(f"no script {wrong[0]!r}; there are {', '.join(ALL)}")
     print("| script | lines | result | plain | two replicas | within | plain samples/s | two replicas | options |")
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
     told = []

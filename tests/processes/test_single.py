@@ -26,10 +26,10 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def plain(optimizer: str, **options: Any) -> dict[str, torch.Tensor]:
+def plain(optimizer: str, in_order: str = "shuffled", **options: Any) -> dict[str, torch.Tensor]:
     """The loop as anybody would write it."""
     torch.manual_seed(0)
-    model, data, order = jobs.net(), jobs.data(), Order(jobs.SAMPLES, jobs.BATCH, 0)
+    model, data, order = jobs.net(), jobs.data(), Order(jobs.SAMPLES, jobs.BATCH, 0, in_order)
     kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer]
     steps = kind(model.parameters(), **options)
     for epoch in range(EPOCHS):
@@ -59,6 +59,13 @@ def test_single_and_one_replica_are_the_plain_loop(tmp_path: Path, optimizer: st
     }
     # there are no shards whose updates somebody makes, and no links
     assert set(alone) == set(served) - {"path", "carrier"}
+
+
+@pytest.mark.parametrize("split", [{}, {"partitions": 2, "split": "stages"}], ids=["whole", "split"])
+def test_data_in_order_are_read_in_order(tmp_path: Path, split: dict[str, Any]) -> None:
+    jobs.run(tmp_path, Single(optimizer=optim("sgd", lr=0.5), **split), epochs=EPOCHS, order="sequential")
+    for name, value in plain("sgd", "sequential", lr=0.5).items():
+        torch.testing.assert_close(weights(tmp_path)[name], value, rtol=1e-4, atol=1e-5)
 
 
 def test_the_target_ends_the_loop(tmp_path: Path) -> None:

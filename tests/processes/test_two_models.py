@@ -53,11 +53,11 @@ def step(real: torch.Tensor, critic: nn.Module, maker: nn.Module, of_critic: Any
     of_maker.step()
 
 
-def launch(folder: Path, strategy: Any, **fields: str) -> Any:
+def launch(folder: Path, strategy: Any, path: str = "auto", **fields: str) -> Any:
     (folder / "script.py").write_text(SCRIPT.format(**{**FIELDS, **fields}))
     options = {name: fields.pop(name) for name in ("lr_schedule",) if name in fields}
     job = jobs.job(folder / "run", strategy, task="script", epochs=2, **options)
-    return Local().launch(job, [str(folder / "script.py")])
+    return Local(path=path).launch(job, [str(folder / "script.py")])
 
 
 OPTIMIZERS = {
@@ -154,6 +154,7 @@ REFUSED: dict[str, tuple[Any, dict[str, str], str]] = {
         {"critic": "db.optim('sgd', lr=0.1 + replica.index)", "maker": "db.optim('sgd', lr=0.1)"},
         "names other optimizers than the job has",
     ),
+    "the direct path": (Downpour, {"path": "direct"}, "--path direct: the script has several models"),
     "two steps outside": (Downpour, {"after": "of_maker.step()"}, "outside of a minibatch"),
 }  # fmt: skip
 

@@ -71,6 +71,8 @@ class Spec(Opening, frozen=True, kw_only=True):
     """The supervisor's descriptor of the memory that is read in place, or updated; -1 for none."""
     direct: bool = False
     """Whether replicas update it themselves."""
+    direct_asked: bool = False
+    """Whether they were told to, and not only may."""
     crossings: int = -1
     """That of the memory through which partitions give each other what crosses; -1 where they send it."""
     columns: tuple[int, ...] = ()
@@ -112,6 +114,7 @@ def tell(
         forkserver=0,
         memory=-1,
         direct=path_of(cluster.path, job.strategy, settings, cluster.carrier) == DIRECT,
+        direct_asked=cluster.path == DIRECT,
         path=[os.getcwd(), *sys.path],
         directory=os.getcwd(),
         environment=dict(os.environb),

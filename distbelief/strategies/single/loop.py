@@ -78,6 +78,7 @@ class SingleLoop:
             settings.clip_norm,
             settings.data.drop_last,
             settings.arithmetic,
+            settings.data.order,
         )
         groups = groups_of(model, settings.optimizer)
         self._flat = FlatModule(model, groups, rows=True)
