@@ -22,6 +22,7 @@ from distbelief.core.effects import Arrival, Effect, Payload, Save, Send, WriteR
 from distbelief.core.events import Event
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import LocalProtocolError
+from distbelief.fabric.waiting import rest
 from distbelief.server.passed import PassedLayout, PassedSlice
 from distbelief.server.shard import Shard, ShardState
 from distbelief.server.slice import Slice, slice_of
@@ -31,8 +32,6 @@ from distbelief.transport.shared import SharedEndpoint
 
 PATIENCE_SECONDS = 10e-3
 """How long a replica waits for a lock before it hears what else there is, and tries again."""
-NAP_SECONDS = 200e-6
-"""How long a replica sleeps between two looks whether the consistency lets its step begin."""
 
 Memory = Callable[[int], torch.Tensor]
 """So many bytes that all processes of the job share (1-D uint8), zeroed in the beginning."""
@@ -260,7 +259,8 @@ class DirectEndpoint(SharedEndpoint):
 
     def poll(self, timeout: float | None) -> None:
         """Do what is due, and deliver the answers; or wait for something to arrive."""
-        end = None if timeout is None else time.monotonic() + timeout
+        began = time.monotonic()
+        end = None if timeout is None else began + timeout
         while True:
             self._act()
             if self._answers:
@@ -271,7 +271,8 @@ class DirectEndpoint(SharedEndpoint):
             if not self._due:
                 super().poll(None if end is None else max(0.0, end - time.monotonic()))
                 return
-            super().poll(NAP_SECONDS)
+            rest(time.monotonic() - began)  # an epoll would sleep for a millisecond or more
+            super().poll(0)
             if self._delivered or (end is not None and time.monotonic() >= end):
                 return
 
