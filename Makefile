@@ -43,7 +43,7 @@ study: .venv/reports
 # the hook inside Lightning, transformers and Accelerate, which are installed for it; and their plain scripts beside it
 test-frameworks: .venv/frameworks
 	$(BIN)/pytest tests/frameworks
-	$(BIN)/python recipes/scripts/run.py trainer lightning_module
+	$(BIN)/python recipes/scripts/run.py --frameworks
 
 # plain scripts and the same ones on two replicas: lines, results and speed of both, with three seeds, some 5 minutes
 scripts: .venv/installed

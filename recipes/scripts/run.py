@@ -1,10 +1,11 @@
 """Plain scripts, and the same with a few lines changed on two replicas: lines, results and speed of both.
 
-python recipes/scripts/run.py [NAME...] [--seeds 3] [--json FILE]
+python recipes/scripts/run.py [NAME...] [--frameworks] [--seeds 3] [--json FILE]
 
 Each NAME.py is a plain PyTorch script, NAME_distributed.py the same under `distbelief launch`, or a framework's with
 our hook under torchrun. Each is run with so many seeds; what a script prints last is its result and its samples per
-second, which those of replicas add up to.
+second, which those of replicas add up to. It fails where a result on two replicas is not within what the plain seeds
+give.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,17 +27,23 @@ SECONDS = 120
 TOLD = re.compile(r"metric (\S+) rate (\d+)$", re.MULTILINE)
 
 
+class Started(Enum):
+    """How a script comes to have two replicas."""
+
+    LAUNCHED = "by distbelief launch"
+    TORCHRUN = "by torchrun, as DistributedDataParallel has it"
+    ITSELF = "by the script, a task of which starts the job: one result is told"
+
+
 class Script(NamedTuple):
     """How a script is run on two replicas, and what its result is."""
 
     result: str
-    options: str
+    options: str = ""
+    strategy: str = "downpour"
+    started: Started = Started.LAUNCHED
     lines: int = 5
     """That may be changed, at most."""
-    by: str = "downpour"
-    """The strategy that `distbelief launch` runs it with; torchrun; or sandblaster, where it starts the job itself, for
-    the replicas of which it tells one result.
-    """
     plain: str = ""
     """What the plain script is told beside its seed."""
     distributed: str = ""
@@ -47,20 +55,28 @@ SCRIPTS = {
     "vae": Script("test loss, nats", "--optimizer adam --lr 0.002"),
     "siamese": Script("triples in order", "--optimizer momentum --lr 0.05"),
     # an update of either is of 16 columns of the text, or of 32 digits
-    "words": Script("test perplexity", "--optimizer adam --lr 0.003", by="synchronous", plain="16", distributed="8"),
-    "stream": Script("test accuracy", "--optimizer adam --lr 0.002", by="synchronous", plain="32", distributed="16"),
-    "gpt": Script("test perplexity", "--optimizer adam --lr 0.001", by="synchronous", plain="32", distributed="16"),
-    "graph": Script("test accuracy", "--optimizer adam --lr 0.01", by="synchronous", plain="64", distributed="32"),
+    "words": Script(
+        "test perplexity", "--optimizer adam --lr 0.003", strategy="synchronous", plain="16", distributed="8"
+    ),
+    "stream": Script(
+        "test accuracy", "--optimizer adam --lr 0.002", strategy="synchronous", plain="32", distributed="16"
+    ),
+    "gpt": Script(
+        "test perplexity", "--optimizer adam --lr 0.001", strategy="synchronous", plain="32", distributed="16"
+    ),
+    "graph": Script(
+        "test accuracy", "--optimizer adam --lr 0.01", strategy="synchronous", plain="64", distributed="32"
+    ),
     "resnet": Script("test accuracy", "--optimizer momentum --lr 0.05", plain="64", distributed="64"),
-    "dcgan": Script("distance from digits", "", lines=8, by="synchronous"),
+    "dcgan": Script("distance from digits", strategy="synchronous", lines=8),
     # a task, since L-BFGS evaluates a model as often as its line search asks
-    "sequence": Script("test loss", "", lines=20, by="sandblaster"),
+    "sequence": Script("test loss", strategy="sandblaster", started=Started.ITSELF, lines=20),
 }
 FRAMEWORKS = {
-    "trainer": Script("test perplexity", "", by="torchrun", plain="32", distributed="16"),
-    "lightning_module": Script("test accuracy", "", by="torchrun", plain="64", distributed="32"),
+    "trainer": Script("test perplexity", strategy="", started=Started.TORCHRUN, plain="32", distributed="16"),
+    "lightning_module": Script("test accuracy", strategy="", started=Started.TORCHRUN, plain="64", distributed="32"),
 }
-"""Scripts that need what `make test-frameworks` installs, and are run only where they are asked for."""
+"""Scripts that need what `make test-frameworks` installs, and are run with `--frameworks`, or by name."""
 ALL = SCRIPTS | FRAMEWORKS
 
 
@@ -75,18 +91,18 @@ def run(name: str, seed: int, distributed: bool) -> tuple[float, float]:
     script, of = str(HERE / f"{name}{'_distributed' * distributed}.py"), ALL[name]
     with tempfile.TemporaryDirectory() as folder:
         words = [script, str(seed), *(of.distributed if distributed else of.plain).split()]
-        if distributed and of.by == "torchrun":
+        if distributed and of.started is Started.TORCHRUN:
             words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
-        elif distributed and of.by == "sandblaster":
+        elif distributed and of.started is Started.ITSELF:
             words.append(f"{folder}/run")
         elif distributed:
-            launch = ["-m", "distbelief", "launch", of.by, "--replicas", "2", "--quiet", "--seed", str(seed)]
+            launch = ["-m", "distbelief", "launch", of.strategy, "--replicas", "2", "--quiet", "--seed", str(seed)]
             words = [*launch, "--out", f"{folder}/run", *of.options.split(), *words]
         command = [sys.executable, *words]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
     told = TOLD.findall(done.stdout)
-    if done.returncode or len(told) != 1 + (distributed and of.by != "sandblaster"):
+    if done.returncode or len(told) != 1 + (distributed and of.started is not Started.ITSELF):
         raise SystemExit(f"{' '.join(command)} has failed:\n{done.stdout}{done.stderr}")
     return float(told[0][0]), sum(float(rate) for _, rate in told)
 
@@ -101,7 +117,7 @@ def compare(name: str, seeds: int) -> dict[str, object]:
     middle, away = statistics.median(results), max(results) - min(results)
     return {
         "script": name, "lines": lines_changed(name), "result": ALL[name].result,
-        "options": f"{ALL[name].by} {ALL[name].options}".strip(),
+        "options": f"{ALL[name].strategy or 'torchrun'} {ALL[name].options}".strip(),
         "plain": results, "distributed": others, "within": abs(statistics.median(others) - middle) <= away,
         "plain_rate": statistics.median(rate for _, rate in plain),
         "distributed_rate": statistics.median(rate for _, rate in distributed),
@@ -124,17 +140,20 @@ def main() -> None:
     asked.add_argument("names", nargs="*", default=[], metavar="NAME", help=", ".join(ALL))
     asked.add_argument("--seeds", type=int, default=3)
     asked.add_argument("--json", type=Path)
+    asked.add_argument("--frameworks", action="store_true", help=f"{' and '.join(FRAMEWORKS)}, which need packages")
     given = asked.parse_args()
     if wrong := [name for name in given.names if name not in ALL]:
         asked.error(f"no script {wrong[0]!r}; there are {', '.join(ALL)}")
     print("| script | lines | result | plain | two replicas | within | plain samples/s | two replicas | options |")
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
     told = []
-    for name in given.names or SCRIPTS:
+    for name in given.names or (FRAMEWORKS if given.frameworks else SCRIPTS):
         told.append(compare(name, given.seeds))
         print(row(told[-1]), flush=True)
         if given.json:
             given.json.write_text(json.dumps(told, indent=2))
+    if outside := [str(one["script"]) for one in told if not one["within"]]:
+        sys.exit(f"on two replicas {' and '.join(outside)} made another result than the plain seeds give")
 
 
 if __name__ == "__main__":

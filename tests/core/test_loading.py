@@ -90,6 +90,18 @@ def test_a_loader_makes_what_it_would() -> None:
     assert (source.dataset, source.samples, source.batch_size) == (loader.dataset, 6, 4)
 
 
+@pytest.mark.parametrize(("asked", "has_gpu"), [(True, True), (True, False), (False, True)])
+def test_a_minibatch_is_pinned_where_it_is_asked_for_and_there_is_a_gpu(
+    asked: bool, has_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda leaf: pinned.append(leaf) or leaf)
+    got = had(DataLoader(Nested(), 2, pin_memory=asked), 4, 1)
+    assert torch.equal(got["x"][0], ROWS[[4, 1]])
+    assert [leaf.tolist() for leaf in pinned] == ([got["x"][0].tolist(), [4, 1]] if asked and has_gpu else [])
+
+
 def test_what_is_loaded_ahead_comes_in_the_order_in_which_it_is_wanted() -> None:
     """Whatever was loaded before, as where a job goes back."""
     source = Ahead(DataLoader(Nested(), 2), 2)

@@ -31,8 +31,10 @@ data = db.tasks.digits().train()
 model = db.tasks.digits().model().to(replica.device)
 optimizer = replica.optimizer(model)
 scaler = torch.amp.GradScaler(kind, enabled=scaled)
-loader = DataLoader(TensorDataset(data.inputs, data.targets), 32, num_workers=2, pin_memory=kind == "cuda")
-for _ in replica.epochs(8):
+loader = DataLoader(
+    TensorDataset(data.inputs, data.targets), 32, num_workers=int(sys.argv[2]), pin_memory=kind == "cuda"
+)
+for _ in replica.epochs(2):
     for inputs, classes in replica.batches(loader):
         assert inputs.device.type == classes.device.type == kind
         with torch.autocast(kind, torch.float16, enabled=scaled):
@@ -41,10 +43,6 @@ for _ in replica.epochs(8):
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-test = db.tasks.digits().test()
-with torch.no_grad():
-    found = model(test.inputs.to(replica.device)).argmax(1).cpu() == test.targets
-assert found.float().mean() > 0.9, found.float().mean()
 """
 MODELS = """
 import torch, distbelief as db
@@ -96,10 +94,16 @@ def launch(folder: Path, source: str, strategy: db.strategies.Strategy, device: 
     return Local().launch(job, [str(folder / "script.py"), *words])
 
 
-@pytest.mark.parametrize("way", ["plain", "scaled"])
-@pytest.mark.parametrize("strategy", [db.Downpour(replicas=2), db.Synchronous(replicas=2)], ids=["downpour", "rounds"])
-def test_a_script_learns_from_a_pinned_loader(way: str, strategy: db.strategies.Strategy, tmp_path: Path) -> None:
-    assert launch(tmp_path / "job", SCRIPT, strategy, DEVICE, way)["outcome"] == "done"
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize(("way", "apart"), [("plain", 1e-4), ("scaled", 2e-2)])
+def test_a_pinned_loader_gives_what_the_cpu_computes_with(way: str, apart: float, workers: str, tmp_path: Path) -> None:
+    """In fp16 with its loss scaled, to the digits that it has."""
+    alone = db.Downpour(replicas=1, shards=2)
+    launch(tmp_path / "cpu", SCRIPT, alone, "cpu", "plain", "0")
+    launch(tmp_path / DEVICE, SCRIPT, alone, DEVICE, way, workers)
+    here, there = (load_file(tmp_path / device / "run" / "model.safetensors") for device in ("cpu", DEVICE))
+    for name, value in here.items():
+        assert float((there[name] - value).norm() / value.norm()) < apart
 
 
 def test_two_models_are_trained_as_on_a_cpu(tmp_path: Path) -> None:

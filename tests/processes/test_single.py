@@ -26,15 +26,16 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def plain(optimizer: str, in_order: str = "shuffled", **options: Any) -> dict[str, torch.Tensor]:
+def plain(optimizer: str, in_order: bool = False, **options: Any) -> dict[str, torch.Tensor]:
     """The loop as anybody would write it."""
     torch.manual_seed(0)
-    model, data, order = jobs.net(), jobs.data(), Order(jobs.SAMPLES, jobs.BATCH, 0, in_order)
+    model, data, order = jobs.net(), jobs.data(), Order(jobs.SAMPLES, jobs.BATCH, 0)
+    numbers = torch.arange(jobs.SAMPLES).split(jobs.BATCH)
     kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer]
     steps = kind(model.parameters(), **options)
     for epoch in range(EPOCHS):
         for index in range(order.batches):
-            x, y = data.batch(order.indices(epoch, index))
+            x, y = data.batch(numbers[index] if in_order else order.indices(epoch, index))
             steps.zero_grad()
             cross_entropy(model(x), y).backward()
             steps.step()
@@ -64,8 +65,14 @@ def test_single_and_one_replica_are_the_plain_loop(tmp_path: Path, optimizer: st
 @pytest.mark.parametrize("split", [{}, {"partitions": 2, "split": "stages"}], ids=["whole", "split"])
 def test_data_in_order_are_read_in_order(tmp_path: Path, split: dict[str, Any]) -> None:
     jobs.run(tmp_path, Single(optimizer=optim("sgd", lr=0.5), **split), epochs=EPOCHS, order="sequential")
-    for name, value in plain("sgd", "sequential", lr=0.5).items():
+    for name, value in plain("sgd", in_order=True, lr=0.5).items():
         torch.testing.assert_close(weights(tmp_path)[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("order", ["shuffled", "sequential"])
+def test_data_of_its_own_are_refused(tmp_path: Path, order: str) -> None:
+    with pytest.raises(UsageError, match="--data own: strategy single has one replica, which has all the data"):
+        jobs.run(tmp_path, Single(), data="own", order=order)
 
 
 def test_the_target_ends_the_loop(tmp_path: Path) -> None:

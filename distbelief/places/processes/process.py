@@ -383,11 +383,11 @@ class _Process:
 
         def reach(plan: Plan, arena: Arena) -> None:
             attach(plan, arena)
-            if plan.models > 1 and self.spec.direct_asked:
-                raise UsageError(
-                    "--path direct: the script has several models, whose updates the shards make; leave it off"
-                )
-            if plan.models > 1:
+            if plan.models > 1:  # the shards make the updates of several
+                if self.spec.direct_asked:
+                    raise UsageError(
+                        "--path direct: the script has several models, whose updates the shards make; leave it off"
+                    )
                 return
             endpoint.share(plan, memory, self._locks(), lambda index, held: make(index, held, 0))
             if flat is not None and flat.device.type == "cpu" and reads_only(plan.settings, plan.layout):
