@@ -15,11 +15,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from distbelief.fabric.buckets import Bucket
 from distbelief.schedules.allreduce import broadcast, by_host, schedule
 from distbelief.schedules.schedule import Schedule
+
+Told = Callable[[], bool]
+"""Whether something has arrived that whoever waits must know now."""
 
 
 class Fabric(Protocol):

@@ -14,6 +14,8 @@ MEET_SECONDS = 15.0
 """How long the members of a group may take to find its store, where it has one, and each to answer who opens a link to
 it: nothing can break that off.
 """
+LOOK_SECONDS = 2e-3
+"""How often who waits for the others of a group looks whether they are there, and whether anything has arrived."""
 
 
 class InOrder(ABC):

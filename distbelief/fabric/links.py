@@ -11,21 +11,18 @@ import torch
 
 from distbelief.core import roles
 from distbelief.core.conversations.grouping import Assemble
+from distbelief.fabric.base import Told
 from distbelief.fabric.choosing import Choice
-from distbelief.fabric.in_order import InOrder
+from distbelief.fabric.in_order import LOOK_SECONDS, InOrder
 from distbelief.fabric.link_lines import LinkEndpoint, LinkLines
 from distbelief.fabric.player import play
 from distbelief.schedules.allreduce import broadcast, schedule
 from distbelief.schedules.schedule import RankStep
 
-LOOK_SECONDS = 2e-3
-"""How often who waits for a group to be formed looks whether it is, and whether something else has arrived."""
 REST_SECONDS = 2e-3
 """How long who waits for the thread does so at a time."""
 NATIVE = "ring"
 """What goes by the name native: these links have nothing of their own."""
-
-Told = Callable[[], bool]
 
 
 class Links(InOrder):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -14,22 +13,19 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from distbelief.core import roles
 from distbelief.core.conversations.grouping import Assemble
+from distbelief.fabric.base import Told
 from distbelief.fabric.choosing import Choice
-from distbelief.fabric.in_order import MEET_SECONDS, InOrder
+from distbelief.fabric.in_order import LOOK_SECONDS, MEET_SECONDS, InOrder
 from distbelief.fabric.lines import Lines
 from distbelief.fabric.thread import ReductionThread
 from distbelief.schedules.allreduce import broadcast
 from distbelief.schedules.schedule import Schedule
 
-LOOK_SECONDS = 2e-3
-"""How often who waits for the others to meet looks whether they are there."""
 REST_SECONDS = 50e-6
 """How long who waits for the thread sleeps at a time."""
 STEP_SECONDS = 3600.0
 """How long one may wait for a gradient of another who lives, or for him to come to the store of a group; a death is
 noticed at once."""
-
-Told = Callable[[], bool]
 
 
 class ProcessGroup(InOrder):

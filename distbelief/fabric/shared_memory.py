@@ -14,7 +14,7 @@ from __future__ import annotations
 import mmap
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ import torch
 from distbelief.core import roles
 from distbelief.core.conversations.grouping import Assemble
 from distbelief.errors import UsageError
-from distbelief.fabric.base import schedule_of
+from distbelief.fabric.base import Told, schedule_of
 from distbelief.fabric.buckets import Bucket
 from distbelief.fabric.player import WHOLE, SchedulePlayer
 from distbelief.fabric.waiting import Wait
@@ -109,7 +109,7 @@ class SharedMemory:
         self._slots, self._sum = slots[:-1], slots[-1]
         return slots[self._index], self._sum if self._direct else slots[self._index]
 
-    def form(self, group: Assemble, told: Callable[[], bool]) -> bool:
+    def form(self, group: Assemble, told: Told) -> bool:
         """Take one's place in a group, for which nobody is waited."""
         self.meet(group.group, [roles.index_of(member.role) for member in group.members])
         return True

@@ -13,6 +13,7 @@ from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.effects import Arrival, Batch, Computed, Machine, Measured, Story
 from distbelief.core.settings import Plan
 from distbelief.errors import LocalProtocolError
+from distbelief.fabric.base import Told
 from distbelief.record.journal import JournalEntry
 from distbelief.runtime.lasting import Caller, LastingHost
 from distbelief.runtime.step_times import StepTimes
@@ -24,8 +25,6 @@ INTERRUPTS = (grouping.Halt, membership.Stop, events.Lost)
 
 Answer = Callable[[Computed], None]
 Compute = Callable[[Batch, Answer], Computed | None]
-Told = Callable[[], bool]
-"""Whether something has arrived that whoever waits must know now."""
 
 
 def cannot(what: str) -> Callable[..., Any]:

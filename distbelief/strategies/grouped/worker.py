@@ -13,11 +13,12 @@ import struct
 from distbelief.core import roles
 from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.settings import Settings
+from distbelief.fabric.base import Told
 from distbelief.fabric.in_order import InOrder
 from distbelief.fabric.links import Links
 from distbelief.fabric.process_group import ProcessGroup
 from distbelief.fabric.shared_memory import SharedMemory
-from distbelief.runtime.player import Part, Told, Worker
+from distbelief.runtime.player import Part, Worker
 from distbelief.strategies.context import Context, Process, open_memory
 from distbelief.strategies.grouped.measured import measured_model
 from distbelief.strategies.grouped.replica import AllreduceReplica, collect_nothing, no_fault
