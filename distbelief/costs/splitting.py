@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import torch
 from torch import nn
 
 from distbelief.core.optimizer import Optimizer, optim
@@ -28,12 +27,10 @@ from distbelief.split.options import Split
 from distbelief.split.plan import apply
 from distbelief.split.program import HomeProgram, build, segment_graph
 from distbelief.split.tidying import Shape
-from distbelief.split.tracing import trace
+from distbelief.split.tracing import EXAMPLES, examples, trace
 from distbelief.tasks.task import Task
 from distbelief.tasks.worker import build_model, load
 
-EXAMPLES = 2
-"""Samples that a model is traced with."""
 LINE = LinkModel(50e-6, 1.25e9)
 """Between two homes, where nothing is said of it."""
 PARAMETERS, GRADIENTS, STATE, KEPT = "parameters", "gradients", "optimizer state", "kept and received"
@@ -214,7 +211,7 @@ def measure(
     if batch_size < max(1, microbatches):
         raise UsageError(f"--batch-size {batch_size}: {microbatches} microbatches need a sample each")
     data = load(task, "training")
-    inputs, targets = data.batch(torch.arange(EXAMPLES) % len(data))
+    inputs, targets = data.batch(examples(len(data)))
     told("tracing the model")
     model = build_model(task, 0, "cpu").train()
     traced = trace(model, (inputs,))

@@ -40,6 +40,7 @@ from distbelief.runtime.split_model import SplitModel
 from distbelief.runtime.streams import Stream
 from distbelief.server import optimizers
 from distbelief.split.options import AUTO, Split
+from distbelief.split.tracing import examples
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.worker import on_device
@@ -78,8 +79,6 @@ MakePart = Callable[
 the samples of its data, the batch size, the epochs and the order that the loop names (0 and "" for those of the job),
 the optimizers of its models (none for that of the job), and what computes, clipped to a norm.
 """
-EXAMPLES = 2
-"""Samples that a split model is traced with."""
 
 
 def as_it_is(_: nn.Module) -> None:
@@ -609,8 +608,7 @@ class Replica:
             if not source.samples:
                 raise DataError("the training set is empty: there is nothing to train with")
             assert not isinstance(source, Stream)  # which settings refuse
-            numbers = torch.arange(EXAMPLES) % source.samples
-            loaded = source.load(Wanted(Batch(0, 0), numbers), (), self._settings.seed)
+            loaded = source.load(Wanted(Batch(0, 0), examples(source.samples)), (), self._settings.seed)
             return on_device(loaded, optimizer.vectors.device)
 
         flat, part = model.cut(

@@ -22,7 +22,7 @@ from distbelief.split.options import AUTO, Split
 from distbelief.split.plan import apply
 from distbelief.split.play import Give, HomeEffect, RunSegment, Take, cut_minibatch, step
 from distbelief.split.program import HomeProgram, Received, Segment, build
-from distbelief.split.tracing import trace
+from distbelief.split.tracing import EXAMPLES, examples, trace
 from distbelief.tasks import Task
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
@@ -30,8 +30,6 @@ from distbelief.tasks.order import Order, key, seed_chance
 from distbelief.tasks.task import as_data
 from distbelief.tasks.worker import load, on_device, raised_at
 
-EXAMPLES = 2
-"""Samples that a model is traced with."""
 NOTHING = torch.empty(0)
 
 Tell = Callable[[Parted], None]
@@ -44,7 +42,8 @@ def split_graph(task: Task, model: nn.Module, settings: Settings, tell: Tell | N
     Raises:
         UsageError: it cannot be split so.
     """
-    inputs, targets = as_data(task.train()).batch(torch.arange(EXAMPLES))
+    data = as_data(task.train())
+    inputs, targets = data.batch(examples(len(data)))
     device = next(model.parameters()).device
     traced = trace(model, (on_device(inputs, device),))
     split, targets = Split.parse(settings.split, settings.partitions), on_device(targets, device)
