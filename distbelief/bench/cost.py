@@ -10,12 +10,11 @@ from typing import Any, ClassVar, NamedTuple
 import msgspec
 
 from distbelief.bench.parts import iterations
-from distbelief.bench.parts.timing import figure, finish, number, show
+from distbelief.bench.parts.timing import check_models, figure, finish, number, show
 from distbelief.core.optimizer import optim
 from distbelief.costs import profile
 from distbelief.costs.cost import sample_of
 from distbelief.costs.trace import Tracer
-from distbelief.errors import unknown
 from distbelief.record.machine import machine
 from distbelief.tasks import as_data, resolve
 
@@ -82,9 +81,7 @@ def run(options: CostBenchOptions) -> dict[str, Any]:
     Raises:
         UsageError: an unknown model.
     """
-    for model in options.models:
-        if model not in MODELS:
-            raise unknown("model", model, MODELS)
+    check_models(options.models, MODELS)
     facts, sizes = machine(), QUICK if options.quick else MODELS
     steps = {name: _steps(sizes[name], options.seconds) for name in options.models}
     memory = {

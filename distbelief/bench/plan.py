@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from distbelief.bench.parts.timing import REPEATS_LIMIT, figure, finish, number, show, spread
+from distbelief.bench.parts.timing import check_models, check_repeats, figure, finish, number, show, spread
 from distbelief.core.optimizer import optim
-from distbelief.errors import UsageError, unknown
 from distbelief.planner import trials
 from distbelief.planner.candidates import PLANNED, candidates
 from distbelief.planner.plan import Plan, plan, this_machine
@@ -72,11 +71,8 @@ def run(options: PlanBenchOptions) -> dict[str, Any]:
         UsageError: an unknown model, or a number of repeats that cannot be.
         DataError: there is no MNIST.
     """
-    for model in options.models:
-        if model not in MODELS:
-            raise unknown("model", model, MODELS)
-    if not 1 <= options.repeats <= REPEATS_LIMIT:
-        raise UsageError(f"--repeats {options.repeats}: must be from 1 to {REPEATS_LIMIT}")
+    check_models(options.models, MODELS)
+    check_repeats(options.repeats)
     facts = machine()
     models = {name: _of_model(QUICK if options.quick else MODELS[name], options) for name in options.models}
     figures = [one for name, found in models.items() for one in _figures(name, found)]

@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from distbelief.bench.parts import homes, loops
-from distbelief.bench.parts.timing import figure, finish, interleave, number, ratio, show, spread
-from distbelief.errors import unknown
+from distbelief.bench.parts.timing import check_models, figure, finish, interleave, number, ratio, show, spread
 from distbelief.record.machine import machine
 
 WORKLOADS = "distbelief.bench.parts.workloads:"
@@ -74,9 +73,7 @@ def run(options: SplitBenchOptions) -> dict[str, Any]:
         UsageError: an unknown model, or a number of repeats that cannot be.
         DataError: there is no MNIST.
     """
-    for model in options.models:
-        if model not in MODELS:
-            raise unknown("model", model, MODELS)
+    check_models(options.models, MODELS)
     facts = machine()
     seconds = interleave(
         {"": partial(homes.crossing_seconds, CROSSES, 20 if options.quick else CROSSINGS)}, options.repeats

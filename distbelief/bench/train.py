@@ -9,9 +9,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 from distbelief.bench.parts import loops, workloads
-from distbelief.bench.parts.timing import figure, finish, interleave, number, ratio, show, spread
+from distbelief.bench.parts.timing import check_models, figure, finish, interleave, number, ratio, show, spread
 from distbelief.core.optimizer import Optimizer
-from distbelief.errors import unknown
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
 from distbelief.record.machine import machine
@@ -86,9 +85,7 @@ def run(options: TrainOptions) -> dict[str, Any]:
         UsageError: an unknown model, or a number of repeats that cannot be.
         DataError: there is no MNIST.
     """
-    for model in options.models:
-        if model not in TASKS:
-            raise unknown("model", model, TASKS)
+    check_models(options.models, TASKS)
     facts = machine()
     measured = {model: _of_model(model, options) for model in options.models}
     result = {"bench": "train", "machine": facts, "repeats": options.repeats, "batch_size": options.batch_size,

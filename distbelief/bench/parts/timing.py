@@ -7,17 +7,38 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from rich.console import Console
 from rich.table import Table
 
-from distbelief.errors import UsageError
+from distbelief.errors import UsageError, unknown
 
 REPEATS_LIMIT = 1000
 """Most rounds of one benchmark."""
+
+
+def check_repeats(repeats: int) -> None:
+    """Refuse a number of rounds that cannot be.
+
+    Raises:
+        UsageError: no round, or more than `REPEATS_LIMIT`.
+    """
+    if not 1 <= repeats <= REPEATS_LIMIT:
+        raise UsageError(f"--repeats {repeats}: must be from 1 to {REPEATS_LIMIT}")
+
+
+def check_models(models: Iterable[str], known: Collection[str]) -> None:
+    """Refuse models that a benchmark does not measure.
+
+    Raises:
+        UsageError: naming the first such.
+    """
+    for model in models:
+        if model not in known:
+            raise unknown("model", model, known)
 
 
 def interleave(contenders: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
@@ -30,8 +51,7 @@ def interleave(contenders: Mapping[str, Callable[[], float]], repeats: int) -> d
     >>> interleave({"a": lambda: 1.0, "b": lambda: 2.0}, 2)
     {'a': [1.0, 1.0], 'b': [2.0, 2.0]}
     """
-    if not 1 <= repeats <= REPEATS_LIMIT:
-        raise UsageError(f"--repeats {repeats}: must be from 1 to {REPEATS_LIMIT}")
+    check_repeats(repeats)
     taken: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(repeats):
         for name in list(contenders)[:: -1 if number % 2 else 1]:
