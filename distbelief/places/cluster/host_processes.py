@@ -4,7 +4,6 @@ or here, where the supervisor is.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -152,8 +151,8 @@ class HostProcesses:
         for at, agent in enumerate(self._agents):
             if agent.gone:
                 continue
-            for line in agent.read_printed():
-                self._print(agent.name, line)
+            if lines := agent.read_printed():
+                self._hooks.host_printed(agent.name, lines)
             if id(agent.line.reads) in ready and not self._hears(agent):
                 self._lose(at, agent, agent.why())
             elif now > agent.heard + SILENCE_SECONDS:
@@ -193,9 +192,6 @@ class HostProcesses:
             case LifeEnded() if life:
                 del self._lives[word.life]
                 self._hooks.happens(Ended(life.role, life.incarnation, word.how, word.killed, word.done))
-
-    def _print(self, who: str, text: str) -> None:
-        print(f"[{who}] {text}", file=sys.stderr, flush=True)
 
     def _lose(self, at: int, agent: RemoteAgent, why: str) -> None:
         """A host is gone, and all that was there."""

@@ -63,6 +63,8 @@ class Hooks(NamedTuple):
     """Is told what the person who runs the job should read."""
     printed: Callable[[Life, list[str]], None]
     """Is handed what one prints."""
+    host_printed: Callable[[str, list[str]], None]
+    """Is handed a host's name, and what the program there that starts processes prints itself."""
     listens: bool
     """Whether what processes of this machine print is to be handed on, and not just printed."""
 
