@@ -4,6 +4,7 @@ all where nobody will come.
 
 from __future__ import annotations
 
+from distbelief.coordination.cadence import MinibatchCount
 from distbelief.core import roles
 from distbelief.core.conversations import evaluating
 from distbelief.core.conversations.evaluating import EVALUATOR, EvaluatorStanding
@@ -20,16 +21,8 @@ class Evaluations:
     def __init__(self, expected: bool) -> None:
         self.evaluator = EvaluatorStanding.EXPECTED if expected else EvaluatorStanding.NONE
         self.measuring = self.owed = False
-        self._minibatches = 0
-        """Applied since one was due by them."""
-
-    def counted(self, minibatches: int, every: int) -> bool:
-        """Count applied minibatches; whether a measure is due, by so many of them, 0 for none."""
-        self._minibatches += minibatches
-        due = 0 < every <= self._minibatches
-        if due:
-            self._minibatches %= every
-        return due
+        self.minibatches = MinibatchCount()
+        """Since a measure was due by them."""
 
     @property
     def pending(self) -> bool:

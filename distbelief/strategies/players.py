@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from distbelief.coordination.allotments import Allotment, Allotments
-from distbelief.coordination.cadence import SnapshotTimer, Target
+from distbelief.coordination.cadence import MinibatchCount, SnapshotTimer, Target
 from distbelief.coordination.closing import Closing, ClosingStep
 from distbelief.coordination.coordinator import Coordinator
 from distbelief.coordination.dealing import Dealing
@@ -39,8 +39,8 @@ from distbelief.strategies.context import Context, Memory
 from distbelief.strategies.served import common_memory, served_reader
 
 COORDINATOR_STATE = (
-    Coordinator, Evaluations, Target, Saving, SnapshotTimer, ShardRegistry, Membership, PartitionRegistry, Standbys,
-    Lives, Dealing, Dealer, Allotments, Allotment,
+    Coordinator, Evaluations, MinibatchCount, Target, Saving, SnapshotTimer, ShardRegistry, Membership,
+    PartitionRegistry, Standbys, Lives, Dealing, Dealer, Allotments, Allotment,
     Address, Portion, Position, Place, Plan, Settings, Cause, Closing, Phase, ClosingStep, ShardStanding,
     StandbyStanding, EvaluatorStanding, CheckpointStage,
 )  # fmt: skip

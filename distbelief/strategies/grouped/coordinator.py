@@ -12,7 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 from distbelief.coordination import admission
-from distbelief.coordination.cadence import SnapshotTimer, Target, budget_spent, budget_timer, is_due, snapshot_due
+from distbelief.coordination.cadence import (
+    MinibatchCount,
+    SnapshotTimer,
+    Target,
+    budget_spent,
+    budget_timer,
+    is_due,
+    snapshot_due,
+)
 from distbelief.coordination.partitions import PartitionRegistry
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import evaluating, grouping, membership, partitioning
@@ -71,8 +79,9 @@ class AllreduceCoordinator(Answering):
             tuple[Duty, int]
         ] = []  # what the first member is to do before more is dealt, the first of which it does now
         self._out = False
-        self._pushes = self._minibatches = self._unmeasured = 0
-        """Since the last checkpoint, and since the last evaluation was due."""
+        self._pushes = self._minibatches = 0
+        """Since the last checkpoint."""
+        self._unmeasured = MinibatchCount()
         self._timer, self._target = SnapshotTimer(), Target()
         self._cause, self._reason = Cause.EPOCHS_DONE, ""
         self._interrupted = (
@@ -290,7 +299,7 @@ class AllreduceCoordinator(Answering):
     def _rounds_to_deal(self, members: int) -> int:
         """How many may be dealt now: no more than there are to the next measure or checkpoint by minibatches."""
         s, held = self.settings, sum(self._held)
-        every = ((s.evaluate_minibatches * self._evaluates, self._unmeasured),
+        every = ((s.evaluate_minibatches * self._evaluates, self._unmeasured.done),
                  (s.snapshot_minibatches, self._minibatches))  # fmt: skip
         left = [max(0, -(-(whole - done - held) // members)) for whole, done in every if whole]
         return min(ROUNDS_LIMIT, s.snapshot_pushes or ROUNDS_LIMIT, *left)
@@ -322,7 +331,8 @@ class AllreduceCoordinator(Answering):
         shares = self.data.settle(rounds - self.rounds)
         self._pushes += rounds - self.rounds
         done = sum(share.steps for share in shares)
-        self._minibatches, self._unmeasured = self._minibatches + done, self._unmeasured + done
+        self._minibatches += done
+        self._unmeasured.done += done
         self.rounds = rounds
         self._barren = 0
         self.samples += sum(share.samples for share in shares)
@@ -354,8 +364,8 @@ class AllreduceCoordinator(Answering):
         """Ask for a checkpoint by the pushes made, and set the clock for the next where any were made."""
         if snapshot_due(self.settings, self._pushes, minibatches=self._minibatches):
             self._want_checkpoint()
-        if self._evaluates and 0 < self.settings.evaluate_minibatches <= self._unmeasured and self._may(GroupMay.DEAL):
-            self._unmeasured %= self.settings.evaluate_minibatches
+        every = self.settings.evaluate_minibatches * self._evaluates
+        if self._may(GroupMay.DEAL) and self._unmeasured.due(every):
             self._duties.append((Duty.MEASURE, self.epochs))
         return self._timer.start(self.settings, self._pushes) if self._may(GroupMay.DEAL) else []
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distbelief.coordination.cadence import SnapshotTimer, Target
+from distbelief.coordination.cadence import MinibatchCount, SnapshotTimer, Target
 from distbelief.coordination.partitions import PartitionRegistry
 from distbelief.core.conversations.grouping import Duty, Enter, GroupPhase, PartPlace, RoundsMade
 from distbelief.core.lives import Lives
@@ -29,6 +29,7 @@ PLAYERS = Players(
     AllreduceCoordinator,
     (
         AllreduceCoordinator,
+        MinibatchCount,
         SnapshotTimer,
         Target,
         Grouping,
