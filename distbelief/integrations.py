@@ -40,14 +40,14 @@ def lightning_callback(reduce: Reduce | None = None) -> Any:
         raise _missing("lightning", error) from error
     state = _state(reduce, "lightning_callback")
 
-    class ReduceCallback(Callback):  # type: ignore[misc]  # an optional package, whose classes are Any where it is not
+    class LightningReduceCallback(Callback):  # type: ignore[misc]  # an optional package, whose classes are Any where it is not
         """Registers the hook as training starts."""
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             """With the model that the strategy has made."""
             _register(trainer.strategy.model, state, 'Trainer(strategy="ddp")')
 
-    return ReduceCallback()
+    return LightningReduceCallback()
 
 
 def transformers_callback(trainer: Any, reduce: Reduce | None = None) -> Any:
@@ -66,14 +66,14 @@ def transformers_callback(trainer: Any, reduce: Reduce | None = None) -> Any:
         raise _missing("transformers", error) from error
     state = _state(reduce, "transformers_callback")
 
-    class ReduceCallback(TrainerCallback):  # type: ignore[misc]  # as above
+    class TransformersReduceCallback(TrainerCallback):  # type: ignore[misc]  # as above
         """Registers the hook as training begins."""
 
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             """With the model that the trainer has made."""
             _register(trainer.model_wrapped, state, "the script under torchrun --nproc-per-node 2")
 
-    return ReduceCallback()
+    return TransformersReduceCallback()
 
 
 def _state(reduce: Reduce | None, where: str) -> Reduce:

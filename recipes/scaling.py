@@ -17,8 +17,8 @@ import torch
 from distbelief.costs.cost import sample_of
 from distbelief.costs.trace import Tracer
 from distbelief.places.simulated.handling import Handling
-from distbelief.planner.candidates import Candidate, Machines
-from distbelief.planner.pricing import Cluster, Pricing
+from distbelief.planner.candidates import Machines, PlanCandidate
+from distbelief.planner.pricing import PricedCluster, Pricing
 from distbelief.strategies import Allreduce, Single
 from distbelief.tasks import as_data, resolve
 from distbelief.transport.virtual import NetworkModel
@@ -55,8 +55,8 @@ def efficiencies(one: Net, network: NetworkModel, replicas: Sequence[int] = REPL
     """The rate of so many replicas, of so many times the rate of one."""
 
     def rate(count: int) -> float:
-        cluster = Cluster(Machines(count, 1), network, one.step, Handling(), Handling())
-        candidate = Candidate(Allreduce(replicas=count) if count > 1 else Single())
+        cluster = PricedCluster(Machines(count, 1), network, one.step, Handling(), Handling())
+        candidate = PlanCandidate(Allreduce(replicas=count) if count > 1 else Single())
         return one.pricing.price(candidate, cluster).samples_per_second
 
     alone = rate(1)

@@ -42,7 +42,7 @@ MODELS = {
 QUICK = {name: Sizes(sizes.task, (1, 4), (2,)) for name, sizes in MODELS.items()}
 
 
-class Held(NamedTuple):
+class HeldMemory(NamedTuple):
     """Iterations whose memory is measured."""
 
     task: str
@@ -51,9 +51,9 @@ class Held(NamedTuple):
 
 
 MEMORY = {
-    "mlp": (Held("mnist", 1024, "sgd"),),
-    "lenet": (Held("mnist-lenet", 1024, "sgd"),),
-    "alexnet": (Held("alexnet", 1, "sgd"), Held("alexnet", 64, "sgd"), Held("alexnet", 64, "adam")),
+    "mlp": (HeldMemory("mnist", 1024, "sgd"),),
+    "lenet": (HeldMemory("mnist-lenet", 1024, "sgd"),),
+    "alexnet": (HeldMemory("alexnet", 1, "sgd"), HeldMemory("alexnet", 64, "sgd"), HeldMemory("alexnet", 64, "adam")),
 }
 
 
@@ -127,7 +127,7 @@ def _steps(sizes: Sizes, seconds: float) -> dict[str, Any]:
             "left_out": {str(size): why for size, why in found.left_out.items()}}  # fmt: skip
 
 
-def _memory(one: Held) -> dict[str, float]:
+def _memory(one: HeldMemory) -> dict[str, float]:
     """Bytes by a trace, and of a process."""
     task = resolve(one.task)
     traced = Tracer(task, sample_of(as_data(task.train()))).follow(one.batch_size, optim(one.optimizer)).peak

@@ -17,9 +17,9 @@ from distbelief.bench.parts.timing import check_models, check_repeats, figure, f
 from distbelief.core.optimizer import optim
 from distbelief.planner import trials
 from distbelief.planner.candidates import PLANNED, candidates
-from distbelief.planner.plan import Plan, plan, this_machine
+from distbelief.planner.plan import TrainingPlan, plan, this_machine
 from distbelief.planner.pricing import PARTS, Terms
-from distbelief.planner.trials import Trial
+from distbelief.planner.trials import PlanTrial
 from distbelief.record.machine import machine
 from distbelief.tasks import as_data, resolve
 
@@ -87,7 +87,7 @@ def _of_model(model: PlannedModel, options: PlanBenchOptions) -> dict[str, Any]:
     """Rounds, in each of which there is a plan, and then a job of each of its candidates."""
     known = {str(one): one for one in candidates(this_machine(), model.strategies, SGD)}
     samples = len(as_data(resolve(model.task).train()))
-    rounds: list[dict[str, Trial]] = []
+    rounds: list[dict[str, PlanTrial]] = []
     firsts: list[str] = []
     for turn in range(options.repeats):
         made = _planned(model)
@@ -102,14 +102,14 @@ def _of_model(model: PlannedModel, options: PlanBenchOptions) -> dict[str, Any]:
     return _compared(rounds, firsts)
 
 
-def _planned(model: PlannedModel) -> Plan:
+def _planned(model: PlannedModel) -> TrainingPlan:
     """A plan that no trial has corrected."""
     with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         file = f"{folder}/none.json"
         return plan(model.task, strategies=model.strategies, batch_size=BATCH, optimizer=SGD, calibration=file)
 
 
-def _compared(rounds: Sequence[Mapping[str, Trial]], firsts: Sequence[str]) -> dict[str, Any]:
+def _compared(rounds: Sequence[Mapping[str, PlanTrial]], firsts: Sequence[str]) -> dict[str, Any]:
     """Predicted and measured rates of each candidate, and the first of each plan beside the best of its round.
 
     Args:
@@ -136,7 +136,7 @@ def _compared(rounds: Sequence[Mapping[str, Trial]], firsts: Sequence[str]) -> d
     return {"firsts": [*firsts], "of_best": statistics.median(of_best), "candidates": rows}
 
 
-def _corrected(rounds: Sequence[Mapping[str, Trial]], what: str) -> float | None:
+def _corrected(rounds: Sequence[Mapping[str, PlanTrial]], what: str) -> float | None:
     """The median error of prices that the trials of the rounds before have corrected; None of the first round alone."""
     errors = []
     for count, found in enumerate(rounds[1:], 1):

@@ -24,7 +24,7 @@ CROSSINGS = 2000
 ONE, TWO, SPLIT = "whole, 1 thread", "whole, 2 threads", "split, 2 processes"
 
 
-class SplitModel(NamedTuple):
+class SplitBenchModel(NamedTuple):
     """A model that is measured."""
 
     task: str
@@ -38,12 +38,12 @@ class SplitModel(NamedTuple):
     """Whether it is to be ahead of the whole with 2 threads."""
 
 
-MODELS: Mapping[str, SplitModel] = {
-    "alexnet": SplitModel("alexnet", "groups", 16, 8, 1.75, ahead=True),
-    "wide": SplitModel(f"{WORKLOADS}mlp_wide", "neurons", 64, 100, 1.4, ahead=False),
-    "gru": SplitModel("mnist-gru", "time", 64, 40, 1.45, ahead=True),
-    "lenet": SplitModel("mnist-lenet", "conv*=filters,fc*=neurons", 64, 60, 1.4, ahead=False),
-    "mlp": SplitModel("mnist", "neurons", 64, 400, 0.0, ahead=False),
+MODELS: Mapping[str, SplitBenchModel] = {
+    "alexnet": SplitBenchModel("alexnet", "groups", 16, 8, 1.75, ahead=True),
+    "wide": SplitBenchModel(f"{WORKLOADS}mlp_wide", "neurons", 64, 100, 1.4, ahead=False),
+    "gru": SplitBenchModel("mnist-gru", "time", 64, 40, 1.45, ahead=True),
+    "lenet": SplitBenchModel("mnist-lenet", "conv*=filters,fc*=neurons", 64, 60, 1.4, ahead=False),
+    "mlp": SplitBenchModel("mnist", "neurons", 64, 400, 0.0, ahead=False),
 }
 
 
@@ -95,7 +95,7 @@ def run(options: SplitBenchOptions) -> dict[str, Any]:
     return finish(result, options)
 
 
-def _of_model(model: SplitModel, options: SplitBenchOptions) -> dict[str, Any]:
+def _of_model(model: SplitBenchModel, options: SplitBenchOptions) -> dict[str, Any]:
     task, steps = (f"{WORKLOADS}mlp_quick", 5) if options.quick else (model.task, model.steps)
     workload = loops.Workload(task, steps, model.batch_size, RATE)
     contenders: dict[str, Callable[[], float]] = {

@@ -35,7 +35,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
     date: str
 
 
-class Run(msgspec.Struct, frozen=True):
+class BenchRun(msgspec.Struct, frozen=True):
     """What `--json` has written of a run."""
 
     bench: str
@@ -61,14 +61,14 @@ def table(paths: Sequence[str]) -> str:
     )
 
 
-def _read(path: str) -> Run:
+def _read(path: str) -> BenchRun:
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=Run)
+        return msgspec.json.decode(Path(path).read_bytes(), type=BenchRun)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not what a benchmark's --json has written ({error}); name such files") from error
 
 
-def _of_bench(name: str, runs: Sequence[Run]) -> str:
+def _of_bench(name: str, runs: Sequence[BenchRun]) -> str:
     options = {
         " ".join(f"--{key.replace('_', '-')} {_words(value)}" for key, value in run.options.items()) for run in runs
     }

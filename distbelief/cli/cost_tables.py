@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 
 from distbelief.bench.parts.timing import number, show
-from distbelief.costs.cost import MARGIN, SPARE, Cost
+from distbelief.costs.cost import MARGIN, SPARE, TrainingCost
 from distbelief.costs.trace import KINDS, REST
 
 
@@ -20,7 +20,7 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
         yield lambda doing: status.update(f"{what}: {doing}")
 
 
-def show_cost(cost: Cost) -> None:
+def show_cost(cost: TrainingCost) -> None:
     """Print the tables of a cost, and what it says in words."""
     _show_layers(cost)
     _show_iteration(cost)
@@ -28,7 +28,7 @@ def show_cost(cost: Cost) -> None:
     print("\n".join(_words(cost)))
 
 
-def _show_layers(cost: Cost) -> None:
+def _show_layers(cost: TrainingCost) -> None:
     rows, times, trace = [], cost.profile.layers, cost.trace
     # where this batch size was not profiled, the layers have the shares that they have of the largest that was
     measured = cost.profile.points[-1]
@@ -71,7 +71,7 @@ def _count(value: int) -> str:
     return f"{value:,}" if value else ""
 
 
-def _show_iteration(cost: Cost) -> None:
+def _show_iteration(cost: TrainingCost) -> None:
     point, chosen = cost.point, cost.updates[0]
     parts = [("input", point.input), ("forward", point.forward), ("backward", point.backward),
              (f"update, {chosen.optimizer}", chosen.seconds), ("an iteration", cost.step)]  # fmt: skip
@@ -88,7 +88,7 @@ def _show_iteration(cost: Cost) -> None:
     show("optimizers", ("", "update, ms", "of an iteration", "state, MB"), rows)
 
 
-def _show_memory(cost: Cost) -> None:
+def _show_memory(cost: TrainingCost) -> None:
     memory = cost.memory
     rows = [[kind, _mega(memory[kind])] for kind in KINDS]
     held, peak = sum(memory[kind] for kind in KINDS), sum(memory.values())
@@ -97,7 +97,7 @@ def _show_memory(cost: Cost) -> None:
     show(f"memory when most is held, {cost.optimizer}", ("", "MB"), rows)
 
 
-def _words(cost: Cost) -> Iterator[str]:
+def _words(cost: TrainingCost) -> Iterator[str]:
     """What is said below the tables."""
     yield (
         f"{cost.samples / cost.epoch_seconds:,.0f} samples/s; times are of this thread's processor, each the lower "

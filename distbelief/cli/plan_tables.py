@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distbelief.bench.parts.timing import number, show
-from distbelief.planner.plan import Plan, Row
+from distbelief.planner.plan import Row, TrainingPlan
 
 COLUMNS = ("", "what", "step, ms", "compute", "update", "communicate", "wait", "for", "samples/s", "memory, GB",
            "MB a step", "binds")  # fmt: skip
 PARTS = ("compute", "update", "communicate", "wait", "step")
 
 
-def show_plan(plan: Plan) -> None:
+def show_plan(plan: TrainingPlan) -> None:
     """Print the table of a plan, and what it says in words."""
     show(
         f"{plan.task} on {plan.machines} (hosts x cores), minibatches of {plan.batch_size}: a step of each replica",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distbelief.bench.parts.timing import number, show
-from distbelief.costs.splitting import KINDS, Home, SplitCost
+from distbelief.costs.splitting import KINDS, HomeCost, SplitCost
 from distbelief.costs.trace import WHOLE
 
 
@@ -44,7 +44,7 @@ def _show_ways(cost: SplitCost) -> None:
     )
 
 
-def _home(home: Home) -> list[str]:
+def _home(home: HomeCost) -> list[str]:
     times = (home.computes, home.waits, home.update)
     return [
         f"partition {home.home}", *(number(1e3 * one) for one in times), str(home.messages),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from distbelief.core.portions import OWN, PORTION_LIMIT, START, Dealer, Place, Portion, Position
+from distbelief.core.portions import OWN, PORTION_LIMIT, START, AllotmentPlace, Dealer, Portion, Position
 from distbelief.errors import RemoteProtocolError, UsageError
 
 
@@ -103,10 +103,10 @@ class Allotment(Dealer):
         epochs_to_come = max(0, self.epochs - self._epoch - 1)
         return -1 if self.batches == OWN else sum(self._left.values()) + epochs_to_come * self.batches
 
-    def place(self, who: str) -> Place:
+    def place(self, who: str) -> AllotmentPlace:
         """Where the replica stands now."""
         position = self.position()
-        return Place(who, self._first, self.batches, position.epoch, position.batch, position.undone)
+        return AllotmentPlace(who, self._first, self.batches, position.epoch, position.batch, position.undone)
 
 
 def _before(portion: Portion, number: int) -> Portion:
@@ -133,7 +133,7 @@ class Allotments:
     """
 
     def __init__(
-        self, epochs: int, awaited: Iterable[str], in_order: bool = False, places: Iterable[Place] = ()
+        self, epochs: int, awaited: Iterable[str], in_order: bool = False, places: Iterable[AllotmentPlace] = ()
     ) -> None:
         self.epochs, self._in_order = epochs, in_order
         self._awaited = {*awaited}

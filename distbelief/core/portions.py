@@ -39,7 +39,7 @@ class WorkUnit(msgspec.Struct, frozen=True, array_like=True):
     part: int = 0
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class AllotmentPlace(msgspec.Struct, frozen=True, array_like=True):
     """Where one replica stands in its allotment: minibatches `first` up to `first + count` of every epoch."""
 
     role: str
@@ -58,7 +58,7 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
     undone: tuple[Portion, ...]
     state: dict[str, Any] = {}
     """Scalars that the coordinator goes on with: numbers, words and lists of them."""
-    places: tuple[Place, ...] = ()
+    places: tuple[AllotmentPlace, ...] = ()
     """Of each replica that has an allotment; what is before is of no meaning then."""
 
 

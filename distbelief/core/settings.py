@@ -29,7 +29,7 @@ FEWEST_BITS, MOST_BITS = 2, 24
 """Of fixed point: a sign and a digit, and what float32 holds."""
 
 
-class FixedPoint(NamedTuple):
+class FixedPointBits(NamedTuple):
     """Bits of dynamic fixed point, the sign among them."""
 
     products: int
@@ -38,19 +38,19 @@ class FixedPoint(NamedTuple):
     """Of a parameter after an update."""
 
 
-def fixed_point(asked: str) -> FixedPoint | None:
+def fixed_point(asked: str) -> FixedPointBits | None:
     """What `--fixed-point` asks for; None for "".
 
     Raises:
         UsageError: it is of another form, or asks for bits that cannot be.
 
     >>> fixed_point("dynamic:10,12")
-    FixedPoint(products=10, updates=12)
+    FixedPointBits(products=10, updates=12)
     """
     if not asked:
         return None
     found = re.fullmatch(r"dynamic:(\d{1,3}),(\d{1,3})", asked)
-    bits = FixedPoint(*map(int, found.groups())) if found else FixedPoint(0, 0)
+    bits = FixedPointBits(*map(int, found.groups())) if found else FixedPointBits(0, 0)
     if not FEWEST_BITS <= bits.products <= bits.updates <= MOST_BITS:
         raise UsageError(
             f"--fixed-point {asked}: is dynamic:PRODUCTS,UPDATES, bits of what is multiplied and of what is updated, "

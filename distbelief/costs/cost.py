@@ -14,9 +14,9 @@ from distbelief.core.optimizer import LEARNING_RATES, Optimizer, optim
 from distbelief.costs import profile as profiling
 from distbelief.costs import updates
 from distbelief.costs.free_memory import free_memory
-from distbelief.costs.profile import BUSY, Point, Profile, ladder
-from distbelief.costs.trace import COUNTED, Layer, Trace, Tracer
-from distbelief.costs.updates import Update
+from distbelief.costs.profile import BUSY, Profile, StepTime, ladder
+from distbelief.costs.trace import COUNTED, Layer, MemoryTrace, Tracer
+from distbelief.costs.updates import UpdateCost
 from distbelief.errors import UsageError
 from distbelief.tasks import Data, Task
 from distbelief.tasks.worker import load
@@ -31,7 +31,7 @@ MOST_BATCH = 1 << 20
 """The largest batch that is looked for."""
 
 
-class Cost(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingCost(msgspec.Struct, frozen=True, kw_only=True):
     """What training costs with minibatches of one size; seconds and bytes."""
 
     task: str
@@ -39,11 +39,11 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     optimizer: str
     layers: list[Layer]
-    trace: Trace
+    trace: MemoryTrace
     profile: Profile
-    point: Point
+    point: StepTime
     """Of the batch size that was asked for."""
-    updates: list[Update]
+    updates: list[UpdateCost]
     """Of every optimizer; the one that was asked for comes first."""
     process: int
     """Bytes of the process without a model."""
@@ -115,7 +115,7 @@ def measure(
     device: str = "cpu",
     seconds: float = 30.0,
     told: Callable[[str], None] = lambda _: None,
-) -> Cost:
+) -> TrainingCost:
     """Measure what training a task costs here.
 
     Args:
@@ -152,7 +152,7 @@ def measure(
     elements = sum(layer.parameters for layer in tracer.layers)
     told("updates with each optimizer")
     others = [optim(name) for name in LEARNING_RATES if name != chosen.name]
-    return Cost(
+    return TrainingCost(
         task=task.reference, batch_size=batch_size, device=device, optimizer=chosen.name, layers=tracer.layers,
         trace=trace, profile=profile, point=profile.at(batch_size),
         updates=[updates.measure(one, elements, device) for one in (chosen, *others)], process=process,

@@ -44,7 +44,7 @@ Part = tuple[str, str]
 """The phase of a step, and a layer."""
 
 
-class Point(msgspec.Struct, frozen=True):
+class StepTime(msgspec.Struct, frozen=True):
     """A step with minibatches of one size, in seconds."""
 
     batch_size: int
@@ -63,7 +63,7 @@ class Point(msgspec.Struct, frozen=True):
 class Profile(msgspec.Struct, frozen=True):
     """What steps of a task take."""
 
-    points: list[Point]
+    points: list[StepTime]
     """By batch size."""
     layers: dict[str, tuple[float, float]]
     """Seconds forward and backward of each layer, at the batch size that was asked for."""
@@ -72,25 +72,25 @@ class Profile(msgspec.Struct, frozen=True):
     left_out: dict[int, str] = {}
     """Batch sizes that were not profiled, and why."""
 
-    def at(self, batch_size: int) -> Point:
+    def at(self, batch_size: int) -> StepTime:
         """A step at any batch size: on the line between the profiled sizes beside it, or on the last line beyond them.
 
-        >>> profile = Profile([Point(1, 0.0, 1.0, 1.0, 9), Point(4, 0.0, 4.0, 4.0, 9)], {}, 1.0)
+        >>> profile = Profile([StepTime(1, 0.0, 1.0, 1.0, 9), StepTime(4, 0.0, 4.0, 4.0, 9)], {}, 1.0)
         >>> profile.at(2).step, profile.at(16).step
         (4.0, 32.0)
         """
         points = self.points
         if len(points) == 1:
             scale = batch_size / points[0].batch_size
-            return _between(Point(0, 0.0, 0.0, 0.0, 0), points[0], scale, batch_size)
+            return _between(StepTime(0, 0.0, 0.0, 0.0, 0), points[0], scale, batch_size)
         above = next((i for i, point in enumerate(points) if point.batch_size >= batch_size), len(points) - 1)
         low, high = points[max(1, above) - 1], points[max(1, above)]
         return _between(low, high, (batch_size - low.batch_size) / (high.batch_size - low.batch_size), batch_size)
 
 
-def _between(low: Point, high: Point, part: float, batch_size: int) -> Point:
+def _between(low: StepTime, high: StepTime, part: float, batch_size: int) -> StepTime:
     made = {name: getattr(low, name) + part * (getattr(high, name) - getattr(low, name)) for name in PHASES}
-    return Point(batch_size, **{name: max(0.0, value) for name, value in made.items()}, steps=0)
+    return StepTime(batch_size, **{name: max(0.0, value) for name, value in made.items()}, steps=0)
 
 
 def ladder(largest: int) -> list[int]:
@@ -265,14 +265,14 @@ class _Steps:
             sum(s for (p, name), s in one.items() if p == phase and layer in (None, name)) for one in self._taken
         )
 
-    def point(self) -> Point:
+    def point(self) -> StepTime:
         """What a step takes: the lower quartile of all, of which each part has its usual share."""
         totals = sorted(sum(one.values()) for one in self._taken)
         parts = {phase: self._median(phase) for phase in PHASES}
         scale = totals[len(totals) // 4] / max(1e-12, sum(parts.values()))
-        return Point(self._size, **{phase: scale * one for phase, one in parts.items()}, steps=len(totals))
+        return StepTime(self._size, **{phase: scale * one for phase, one in parts.items()}, steps=len(totals))
 
-    def layers(self, point: Point) -> dict[str, tuple[float, float]]:
+    def layers(self, point: StepTime) -> dict[str, tuple[float, float]]:
         """Seconds forward and backward of each layer, in a step that takes so long when nobody looks at its layers."""
         both = []
         for phase, whole in ((FORWARD, point.forward), (BACKWARD, point.backward)):

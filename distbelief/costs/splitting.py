@@ -38,7 +38,7 @@ KINDS = (PARAMETERS, GRADIENTS, STATE, KEPT)
 """What a home holds: buffers are among the parameters; kept is what its way back needs, with what lies in slots."""
 
 
-class Placement(msgspec.Struct, frozen=True):
+class ModulePlacement(msgspec.Struct, frozen=True):
     """What of a module is at a home."""
 
     module: str
@@ -68,7 +68,7 @@ class Crosses(msgspec.Struct, frozen=True):
     """Whether its gradient comes back."""
 
 
-class Home(msgspec.Struct, frozen=True):
+class HomeCost(msgspec.Struct, frozen=True):
     """What a home does in a step, and holds."""
 
     home: int
@@ -87,7 +87,7 @@ class Home(msgspec.Struct, frozen=True):
     """Their bytes."""
 
 
-class Way(msgspec.Struct, frozen=True):
+class SplitGuess(msgspec.Struct, frozen=True):
     """A way to split, by a guess from its operations."""
 
     split: str
@@ -97,7 +97,7 @@ class Way(msgspec.Struct, frozen=True):
     """Why it cannot be."""
 
 
-class Whole(msgspec.Struct, frozen=True):
+class WholeStep(msgspec.Struct, frozen=True):
     """The same step in one process with one thread."""
 
     gathers: float
@@ -123,14 +123,14 @@ class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int
     schedule: str
     microbatches: int
-    placements: list[Placement]
-    homes: list[Home]
-    whole: Whole
+    placements: list[ModulePlacement]
+    homes: list[HomeCost]
+    whole: WholeStep
     step: float
     """Predicted, of a process with a core of its own for each home."""
     crossings: list[Crosses]
     """What crosses in a step, forward."""
-    ways: list[Way]
+    ways: list[SplitGuess]
     """What was chosen from, the best first; only the one that was named, where one was."""
     notes: list[str] = []
 
@@ -228,7 +228,7 @@ def measure(
     told("updates")
     chosen = optimizer or optim("sgd")
     homes = [_home(program, made, price, chosen, batch_size) for program in programs]
-    whole = Whole(*turns.whole(), *_held(model, chosen, turns.kept))
+    whole = WholeStep(*turns.whole(), *_held(model, chosen, turns.kept))
     found = SplitCost(
         task=task.reference, split=split.text, partitions=split.partitions, traced=traced.method.value,
         batch_size=batch_size, schedule=made.algorithm, microbatches=microbatches, placements=placements(graph),
@@ -259,13 +259,15 @@ def _held(module: nn.Module, optimizer: Optimizer, kept: int) -> tuple[float, di
     return update.seconds, dict(zip(KINDS, (held, sum(one.nbytes for one in trained), update.state, kept), strict=True))
 
 
-def _home(program: HomeProgram, made: Pipeline, price: PipelinePrice, optimizer: Optimizer, batch_size: int) -> Home:
+def _home(
+    program: HomeProgram, made: Pipeline, price: PipelinePrice, optimizer: Optimizer, batch_size: int
+) -> HomeCost:
     """What a home does and holds."""
     update, memory = _held(program.module, optimizer, price.held[program.home])
     forward = [(one, Pass.FORWARD) for one in program.transfers]
     sent = forward + [(one, Pass.BACKWARD) for one in program.received if one.shape.differentiable]
     samples = batch_size / made.microbatches
-    return Home(
+    return HomeCost(
         program.home, sum(one.numel() for one in program.module.parameters()), memory, price.busy[program.home],
         price.seconds - price.busy[program.home], update, made.microbatches * len(sent),
         round(made.microbatches * sum(_bytes(one.shape, samples) for one, _ in sent)),
@@ -277,7 +279,7 @@ def _bytes(shape: Shape, samples: float) -> float:
     return shape.bytes(0) + samples * (shape.bytes(1) - shape.bytes(0))
 
 
-def placements(graph: SplitGraph) -> list[Placement]:
+def placements(graph: SplitGraph) -> list[ModulePlacement]:
     """Each module that has parameters, computes or sends something, at each home where it does."""
     found: dict[tuple[str, int], list[int]] = {}
 
@@ -301,13 +303,14 @@ def placements(graph: SplitGraph) -> list[Placement]:
     order = {path: number for number, path in enumerate(dict.fromkeys(n.meta["path"] for n in graph.traced.graph.nodes
         if "path" in n.meta))}  # fmt: skip
     rows = sorted(found.items(), key=lambda row: (order.get(row[0][0], len(order)), row[0]))
-    return [Placement(module, home, *amounts) for (module, home), amounts in rows if any(amounts)]
+    return [ModulePlacement(module, home, *amounts) for (module, home), amounts in rows if any(amounts)]
 
 
-def _ways(choice: Choice) -> list[Way]:
+def _ways(choice: Choice) -> list[SplitGuess]:
     """What was chosen from."""
     return [
-        Way(one.split.text, None if one.reason else choice.whole / one.seconds, one.reason) for one in choice.candidates
+        SplitGuess(one.split.text, None if one.reason else choice.whole / one.seconds, one.reason)
+        for one in choice.candidates
     ]
 
 

@@ -57,7 +57,7 @@ class Layer(msgspec.Struct, frozen=True):
     """How often it is called in a forward pass."""
 
 
-class Trace(msgspec.Struct, frozen=True):
+class MemoryTrace(msgspec.Struct, frozen=True):
     """What an iteration with minibatches of one size holds, in bytes."""
 
     batch_size: int
@@ -108,7 +108,7 @@ class Tracer:
             except _Failed as again:
                 raise TrainingError(f"task {task.reference!r}: {again}") from again
 
-    def follow(self, batch_size: int, optimizer: Optimizer) -> Trace:
+    def follow(self, batch_size: int, optimizer: Optimizer) -> MemoryTrace:
         """Follow an iteration that is not the first, so that the optimizer has its state.
 
         Args:
@@ -130,7 +130,7 @@ class Tracer:
                 p.register_post_accumulate_grad_hook(lambda p: allocations.call(p.grad, GRADIENTS))
             self._iterate(model, batch_size, allocations)
             torch.empty(round(work * bytes_trained), dtype=torch.uint8)
-        return Trace(batch_size, allocations.kept, hooks.outputs, allocations.at_peak())
+        return MemoryTrace(batch_size, allocations.kept, hooks.outputs, allocations.at_peak())
 
     def _iterate(self, model: nn.Module, batch_size: int, allocations: _Allocations) -> None:
         """What a replica computes with a minibatch."""

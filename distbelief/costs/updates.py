@@ -17,7 +17,7 @@ STEPS, SECONDS = 5, 0.05
 """Least steps of which the lower quartile counts, and for how long there are more."""
 
 
-class Update(msgspec.Struct, frozen=True):
+class UpdateCost(msgspec.Struct, frozen=True):
     """One optimizer."""
 
     optimizer: str
@@ -27,7 +27,7 @@ class Update(msgspec.Struct, frozen=True):
     """Bytes that it keeps beside them."""
 
 
-def measure(optimizer: Optimizer, elements: int, device: str = "cpu") -> Update:
+def measure(optimizer: Optimizer, elements: int, device: str = "cpu") -> UpdateCost:
     """Step a flat parameter of float32, as a shard does.
 
     Args:
@@ -52,7 +52,7 @@ def measure(optimizer: Optimizer, elements: int, device: str = "cpu") -> Update:
             taken.append(_now(device) - start)
     kept = sum(leaf.nbytes for leaf in tree_leaves(list(made.state.values())) if isinstance(leaf, torch.Tensor))
     scale = elements / held
-    return Update(optimizer.name, sorted(taken)[len(taken) // 4] * scale, round(kept * scale))
+    return UpdateCost(optimizer.name, sorted(taken)[len(taken) // 4] * scale, round(kept * scale))
 
 
 def _now(device: str) -> float:

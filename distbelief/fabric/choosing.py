@@ -68,7 +68,7 @@ def _least(act: Callable[[], object], device: torch.device) -> float:
     return min(taken[1:])
 
 
-class Choice:
+class ScheduleChoice:
     """By which schedule the ranks of a group add up a vector.
 
     With auto that is by what they measure as this is made, and agree on.

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from distbelief.core.values import admit, shown
 from distbelief.errors import JobFailed, UsageError
-from distbelief.fabric.choosing import Choice
+from distbelief.fabric.choosing import ScheduleChoice
 from distbelief.fabric.lines import Lines
 from distbelief.fabric.thread import ReductionThread
 from distbelief.fabric.window import Window, open_window
@@ -68,7 +68,7 @@ class Reduce:
         """How many they are; known at the first backward pass."""
         self._thread: ReductionThread | None = None
         self._window: Window | None = None
-        self._choice: Choice | None = None
+        self._choice: ScheduleChoice | None = None
         self.chosen: dict[tuple[int, int], Schedule | Window | None] = {}
         """By how many elements of how many bytes: how such a bucket is added up, the same on all ranks.
 
@@ -148,7 +148,7 @@ class Reduce:
             if self._algorithm == Window.algorithm:
                 apart = f"the {self.ranks} ranks are not processes of one host that can share memory"
                 return f"{Window.algorithm}: {apart}; use auto"
-        self._choice = Choice(lines, self._algorithm, self._per_host)
+        self._choice = ScheduleChoice(lines, self._algorithm, self._per_host)
         return ""
 
     def _told(self, done: torch.futures.Future[torch.Tensor]) -> torch.Tensor:

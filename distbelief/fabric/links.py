@@ -12,7 +12,7 @@ import torch
 from distbelief.core import roles
 from distbelief.core.conversations.grouping import Assemble
 from distbelief.fabric.base import Told
-from distbelief.fabric.choosing import Choice
+from distbelief.fabric.choosing import ScheduleChoice
 from distbelief.fabric.in_order import LOOK_SECONDS, InOrder
 from distbelief.fabric.link_lines import LinkEndpoint, LinkLines
 from distbelief.fabric.player import play
@@ -80,7 +80,7 @@ class Links(InOrder):
         ranks, own = len(group.members), [roles.index_of(member.role) for member in group.members].index(self._index)
         lines.form(group.group, group.members, own)
         name = NATIVE if self._algorithm == "native" else self._algorithm
-        choice = Choice(lines, name, self._per_host)
+        choice = ScheduleChoice(lines, name, self._per_host)
         found = [
             (choice.of(b.length, b.item) or schedule(NATIVE, ranks, b.length)) if b.adds else broadcast(ranks, b.length)
             for b in self._buckets

@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from distbelief.core import roles
 from distbelief.core.conversations.grouping import Assemble
 from distbelief.fabric.base import Told
-from distbelief.fabric.choosing import Choice
+from distbelief.fabric.choosing import ScheduleChoice
 from distbelief.fabric.in_order import LOOK_SECONDS, MEET_SECONDS, InOrder
 from distbelief.fabric.lines import Lines
 from distbelief.fabric.thread import ReductionThread
@@ -70,7 +70,7 @@ class ProcessGroup(InOrder):
             _set_pg_timeout(timedelta(seconds=STEP_SECONDS))
             lines = Lines(own, ranks, self._device, seconds=STEP_SECONDS)
             self._thread = ReductionThread(lines)
-            choice = Choice(lines, self._algorithm, self._per_host)
+            choice = ScheduleChoice(lines, self._algorithm, self._per_host)
             self._schedules = [
                 choice.of(b.length, b.item) if b.adds else broadcast(ranks, b.length) for b in self._buckets
             ]

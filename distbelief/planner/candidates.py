@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from distbelief.core.optimizer import Optimizer
-from distbelief.costs.trace import GRADIENTS, PARAMETERS, STATE, Trace
+from distbelief.costs.trace import GRADIENTS, PARAMETERS, STATE, MemoryTrace
 from distbelief.errors import UsageError, unknown
 from distbelief.strategies import Allreduce, Downpour, Hogwild, Single, Strategy, Synchronous
 from distbelief.strategies.base import Partitioned, Replicated, Served
@@ -47,7 +47,7 @@ class Machines:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PlanCandidate:
     """One way of training."""
 
     strategy: Strategy
@@ -77,7 +77,7 @@ class Candidate:
     def command(self) -> str:
         """The words of it on the command line.
 
-        >>> Candidate(Downpour(replicas=4, shards=1)).command
+        >>> PlanCandidate(Downpour(replicas=4, shards=1)).command
         'downpour --replicas 4 --shards 1'
         """
         words = [self.strategy.name]
@@ -91,7 +91,7 @@ def _times(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def candidates(machines: Machines, names: Sequence[str], optimizer: Optimizer) -> list[Candidate]:
+def candidates(machines: Machines, names: Sequence[str], optimizer: Optimizer) -> list[PlanCandidate]:
     """Every strategy with as many replicas as the powers of two, and as the machines have cores; a shard on each host.
     One model is also split, in the way that its operations make the best, over as many processes of one host.
 
@@ -104,12 +104,12 @@ def candidates(machines: Machines, names: Sequence[str], optimizer: Optimizer) -
     for name in names:
         if name not in PLANNED:
             raise unknown("strategy of a plan", name, PLANNED)
-    found: list[Candidate] = []
+    found: list[PlanCandidate] = []
     for name in dict.fromkeys(names):
         most = machines.cores if name == "hogwild" else machines.hosts * machines.cores
         if name == "single":
             parts = _counts(min(machines.cores, MOST_PARTITIONS))
-            found += [Candidate(Single(optimizer=optimizer, partitions=number)) for number in parts]
+            found += [PlanCandidate(Single(optimizer=optimizer, partitions=number)) for number in parts]
             continue
         for replicas in _counts(min(most, MOST_REPLICAS)):
             shards = min(machines.hosts, replicas)
@@ -120,7 +120,7 @@ def candidates(machines: Machines, names: Sequence[str], optimizer: Optimizer) -
                 "hogwild": Hogwild(replicas=replicas, optimizer=optimizer),
             }
             if replicas > 1 or name in ("downpour", "hogwild"):  # one replica in rounds is single, with messages
-                found.append(Candidate(made[name]))
+                found.append(PlanCandidate(made[name]))
     return found
 
 
@@ -133,7 +133,7 @@ def _counts(most: int) -> Iterable[int]:
     return [*(1 << power for power in range(most.bit_length()) if 1 << power < most), most]
 
 
-def memory(candidate: Candidate, trace: Trace, process: int) -> dict[str, int]:
+def memory(candidate: PlanCandidate, trace: MemoryTrace, process: int) -> dict[str, int]:
     """Bytes of each kind of process of a candidate.
 
     Args:

@@ -17,13 +17,13 @@ from distbelief.costs import splitting, updates
 from distbelief.costs.cost import MARGIN, held, sample_of
 from distbelief.costs.profile import BUSY, ladder
 from distbelief.costs.splitting import SplitCost
-from distbelief.costs.trace import Trace, Tracer
+from distbelief.costs.trace import MemoryTrace, Tracer
 from distbelief.errors import DistbeliefError, Interrupted, UsageError
 from distbelief.places.simulated.handling import Handling
 from distbelief.planner import together as side_by_side
 from distbelief.planner import trials, trips
-from distbelief.planner.candidates import PLANNED, Candidate, Machines, candidates, memory
-from distbelief.planner.pricing import Cluster, Pricing, Terms, memory_speed
+from distbelief.planner.candidates import PLANNED, Machines, PlanCandidate, candidates, memory
+from distbelief.planner.pricing import PricedCluster, Pricing, Terms, memory_speed
 from distbelief.planner.together import Steps
 from distbelief.schedules.price import LinkModel
 from distbelief.split.options import AUTO, Split
@@ -62,7 +62,7 @@ class Row(msgspec.Struct, frozen=True):
     """Where it was run."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What was planned."""
 
     task: str
@@ -99,7 +99,7 @@ def plan(
     run: int = 0,
     calibration: str | os.PathLike[str] | None = None,
     told: Callable[[str], None] = lambda _: None,
-) -> Plan:
+) -> TrainingPlan:
     """Plan the training of a task.
 
     Args:
@@ -131,7 +131,7 @@ def plan(
     known = trials.read(file, named=calibration is not None and there == this_machine())
     here = _here(task, made, batch_size, chosen, there, seconds, data_dir, told)
     splits = _splits(made, asked.values(), batch_size, chosen, here.handling, told)
-    cluster = Cluster(
+    cluster = PricedCluster(
         there, network or NetworkModel(), here.step, here.handling, here.own, here.together, splits=splits
     )
     pricing = Pricing(made, batch_size)
@@ -146,7 +146,7 @@ def plan(
         )
     told("what would change the answer")
     changes = _changes([row for row in rows[:CONTENDERS] if row.terms], asked, pricing, cluster)
-    found = Plan(
+    found = TrainingPlan(
         task=made.reference, machines=str(there), batch_size=batch_size, step=here.step, together=here.together,
         rows=rows, why=_why(rows), changes=changes,
         notes=[UNSEEN, *here.notes, *_calibrated(rows, sum(one.machine != trials.this_kind() for one in known), file)],
@@ -158,7 +158,7 @@ def plan(
 
 
 def _splits(
-    task: Task, asked: Iterable[Candidate], batch_size: int, optimizer: Optimizer, handling: Handling,
+    task: Task, asked: Iterable[PlanCandidate], batch_size: int, optimizer: Optimizer, handling: Handling,
     told: Callable[[str], None],
 ) -> dict[int, SplitCost | str]:  # fmt: skip
     """What the model costs when it is split over as many processes as candidates say, or why it cannot be."""
@@ -183,7 +183,7 @@ class _Here(NamedTuple):
     handling: Handling
     own: Handling
     together: float
-    trace: Trace
+    trace: MemoryTrace
     process: int
     samples: int
     busy: bool
@@ -234,8 +234,8 @@ def _check_run(run: int, there: Machines) -> None:
 
 
 def _try(
-    found: Plan, run: int, task: Task | str, asked: Mapping[str, Candidate], here: _Here, data_dir: str | None,
-    told: Callable[[str], None],
+    found: TrainingPlan, run: int, task: Task | str, asked: Mapping[str, PlanCandidate], here: _Here,
+    data_dir: str | None, told: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Run the best of a plan; what was measured goes into its rows."""
     for at, row in enumerate(found.rows[:run]):
@@ -244,8 +244,8 @@ def _try(
 
 
 def _keep(
-    found: Plan, here: _Here, priced: Mapping[str, Terms | None], asked: Mapping[str, Candidate], optimizer: Optimizer,
-    file: Path,
+    found: TrainingPlan, here: _Here, priced: Mapping[str, Terms | None], asked: Mapping[str, PlanCandidate],
+    optimizer: Optimizer, file: Path,
 ) -> None:  # fmt: skip
     """Keep what was measured beside the prices, which no trial has corrected; not where it is worth nothing."""
     kept = [
@@ -258,7 +258,9 @@ def _keep(
         trials.add(file, kept)
 
 
-def _run(row: Row, task: Task | str, candidate: Candidate, batch_size: int, samples: int, data_dir: str | None) -> Row:
+def _run(
+    row: Row, task: Task | str, candidate: PlanCandidate, batch_size: int, samples: int, data_dir: str | None
+) -> Row:
     """A candidate that was run, or why it was not."""
     if row.terms is None:
         return row
@@ -271,7 +273,7 @@ def _run(row: Row, task: Task | str, candidate: Candidate, batch_size: int, samp
     return msgspec.structs.replace(row, measured=found)
 
 
-def _corrected(row: Row, known: Sequence[trials.Trial], task: str, batch_size: int) -> Row:
+def _corrected(row: Row, known: Sequence[trials.PlanTrial], task: str, batch_size: int) -> Row:
     """A price, as earlier trials of its strategy correct it."""
     factor, _ = trials.correction(known, row.command.split()[0], task, batch_size)
     if row.terms is None or factor == 1.0:
@@ -310,7 +312,7 @@ def this_machine() -> Machines:
 
 
 def _row(
-    one: Candidate, pricing: Pricing, cluster: Cluster, trace: Trace, process: int, limit: float | None,
+    one: PlanCandidate, pricing: Pricing, cluster: PricedCluster, trace: MemoryTrace, process: int, limit: float | None,
     told: Callable[[str], None],
 ) -> Row:  # fmt: skip
     """A candidate's price, or why it has none."""
@@ -375,7 +377,9 @@ def _enough(rows: Sequence[Row], name: str) -> str:
     return f"one more replica brings {WORTH:.0%} or more up to {rates[-1][0]}, the most there can be"
 
 
-def _changes(best: Sequence[Row], asked: Mapping[str, Candidate], pricing: Pricing, cluster: Cluster) -> list[str]:
+def _changes(
+    best: Sequence[Row], asked: Mapping[str, PlanCandidate], pricing: Pricing, cluster: PricedCluster
+) -> list[str]:
     """What the answer would be with another network, and with a slow replica."""
     network, told = cluster.network, []
     others: Mapping[str, dict[str, Any]] = {

@@ -23,7 +23,7 @@ from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.handling import STATES, Handling
 from distbelief.places.simulated.simulated import Simulated
-from distbelief.planner.candidates import Candidate, Machines
+from distbelief.planner.candidates import Machines, PlanCandidate
 from distbelief.tasks import Task
 from distbelief.tasks.worker import build_model
 from distbelief.transport.processors import Hosts, speed
@@ -110,7 +110,7 @@ def terms_of(result: Mapping[str, Any]) -> Terms:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class PricedCluster:
     """What candidates are priced on."""
 
     machines: Machines
@@ -141,7 +141,7 @@ class Pricing:
         model = build_model(task, 0, "cpu")
         self._task, self._batch_size = dataclasses.replace(task, model=lambda: model, test=None), batch_size
 
-    def terms(self, candidate: Candidate, cluster: Cluster) -> Terms:
+    def terms(self, candidate: PlanCandidate, cluster: PricedCluster) -> Terms:
         """What a step takes, part by part.
 
         Raises:
@@ -161,7 +161,7 @@ class Pricing:
             "waiting": bare - compute}  # fmt: skip
         return msgspec.structs.replace(found, spared=spared)
 
-    def price(self, candidate: Candidate, cluster: Cluster) -> Terms:
+    def price(self, candidate: PlanCandidate, cluster: PricedCluster) -> Terms:
         """What the steps of a candidate are made of there.
 
         Raises:
@@ -187,7 +187,7 @@ class Pricing:
             )
         return terms_of(place.run(job))
 
-    def _split(self, candidate: Candidate, cluster: Cluster) -> Terms:
+    def _split(self, candidate: PlanCandidate, cluster: PricedCluster) -> Terms:
         """Of one replica on several processes: the price of its schedule, whose segments were measured beside a step of
         the whole model.
 
@@ -211,7 +211,7 @@ class Pricing:
 _FREE = Handling(0.0, math.inf)
 
 
-def _handling(candidate: Candidate, cluster: Cluster) -> Handling:
+def _handling(candidate: PlanCandidate, cluster: PricedCluster) -> Handling:
     """What a candidate's messages and memory cost: who shares memory wakes nobody for what is written there, and one
     replica alone finds nothing there that another has written.
     """

@@ -19,7 +19,7 @@ from distbelief.core.outcomes import Outcome
 from distbelief.errors import Interrupted, UsageError
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
-from distbelief.planner.candidates import Candidate
+from distbelief.planner.candidates import PlanCandidate
 from distbelief.planner.pricing import PARTS, Terms, terms_of
 from distbelief.record.folder import write_atomically
 from distbelief.tasks import Task
@@ -32,7 +32,7 @@ MOST_BYTES = 1 << 22
 """The longest calibration file that is read."""
 
 
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
+class PlanTrial(msgspec.Struct, frozen=True, kw_only=True):
     """One candidate, predicted and measured."""
 
     machine: str
@@ -65,7 +65,7 @@ def usual_file() -> Path:
     return Path(os.path.expanduser(cache), "distbelief", "calibration.json")
 
 
-def read(path: Path, named: bool = False) -> list[Trial]:
+def read(path: Path, named: bool = False) -> list[PlanTrial]:
     """The trials of a calibration file, the oldest first; none where there is no file.
 
     Args:
@@ -77,7 +77,7 @@ def read(path: Path, named: bool = False) -> list[Trial]:
     """
     try:
         data = path.read_bytes() if path.stat().st_size <= MOST_BYTES else b""
-        found = msgspec.json.decode(data, type=list[Trial])
+        found = msgspec.json.decode(data, type=list[PlanTrial])
     except FileNotFoundError:
         return []
     except (OSError, msgspec.DecodeError) as error:
@@ -92,7 +92,7 @@ def read(path: Path, named: bool = False) -> list[Trial]:
     return found
 
 
-def add(path: Path, trials: Sequence[Trial]) -> None:
+def add(path: Path, trials: Sequence[PlanTrial]) -> None:
     """Keep trials in a calibration file.
 
     Raises:
@@ -106,7 +106,7 @@ def add(path: Path, trials: Sequence[Trial]) -> None:
         raise UsageError(f"--calibration {path}: cannot be written ({error.strerror}); name another") from None
 
 
-def correction(trials: Sequence[Trial], strategy: str, task: str, batch_size: int) -> tuple[float, int]:
+def correction(trials: Sequence[PlanTrial], strategy: str, task: str, batch_size: int) -> tuple[float, int]:
     """What a strategy's rate is to be multiplied with, and by how many trials that is known: those of this task and
     batch size. What another task's showed says little, since what is added to a step is then another part of it. The
     price counts as one of them: a machine is never twice the same, and one trial may be further off than the price.
@@ -114,8 +114,8 @@ def correction(trials: Sequence[Trial], strategy: str, task: str, batch_size: in
     >>> from distbelief.planner.pricing import Terms
     >>> def trial(task, rate):
     ...     one = Terms(1.0, 0.0, 0.0, 0.0, 100.0, 0.0)
-    ...     return Trial(machine="", task=task, batch_size=64, optimizer="sgd", what="", strategy="downpour", date="",
-    ...         predicted=one, measured=msgspec.structs.replace(one, samples_per_second=rate))
+    ...     return PlanTrial(machine="", task=task, batch_size=64, optimizer="sgd", what="", strategy="downpour",
+    ...         date="", predicted=one, measured=msgspec.structs.replace(one, samples_per_second=rate))
     >>> trials = [trial("mnist", 75.0), trial("mnist", 80.0), trial("digits", 50.0)]
     >>> correction(trials, "downpour", "mnist", 64), correction(trials[:1], "downpour", "mnist", 64)
     ((0.8, 2), (0.875, 1))
@@ -134,7 +134,7 @@ def corrected(terms: Terms, factor: float) -> Terms:
 
 def run(
     task: Task | str,
-    candidate: Candidate,
+    candidate: PlanCandidate,
     batch_size: int,
     epoch: float,
     data_dir: str | None = None,
@@ -169,9 +169,11 @@ def run(
     return terms_of(result)
 
 
-def trial(candidate: Candidate, task: str, batch_size: int, optimizer: str, predicted: Terms, measured: Terms) -> Trial:
+def trial(
+    candidate: PlanCandidate, task: str, batch_size: int, optimizer: str, predicted: Terms, measured: Terms
+) -> PlanTrial:
     """What is kept of a run."""
-    return Trial(
+    return PlanTrial(
         machine=this_kind(), task=task, batch_size=batch_size, optimizer=optimizer, what=str(candidate),
         strategy=candidate.strategy.name, predicted=predicted, measured=measured,
         date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),

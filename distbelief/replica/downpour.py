@@ -35,7 +35,7 @@ from distbelief.replica.served_replica import ModelView, ServedReplica, ServerVi
 from distbelief.replica.siblings import Steps
 from distbelief.replica.split_compute import SplitCompute
 from distbelief.replica.vectors import Vectors
-from distbelief.replica.work import Work
+from distbelief.replica.work import WorkQueue
 from distbelief.sharding.layout import Range
 
 REPORT_SECONDS = 0.25
@@ -78,7 +78,7 @@ class DownpourTraining:
     """
 
     def __init__(self, replica: ServedReplica, server: ServerView) -> None:
-        self.server, self.work = server, Work()
+        self.server, self.work = server, WorkQueue()
         settings = server.plan.settings
         self._replica, self._links, self._vectors = replica, replica.links, replica.vectors
         self._siblings = replica.siblings

@@ -12,7 +12,7 @@ from distbelief.core.conversations import evaluating, membership, pushing
 from distbelief.core.effects import RECEIVE, Arrival, Attach, Effect, Measure, Measured, Send, Story
 from distbelief.core.settings import Holder, Plan
 from distbelief.errors import JobFailed
-from distbelief.replica.links import Links, refusal
+from distbelief.replica.links import ShardLinks, refusal
 from distbelief.replica.parameters import Parameters
 from distbelief.replica.vectors import Vectors
 
@@ -30,7 +30,7 @@ class Evaluator:
 
     def __init__(self, vectors: Vectors, incarnation: int = 0) -> None:
         self.vectors, self.incarnation = vectors, incarnation
-        self._links = Links(roles.EVALUATOR)
+        self._links = ShardLinks(roles.EVALUATOR)
         self._plan: Plan | None = None
 
     def waits(self) -> str:

@@ -24,7 +24,7 @@ BACKWARD = 2.0
 """Of the work of a forward pass, that of the backward pass."""
 
 
-class Way(NamedTuple):
+class HomeSchedule(NamedTuple):
     """How minibatches go through a home."""
 
     transfers: tuple[Transfer, ...]
@@ -49,11 +49,11 @@ class Way(NamedTuple):
         return [samples // count + (number < samples % count) for number in range(count)]
 
 
-def way_of(graph: SplitGraph, settings: Settings, home: int) -> Way:
+def home_schedule(graph: SplitGraph, settings: Settings, home: int) -> HomeSchedule:
     """How the minibatches of a job go through a home of a split model."""
     transfers = tuple(sorted(graph.transfers.values(), key=lambda one: one.number))
     depths = depths_of(graph.partitions, ((one.source, one.target) for one in transfers))
-    return Way(transfers, settings.pipeline, settings.microbatches, depths[home])
+    return HomeSchedule(transfers, settings.pipeline, settings.microbatches, depths[home])
 
 
 def share_of(run: RunSegment, program: HomeProgram) -> float:
@@ -62,7 +62,7 @@ def share_of(run: RunSegment, program: HomeProgram) -> float:
     return way * run.segment.flops / (max(program.work, 1) * (1 + BACKWARD))
 
 
-class HomePart:
+class ModelPart:
     """The part of a split model that one home holds.
 
     Args:
@@ -71,7 +71,7 @@ class HomePart:
         batch_size: most samples of a minibatch.
     """
 
-    def __init__(self, program: HomeProgram, way: Way, batch_size: int) -> None:
+    def __init__(self, program: HomeProgram, way: HomeSchedule, batch_size: int) -> None:
         self.program, self.way = program, way
         self._numbers = {one: number for number, one in enumerate(way.transfers)}
         self.slots = way.slots(batch_size)
@@ -122,7 +122,7 @@ class AskScript:
     """
 
 
-class ScriptedPart(HomePart):
+class ScriptedPart(ModelPart):
     """One home's part of each step, as a user's own loop asks for it."""
 
     def play(self, _: Batch) -> Generator[HomeEffect | AskScript, Any, Computed | None]:

@@ -14,7 +14,7 @@ from distbelief.core.protocol import ANSWERS
 from distbelief.errors import JobFailed, LayoutError, LocalProtocolError, UsageError
 
 
-class Links:
+class ShardLinks:
     """The shards as one replica, or the evaluator, sees them.
 
     Args:

@@ -26,12 +26,12 @@ from distbelief.core.effects import RECEIVE, Arrival, Attach, Batch, Effect, Pay
 from distbelief.core.messages import Version
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Plan
-from distbelief.replica.links import Links, unwanted
+from distbelief.replica.links import ShardLinks, unwanted
 from distbelief.replica.parameters import Parameters
 from distbelief.replica.siblings import Siblings, Steps, lives_of
 from distbelief.replica.split_compute import SplitCompute
 from distbelief.replica.vectors import Vectors
-from distbelief.replica.work import Work, check_loss
+from distbelief.replica.work import WorkQueue, check_loss
 from distbelief.sharding.layout import Range
 
 
@@ -68,7 +68,7 @@ class ServerView:
         incarnation: of the replica.
     """
 
-    def __init__(self, plan: Plan, vectors: Vectors, links: Links, incarnation: int) -> None:
+    def __init__(self, plan: Plan, vectors: Vectors, links: ShardLinks, incarnation: int) -> None:
         self.plan, self.vectors = plan, vectors
         own_home = roles.partition_of(links.role)
         shards = [
@@ -133,7 +133,7 @@ class Training(Protocol):
     """How a replica trains: an algorithm, and what it knows since it was welcomed, or since all went back."""
 
     server: ServerView
-    work: Work
+    work: WorkQueue
 
     def train(self) -> Steps:
         """All of it, from the first parameters on."""
@@ -200,7 +200,7 @@ class ServedReplica:
         self.partition = roles.partition_of(role)
         self.step = 0
         """Steps that were computed, in all."""
-        self.links = Links(role, self.superior)
+        self.links = ShardLinks(role, self.superior)
         self.welcome: membership.Welcome | None = None
         """The newest, until it is obeyed."""
         self.generation = 0

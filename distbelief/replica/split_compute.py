@@ -65,7 +65,7 @@ class SplitPart(Protocol):
         ...
 
 
-class Crossing(NamedTuple):
+class CrossingKey(NamedTuple):
     """Something that crosses between two partitions."""
 
     generation: int
@@ -89,8 +89,8 @@ class SplitCompute:
     def __init__(self, siblings: Siblings, part: SplitPart, crossings: Crossings | None = None) -> None:
         self.siblings, self._part, self._crossings = siblings, part, crossings
         self._generation = self._step = 0
-        self._here: dict[Crossing, bytearray] = {}
-        self._coming: dict[Crossing, list[bytes]] = {}
+        self._here: dict[CrossingKey, bytearray] = {}
+        self._coming: dict[CrossingKey, list[bytes]] = {}
         self._waits_for: Give | Take | None = None
 
     def begin(self, generation: int) -> list[Send]:
@@ -145,9 +145,9 @@ class SplitCompute:
                 case AskScript():
                     answer = yield Compute(batch)
 
-    def _crossing(self, asked: Give | Take) -> Crossing:
+    def _crossing(self, asked: Give | Take) -> CrossingKey:
         backward = asked.direction is Pass.BACKWARD
-        return Crossing(self._generation, self._step, asked.transfer.number, asked.microbatch, backward)
+        return CrossingKey(self._generation, self._step, asked.transfer.number, asked.microbatch, backward)
 
     def _give(self, given: Give, wait: Callable[[], Steps]) -> Steps:
         data, other, crossing = self._part.encode(given), given.other, self._crossing(given)
@@ -207,7 +207,7 @@ class SplitCompute:
 
     def arrive(self, told: Boundary) -> None:
         """Something that crosses to this partition is here, or a part of it; what is of the past is dropped."""
-        crossing = Crossing(told.generation, told.step, told.transfer, told.microbatch, told.backward)
+        crossing = CrossingKey(told.generation, told.step, told.transfer, told.microbatch, told.backward)
         if crossing.generation < self._generation:
             return
         parts = self._coming.setdefault(crossing, [])

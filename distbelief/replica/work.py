@@ -23,10 +23,10 @@ class Made(Protocol):
         ...
 
 
-class Work:
+class WorkQueue:
     """The work of one replica.
 
-    >>> work = Work()
+    >>> work = WorkQueue()
     >>> work.deal(Portion(epoch=0, first=5, count=1)); work.next(), work.next()
     (Batch(epoch=0, index=5), None)
     """
@@ -70,7 +70,7 @@ class Work:
     def coming(self, most: int) -> list[Batch]:
         """The minibatches that come next, as far as they are dealt.
 
-        >>> work = Work()
+        >>> work = WorkQueue()
         >>> work.deal(Portion(epoch=0, first=5, count=3)); work.coming(2)
         [Batch(epoch=0, index=5), Batch(epoch=0, index=6)]
         """

@@ -20,7 +20,7 @@ from distbelief.core.effects import Batch
 from distbelief.core.records import Parted
 from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
-from distbelief.replica.home_part import ScriptedPart, way_of
+from distbelief.replica.home_part import ScriptedPart, home_schedule
 from distbelief.sharding.layout import Layout
 from distbelief.split.choosing import choose
 from distbelief.split.graph import SplitGraph
@@ -120,7 +120,7 @@ class SplitModel(nn.Module):
         graph = apply(split, traced, self._loss, targets, everywhere=True)
         layout, program = lay_out(whole, graph), build(graph, home, whole)
         self._adopt(program.module)
-        part = ScriptedPart(program, way_of(graph, settings, home), batch_size)
+        part = ScriptedPart(program, home_schedule(graph, settings, home), batch_size)
         likes = [_like(leaf) for leaf in pytree.tree_leaves(arguments)]
         gives = mapped(graph.outputs[home], graph.shapes.__getitem__)
         self._here = Cut(part, settings, batch_size, likes, gives)

@@ -85,7 +85,7 @@ def price_pipeline(
     27.0
     """
     stashed = prove(pipeline).stashed
-    run = _Run(pipeline, costs, link or LinkModel(0.0, float("inf")), samples)
+    run = _Timeline(pipeline, costs, link or LinkModel(0.0, float("inf")), samples)
     # who is the earliest goes first, since ports serve in that order
     while any(run.advance(home) for home in sorted(range(len(run.now)), key=run.now.__getitem__)):
         pass
@@ -99,7 +99,7 @@ def price_pipeline(
     return PipelinePrice(max(run.now, default=0.0), tuple(spans), tuple(run.busy), tuple(held))
 
 
-class _Run:
+class _Timeline:
     """Until when everybody and everything is busy, and what everybody holds."""
 
     def __init__(self, pipeline: Pipeline, costs: Sequence[SegmentCost], link: LinkModel, samples: float) -> None:

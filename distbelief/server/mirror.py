@@ -17,7 +17,7 @@ from distbelief.core.effects import Connect, Effect, Lend, Payload, Send
 from distbelief.core.events import Lent
 from distbelief.core.ledger import PushTaken
 from distbelief.core.messages import Address, Message
-from distbelief.server.packing import Packed, pack, stage
+from distbelief.server.packing import ArrayBytes, pack, stage
 
 SLOTS = 2
 """Vectors in which what is sent lies until the standby has it: one is read while the next is written."""
@@ -198,5 +198,5 @@ class Mirror:
         return sent
 
 
-def _piece(life: int, part: Packed, number: int, slot: int) -> StatePart:
+def _piece(life: int, part: ArrayBytes, number: int, slot: int) -> StatePart:
     return StatePart(slot, 0, part.data.nbytes, life, number, part.name, part.dtype, part.shape, part.offset)

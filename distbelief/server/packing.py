@@ -13,7 +13,7 @@ from distbelief.core.effects import Payload
 from distbelief.errors import RemoteProtocolError
 
 
-class Packed(NamedTuple):
+class ArrayBytes(NamedTuple):
     """Some bytes of one array, and where in it they belong."""
 
     name: str
@@ -23,7 +23,7 @@ class Packed(NamedTuple):
     data: torch.Tensor
 
 
-def pack(arrays: dict[str, Any], most: int) -> Iterator[Packed]:
+def pack(arrays: dict[str, Any], most: int) -> Iterator[ArrayBytes]:
     """Copies of arrays, in pieces of at most so many bytes.
 
     >>> [(one.name, one.offset, one.data.nbytes) for one in pack({"a": torch.zeros(5)}, most=16)]
@@ -32,7 +32,7 @@ def pack(arrays: dict[str, Any], most: int) -> Iterator[Packed]:
     for name, array in arrays.items():
         data = as_bytes(array.detach().clone())
         for offset in range(0, max(1, data.nbytes), most):
-            yield Packed(
+            yield ArrayBytes(
                 name, str(array.dtype).removeprefix("torch."), tuple(array.shape), offset, data[offset : offset + most]
             )
 

@@ -14,7 +14,7 @@ from distbelief.core.effects import Batch, Computed
 from distbelief.core.records import Parted
 from distbelief.core.settings import Settings
 from distbelief.errors import DistbeliefError, LocalProtocolError
-from distbelief.replica.home_part import HomePart, Way, share_of, way_of
+from distbelief.replica.home_part import HomeSchedule, ModelPart, home_schedule, share_of
 from distbelief.schedules.pipeline import Pass
 from distbelief.split.choosing import choose
 from distbelief.split.graph import SplitGraph, Transfer
@@ -76,13 +76,13 @@ def partition(
     layout = layout_of(model, groups_of(model, settings.optimizer), graph.pieces)
     program = build(graph, home, model)
     flat = FlatModule(program.module, rows=rows, layout=layout, home=home)
-    return flat, PartitionTrainer(task, program, settings, way_of(graph, settings, home), clock)
+    return flat, PartitionTrainer(task, program, settings, home_schedule(graph, settings, home), clock)
 
 
-def programs(task: Task, model: nn.Module, settings: Settings) -> list[tuple[HomeProgram, Way]]:
+def programs(task: Task, model: nn.Module, settings: Settings) -> list[tuple[HomeProgram, HomeSchedule]]:
     """What each partition computes of a model, and how minibatches go through it."""
     graph = split_graph(task, model, settings)
-    return [(build(graph, home, model), way_of(graph, settings, home)) for home in range(settings.partitions)]
+    return [(build(graph, home, model), home_schedule(graph, settings, home)) for home in range(settings.partitions)]
 
 
 def whole_of_split(task: Task, model: nn.Module, settings: Settings, rows: bool) -> FlatModule:
@@ -107,7 +107,7 @@ class PhantomPartition:
     slots: Sequence[int] = ()
 
     def __init__(
-        self, program: HomeProgram, way: Way, samples: int, batch_size: int, clock: Callable[[], float]
+        self, program: HomeProgram, way: HomeSchedule, samples: int, batch_size: int, clock: Callable[[], float]
     ) -> None:
         self._program, self._way, self._all, self._batch_size = program, way, samples, batch_size
         self._clock = clock
@@ -180,7 +180,7 @@ class PhantomPartition:
         return tensor
 
 
-class PartitionTrainer(HomePart):
+class PartitionTrainer(ModelPart):
     """Computes one home's part of the gradient of one minibatch after another.
 
     Args:
@@ -192,7 +192,7 @@ class PartitionTrainer(HomePart):
     """
 
     def __init__(
-        self, task: Task, program: HomeProgram, settings: Settings, way: Way,
+        self, task: Task, program: HomeProgram, settings: Settings, way: HomeSchedule,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         super().__init__(program, way, settings.data.batch_size)

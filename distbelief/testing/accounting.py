@@ -14,7 +14,7 @@ import torch
 from distbelief.core import roles
 from distbelief.core.conversations import attendance, dealing, initialising, membership, mirroring, pushing
 from distbelief.core.messages import Bulk, Message
-from distbelief.core.portions import Place, Position
+from distbelief.core.portions import AllotmentPlace, Position
 from distbelief.core.records import Forgotten, Note, Rewound, Succeeded, Vacant
 from distbelief.core.settings import SEQUENTIAL
 from distbelief.runtime.player import Player
@@ -183,7 +183,7 @@ class Accounting:
 
     def _done(self, position: Position) -> set[Minibatch]:
         """What a position counts as done, of what was dealt."""
-        whole = Place("", 0, self.plan.batches, position.epoch, position.batch, position.undone)
+        whole = AllotmentPlace("", 0, self.plan.batches, position.epoch, position.batch, position.undone)
         places = position.places or (whole,)
         undone = {
             (one.epoch, index)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from distbelief.cli import main
 from distbelief.core.optimizer import optim
 from distbelief.costs import cost, profile
-from distbelief.costs.profile import Point, Profile
+from distbelief.costs.profile import Profile, StepTime
 from distbelief.costs.trace import REST, Tracer
 from distbelief.errors import TrainingError, UsageError
 from distbelief.tasks import BUILTINS, Task, TensorData
@@ -209,15 +209,15 @@ def test_a_batch_of_one_that_a_batch_norm_refuses_is_left_out(monkeypatch: pytes
     assert "batch norm" in found.left_out[1]
 
 
-def cost_of(task: Task, monkeypatch: pytest.MonkeyPatch, busy: float = 1.0, **more: Any) -> cost.Cost:
+def cost_of(task: Task, monkeypatch: pytest.MonkeyPatch, busy: float = 1.0, **more: Any) -> cost.TrainingCost:
     """A cost with times that are known: 1 ms for each sample, and none for an update."""
-    points = [Point(size, 0.0, 0.4e-3 * size, 0.6e-3 * size, 9) for size in (1, 4, 16)]
+    points = [StepTime(size, 0.0, 0.4e-3 * size, 0.6e-3 * size, 9) for size in (1, 4, 16)]
 
     def known(_task: Task, _data: object, names: list[str], *_: object) -> Profile:
         return Profile(points, dict.fromkeys(names, (0.0, 0.0)), busy)
 
     monkeypatch.setattr(cost.profiling, "measure", known)
-    monkeypatch.setattr(cost.updates, "measure", lambda one, *_: cost.Update(one.name, 0.0, 0))
+    monkeypatch.setattr(cost.updates, "measure", lambda one, *_: cost.UpdateCost(one.name, 0.0, 0))
     return cost.measure(task, **more)
 
 

@@ -336,8 +336,8 @@ HELD = {"usual": 1.0, "peak": 1.0}
 RESULT = {"samples_per_second": 1.0, "test_accuracy": 0.5, "seconds": 1.0, "updates": 1, "descent": {"loss": 1.0},
           "history": [{"seconds": 1.0, "samples": 1, "test_accuracy": 0.5}]}  # fmt: skip
 TERMS = Terms(1e-3, 0.0, 0.0, 0.0, 1000.0, 0.0)
-PLAN = planning.Plan(task="mnist", machines="1x2", batch_size=64, step=1e-3, together=1.0, why="", changes=[], notes=[],
-                     rows=[planning.Row("single", "single", 1, 0, 0, terms=TERMS)])  # fmt: skip
+PLAN = planning.TrainingPlan(task="mnist", machines="1x2", batch_size=64, step=1e-3, together=1.0, why="", changes=[],
+                     notes=[], rows=[planning.Row("single", "single", 1, 0, 0, terms=TERMS)])  # fmt: skip
 MEASURING: tuple[tuple[Any, str, Any], ...] = (
     (workloads, "run", RESULT), (loops, "independent", 1.0), (loops, "lockstep", 1.0), (loops, "ddp", 1.0), (loops,
         "hogwild", 1.0), (homes, "split", 1.0), (homes, "crossing_seconds", 1.0),

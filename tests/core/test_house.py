@@ -149,6 +149,28 @@ def classes() -> dict[str, list[ast.ClassDef]]:
 CLASSES = classes()
 
 
+TWICE = {
+    **dict.fromkeys(
+        ("Attend", "Begin", "Broken", "Measure", "Measured", "Part"), "a word between supervisor and agents"
+    ),
+    "Boundary": "a message of what crosses at such an edge of a pipeline",
+    "Cut": "of a value, and of a model",
+    "Ended": "a message of a stream, and an event of a life",
+    "Place": "where a trial is run, and where a job is",
+    "Reached": "a word between supervisor and agents, and a target of a study",
+    "Ready": "a message of a job, and one of a prediction",
+    "Site": "a host, and one with its place under test",
+    "Started": "a record of a job, and an agent",
+}
+"""Names of two classes, and what they are: messages keep theirs; the others are left, and may only become fewer."""
+
+
+def test_no_two_classes_have_one_name() -> None:
+    twice = {name for name, nodes in CLASSES.items() if len(nodes) > 1}
+    assert not (new := twice - TWICE.keys()), f"{sorted(new)} are names of several classes: name each by what it is"
+    assert not (gone := TWICE.keys() - twice), f"{sorted(gone)} stand once now: take them out of TWICE"
+
+
 def bases(node: ast.ClassDef) -> list[str]:
     """The names of a class's bases, without their modules and parameters."""
     return [ast.unparse(base).split("[")[0].split(".")[-1] for base in node.bases]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distbelief.strategies.sandblaster.line_search import TRIALS, Search, SearchStart, Trial, backtracking, wolfe
+from distbelief.strategies.sandblaster.line_search import TRIALS, Search, SearchPoint, SearchStart, backtracking, wolfe
 
 Function = Callable[[float], tuple[float, float]]
 
@@ -22,7 +22,7 @@ FUNCTIONS: dict[str, Function] = {
 }
 
 
-def run(search: Search, function: Function) -> tuple[Trial | None, list[float]]:
+def run(search: Search, function: Function) -> tuple[SearchPoint | None, list[float]]:
     tried = [next(search)]
     while True:
         try:

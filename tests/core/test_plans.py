@@ -14,16 +14,16 @@ from torch import nn
 
 import distbelief as db
 from distbelief.cli import commands, main
-from distbelief.costs.profile import Point, Profile
-from distbelief.costs.splitting import Home, SplitCost, Whole
+from distbelief.costs.profile import Profile, StepTime
+from distbelief.costs.splitting import HomeCost, SplitCost, WholeStep
 from distbelief.costs.trace import Tracer
 from distbelief.errors import Interrupted, UsageError
 from distbelief.places.simulated.handling import INSTANT, Handling
 from distbelief.planner import plan as planning
 from distbelief.planner import trials
-from distbelief.planner.candidates import PLANNED, Candidate, Machines, candidates, memory
-from distbelief.planner.plan import Plan
-from distbelief.planner.pricing import Cluster, Pricing, Terms, memory_speed
+from distbelief.planner.candidates import PLANNED, Machines, PlanCandidate, candidates, memory
+from distbelief.planner.plan import TrainingPlan
+from distbelief.planner.pricing import PricedCluster, Pricing, Terms, memory_speed
 from distbelief.tasks import Task, TensorData
 
 WIDE = 256
@@ -37,7 +37,7 @@ SGD = db.optim("sgd")
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A profile with 1 ms a minibatch of any size, and memory as fast as it usually is."""
-    points = [Point(1, 0.0, 0.5e-3, 0.5e-3, 9), Point(64, 0.0, 0.5e-3, 0.5e-3, 9)]
+    points = [StepTime(1, 0.0, 0.5e-3, 0.5e-3, 9), StepTime(64, 0.0, 0.5e-3, 0.5e-3, 9)]
     monkeypatch.setattr(planning.profiling, "measure", lambda *_, **__: Profile(points, {}, 1.0))
     monkeypatch.setattr(planning.trips, "measure", lambda *_: Handling())
     monkeypatch.setattr(planning, "memory_speed", lambda *_: Handling())
@@ -51,7 +51,7 @@ def refuse(*_: Any, **__: Any) -> Any:
     raise UsageError("it cannot be split")
 
 
-def made(machines: str = "2x2", network: db.NetworkModel | None = None, **more: Any) -> Plan:
+def made(machines: str = "2x2", network: db.NetworkModel | None = None, **more: Any) -> TrainingPlan:
     return planning.plan(TASK, machines, network, **more)
 
 
@@ -71,12 +71,12 @@ def test_parts_of_a_step_add_up_and_the_first_is_the_fastest() -> None:
 
 def test_a_price_is_what_the_virtual_cluster_says() -> None:
     """One replica and one shard on a network where only the bytes count: a step, and twice the vector on the line."""
-    cluster = Cluster(Machines(2, 1), db.NetworkModel(latency=0.0, bandwidth=1e8), 1e-3, INSTANT, INSTANT)
-    one = Candidate(db.Allreduce(replicas=2, optimizer=SGD))
+    cluster = PricedCluster(Machines(2, 1), db.NetworkModel(latency=0.0, bandwidth=1e8), 1e-3, INSTANT, INSTANT)
+    one = PlanCandidate(db.Allreduce(replicas=2, optimizer=SGD))
     rate = Pricing(TASK, 64).price(one, cluster).samples_per_second
     # halving and doubling, or a ring, of two: half of the vector each way, twice
     assert 2 * 64 / rate == pytest.approx(1e-3 + VECTOR / 1e8, rel=0.05)
-    alone = Pricing(TASK, 64).price(Candidate(db.Single(optimizer=SGD)), cluster)
+    alone = Pricing(TASK, 64).price(PlanCandidate(db.Single(optimizer=SGD)), cluster)
     assert 64 / alone.samples_per_second == pytest.approx(1e-3, rel=0.01)
     assert alone.bytes_per_step == 0
 
@@ -104,11 +104,13 @@ def test_twice_the_bandwidth_and_a_straggler_are_priced() -> None:
 def test_what_does_not_fit_is_a_row_with_its_reason() -> None:
     tracer = Tracer(TASK, DATA.batch(torch.arange(2)))
     trace = tracer.follow(64, SGD)
-    held = memory(Candidate(db.Downpour(replicas=4, shards=2, optimizer=SGD)), trace, 1000)
+    held = memory(PlanCandidate(db.Downpour(replicas=4, shards=2, optimizer=SGD)), trace, 1000)
     assert held["shard"] == 1000 + math.ceil(3 * VECTOR / 2)
     assert held["replica"] > 1000 + 4 * VECTOR
-    adam = memory(Candidate(db.Allreduce(2, db.optim("adam"))), tracer.follow(64, db.optim("adam")), 0)["replica"]
-    assert adam - memory(Candidate(db.Allreduce(2, SGD)), trace, 0)["replica"] == pytest.approx(2 * VECTOR, rel=0.01)
+    adam = memory(PlanCandidate(db.Allreduce(2, db.optim("adam"))), tracer.follow(64, db.optim("adam")), 0)["replica"]
+    assert adam - memory(PlanCandidate(db.Allreduce(2, SGD)), trace, 0)["replica"] == pytest.approx(
+        2 * VECTOR, rel=0.01
+    )
     rows = {row.what: row.memory for row in made().rows}
     limit = (rows["single"] + rows["downpour, 2 replicas, 2 shards"]) / 2
     found = {row.what: row for row in made(max_memory=limit).rows}
@@ -120,7 +122,7 @@ def test_what_does_not_fit_is_a_row_with_its_reason() -> None:
 def test_a_trial_that_fails_is_a_row_and_ends_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     terms = Pricing.terms
 
-    def fails(self: Pricing, candidate: Candidate, cluster: Cluster) -> Any:
+    def fails(self: Pricing, candidate: PlanCandidate, cluster: PricedCluster) -> Any:
         if candidate.strategy.name == "hogwild":
             raise UsageError("not here")
         return terms(self, candidate, cluster)
@@ -163,9 +165,9 @@ def test_messages_cost_who_has_a_shard_and_memory_costs_who_shares_it() -> None:
     messages, memory = Handling(1e-3, math.inf), Handling(0.0, VECTOR / 1e-3)
 
     def steps(served: Handling, own: Handling, *strategies: db.Strategy) -> list[float]:
-        cluster = Cluster(Machines(1, 2), db.NetworkModel(), 1e-3, served, own)
+        cluster = PricedCluster(Machines(1, 2), db.NetworkModel(), 1e-3, served, own)
         pricing = Pricing(TASK, 64)
-        return [1e3 * pricing.price(Candidate(one), cluster).step for one in strategies]
+        return [1e3 * pricing.price(PlanCandidate(one), cluster).step for one in strategies]
 
     alone, mapped = db.Single(optimizer=SGD), db.Hogwild(replicas=1, optimizer=SGD)
     both, sums = db.Hogwild(replicas=2, optimizer=SGD), db.Allreduce(2, SGD)
@@ -188,8 +190,8 @@ def test_a_step_is_that_of_a_process_of_a_job_where_one_can_be_started(monkeypat
 
 def split_cost(computes: float, waits: float, step: float) -> SplitCost:
     """Of two homes alike, beside a whole model of 1 ms."""
-    homes = [Home(number, 10, {"parameters": 5_000_000}, computes, waits, 0.1e-3, 2, 100) for number in range(2)]
-    whole = Whole(0.0, 1e-3, 0.1e-3, {"parameters": 9_000_000})
+    homes = [HomeCost(number, 10, {"parameters": 5_000_000}, computes, waits, 0.1e-3, 2, 100) for number in range(2)]
+    whole = WholeStep(0.0, 1e-3, 0.1e-3, {"parameters": 9_000_000})
     return SplitCost(task="", split="neurons", partitions=2, traced="", batch_size=64, schedule="sequential",
         microbatches=1, placements=[], homes=homes, whole=whole, step=step, crossings=[], ways=[])  # fmt: skip
 
@@ -198,9 +200,9 @@ def test_a_split_model_is_priced_by_its_schedule() -> None:
     """A step of the whole takes 2 ms here, twice what it took beside the split one, so all that computes does; cores
     that slow each other down do so for those that compute at the same time.
     """
-    one = Candidate(db.Single(partitions=2, optimizer=SGD))
+    one = PlanCandidate(db.Single(partitions=2, optimizer=SGD))
     cost = split_cost(0.6e-3, 0.0, 0.7e-3)
-    cluster = Cluster(Machines(1, 2), db.NetworkModel(), 2e-3, INSTANT, INSTANT, 0.5, splits={2: cost})
+    cluster = PricedCluster(Machines(1, 2), db.NetworkModel(), 2e-3, INSTANT, INSTANT, 0.5, splits={2: cost})
     found = Pricing(TASK, 64).terms(one, cluster)
     assert 64 / found.samples_per_second == pytest.approx(2 * 0.6e-3 / 0.5 + 0.1e-3)
     assert found.step == pytest.approx(2 * 0.6e-3 / 0.5 + 0.1e-3)
@@ -357,7 +359,7 @@ def test_a_trial_that_is_interrupted_ends_the_plan_and_keeps_nothing(monkeypatch
 
 
 def test_what_is_measured_on_a_busy_machine_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = [Point(1, 0.0, 0.5e-3, 0.5e-3, 9)]
+    points = [StepTime(1, 0.0, 0.5e-3, 0.5e-3, 9)]
     monkeypatch.setattr(planning.profiling, "measure", lambda *_, **__: Profile(points, {}, 2.0))
     monkeypatch.setattr(trials, "run", at(1000.0))
     found = made(HERE, run=1)
@@ -378,7 +380,7 @@ def test_a_run_that_fails_is_told_and_ends_no_plan(monkeypatch: pytest.MonkeyPat
 
 def test_an_epoch_that_takes_too_long_is_not_run() -> None:
     with pytest.raises(UsageError, match="an epoch would take 500 s, more than 120"):
-        trials.run("digits", Candidate(db.Single()), 64, 500.0)
+        trials.run("digits", PlanCandidate(db.Single()), 64, 500.0)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def known(monkeypatch: pytest.MonkeyPatch, segments: list[SegmentCost], whole: f
     monkeypatch.setattr(turns.Turns, "costs", lambda _: segments)
     monkeypatch.setattr(turns.Turns, "whole", lambda _: (1e-3, whole))
     monkeypatch.setattr(
-        splitting.updates, "measure", lambda one, n: splitting.updates.Update(one.name, n * 1e-6, 8 * n)
+        splitting.updates, "measure", lambda one, n: splitting.updates.UpdateCost(one.name, n * 1e-6, 8 * n)
     )
 
 

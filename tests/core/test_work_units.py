@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distbelief.strategies.sandblaster.batches import Batches
+from distbelief.strategies.sandblaster.batches import BatchWindows
 from distbelief.strategies.sandblaster.settings import Descent
 from distbelief.strategies.sandblaster.work_units import RESERVE, WorkUnits
 
@@ -85,7 +85,7 @@ def test_all_that_is_dealt_to_one_more_is_dealt_to_who_has_nothing_and_the_oldes
 
 @pytest.mark.parametrize(("size", "overlap"), [(40, 0.25), (20, 0.4), (24, 0.3)])
 def test_windows_share_what_they_say_and_go_over_all_samples(size: int, overlap: float) -> None:
-    batches = Batches(Descent(batch=size, overlap=overlap, send_every=2), samples=83, portion_size=4)
+    batches = BatchWindows(Descent(batch=size, overlap=overlap, send_every=2), samples=83, portion_size=4)
 
     def portions(batch: int, part: int | None = None) -> list[tuple[int, int]]:
         cut = [work_unit for work_unit in batches.work_units(batch) if part in (None, work_unit.part)]

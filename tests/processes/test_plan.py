@@ -8,20 +8,20 @@ import pytest
 
 from distbelief.core.optimizer import optim
 from distbelief.planner import together, trials, trips
-from distbelief.planner.candidates import Candidate
+from distbelief.planner.candidates import PlanCandidate
 from distbelief.strategies import Downpour, Single
 from distbelief.tasks import resolve
 
 
 def test_a_candidate_is_trained_with_and_tells_what_its_steps_were_made_of() -> None:
-    found = trials.run("digits", Candidate(Downpour(replicas=1, shards=1, optimizer=optim("sgd"))), 64, 2.0)
+    found = trials.run("digits", PlanCandidate(Downpour(replicas=1, shards=1, optimizer=optim("sgd"))), 64, 2.0)
     assert min(found.compute, found.wait, found.communicate, found.samples_per_second) > 0
     assert found.waits_for == "shard"
     assert found.step == pytest.approx(64 / found.samples_per_second, rel=0.7)
 
 
 def test_a_trial_of_a_split_model_tells_its_parts_too() -> None:
-    found = trials.run("digits", Candidate(Single(partitions=2, optimizer=optim("sgd"))), 64, 2.0)
+    found = trials.run("digits", PlanCandidate(Single(partitions=2, optimizer=optim("sgd"))), 64, 2.0)
     assert min(found.compute, found.samples_per_second) > 0
     assert found.step == pytest.approx(64 / found.samples_per_second, rel=0.7)
 

@@ -19,7 +19,7 @@ from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import DataSettings, Settings
 from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.places.processes.peers import Peers, lend, map_memory
-from distbelief.replica.home_part import way_of
+from distbelief.replica.home_part import home_schedule
 from distbelief.split.play import Give, RunSegment, Take
 from distbelief.strategies.partition import PartitionTrainer, partition, split_graph
 from distbelief.tasks import as_data, resolve
@@ -49,7 +49,7 @@ class How(NamedTuple):
 def split(workload: Workload, how: How) -> float:
     """Samples per second of one split replica, each home with one thread."""
     task, settings = resolve(workload.task), how.settings(workload.batch_size)
-    way = way_of(split_graph(task, build_model(task, 0, "cpu"), settings), settings, 0)
+    way = home_schedule(split_graph(task, build_model(task, 0, "cpu"), settings), settings, 0)
     with Peers() as peers, lend(segment_bytes(how.partitions, way.slots(workload.batch_size))) as memory:
         homes = range(how.partitions)
         return statistics.fmean(

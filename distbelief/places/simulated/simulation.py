@@ -35,7 +35,7 @@ from distbelief.record.journal import Journal
 from distbelief.record.memory import MemoryStore
 from distbelief.record.restore import CheckpointStore, load_weights
 from distbelief.replica.evaluator import Evaluator
-from distbelief.replica.home_part import Way
+from distbelief.replica.home_part import HomeSchedule
 from distbelief.replica.split_compute import SplitPart
 from distbelief.runtime import direct
 from distbelief.runtime.clock import VirtualClock
@@ -398,7 +398,7 @@ class Simulation:
         return with_data(self.task, self._data)
 
     @functools.cached_property
-    def _programs(self) -> list[tuple[HomeProgram, Way]]:
+    def _programs(self) -> list[tuple[HomeProgram, HomeSchedule]]:
         """What phantoms of each partition go through: the same in all replicas."""
         return programs(self._loaded, self._model(), self.settings)
 

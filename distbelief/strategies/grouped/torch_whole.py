@@ -20,7 +20,7 @@ from distbelief.strategies.grouped.settings import reduction
 from distbelief.tasks.flat import FlatModule
 
 
-class Home(Protocol):
+class GradientVectors(Protocol):
     """Where the gradients are added up, by whoever adds them."""
 
     def open(self, size: int, found: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,10 +67,12 @@ class TorchWhole:
         partition: whose part of the model it is, where that is split.
     """
 
-    def __init__(self, flat: FlatModule, home: Home | None = None, overlaps: bool = False, partition: int = 0) -> None:
+    def __init__(
+        self, flat: FlatModule, home: GradientVectors | None = None, overlaps: bool = False, partition: int = 0
+    ) -> None:
         self.flat, self._partition = flat, partition
         self._own = flat.layout.homes[partition]
-        self._home: Home = home or OwnVector()
+        self._home: GradientVectors = home or OwnVector()
         self._overlaps = overlaps
         self._weight, self._first, self._last = 1.0, True, True
 

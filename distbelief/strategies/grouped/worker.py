@@ -65,7 +65,7 @@ def process_replica(context: Context) -> Part:
     return Part(story, worker)
 
 
-class Alone(OwnVector):
+class OneRank(OwnVector):
     """Of a job of one replica, which has nobody to add up with."""
 
     def form(self, group: Assemble, told: Told) -> bool:
@@ -77,7 +77,7 @@ class Alone(OwnVector):
         return True
 
 
-Carrier = SharedMemory | Links | ProcessGroup | Alone
+Carrier = SharedMemory | Links | ProcessGroup | OneRank
 
 
 def carrier(process: Process, role: str, settings: Settings) -> Carrier:
@@ -86,7 +86,7 @@ def carrier(process: Process, role: str, settings: Settings) -> Carrier:
     """
     spec = process.spec
     if settings.replicas == 1:
-        return Alone()
+        return OneRank()
     index, own = roles.index_of(role), reduction(settings)
     if spec.transport == "shared":
         descriptor = open_memory(spec, (spec.memory, *spec.columns)[roles.partition_of(role)])

@@ -7,7 +7,7 @@ from distbelief.errors import UsageError
 from distbelief.strategies.sandblaster.settings import Descent
 
 
-class Batches:
+class BatchWindows:
     """The batches of a job: batch 0, 1, 2, ... is each the whole training set, or a window that moves over it, pass
     after pass.
 
@@ -19,10 +19,10 @@ class Batches:
         samples: in the training set.
         portion_size: samples in a portion; the last of a pass may be smaller.
 
-    >>> batches = Batches(Descent(send_every=2), samples=50, portion_size=10)
+    >>> batches = BatchWindows(Descent(send_every=2), samples=50, portion_size=10)
     >>> [(work_unit.portion.first, work_unit.portion.count) for work_unit in batches.work_units(7)]
     [(0, 2), (2, 2), (4, 1)]
-    >>> windows = Batches(Descent(batch=40, overlap=0.25, send_every=2), samples=50, portion_size=10)
+    >>> windows = BatchWindows(Descent(batch=40, overlap=0.25, send_every=2), samples=50, portion_size=10)
     >>> [(b.portion.epoch, b.portion.first, b.portion.count, b.part) for b in windows.work_units(1)]
     [(0, 3, 1, 0), (0, 4, 1, 1), (1, 0, 1, 1), (1, 1, 1, 2)]
     """

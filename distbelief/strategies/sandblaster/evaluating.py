@@ -12,7 +12,7 @@ from distbelief.core.effects import Effect, Send
 from distbelief.core.portions import Position, WorkUnit
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
-from distbelief.strategies.sandblaster.batches import Batches
+from distbelief.strategies.sandblaster.batches import BatchWindows
 from distbelief.strategies.sandblaster.settings import Descent
 from distbelief.strategies.sandblaster.stories import LossSum
 from distbelief.strategies.sandblaster.work_units import WorkUnits
@@ -36,7 +36,7 @@ class Evaluating:
         self.again = 0
         """Work units that were dealt to one more, since somebody last set it to 0."""
         self._iterations = plan.settings.data.epochs
-        self._batches = Batches(self.descent, plan.samples, self._size)
+        self._batches = BatchWindows(self.descent, plan.samples, self._size)
         self._cut: list[WorkUnit] = []
         self._work_units: WorkUnits | None = None
         self._losses: dict[int, float] = {}

@@ -18,7 +18,7 @@ NARROW = 1e-9
 """Least length of a bracket, times the largest component of the direction."""
 
 
-class Trial(NamedTuple):
+class SearchPoint(NamedTuple):
     """A step, the loss there and the slope there."""
 
     step: float
@@ -38,19 +38,19 @@ class SearchStart(NamedTuple):
     curvature: float = CURVATURE
 
 
-Search = Generator[float, tuple[float, float], Trial | None]
+Search = Generator[float, tuple[float, float], SearchPoint | None]
 
 
-def _try(step: float) -> Generator[float, tuple[float, float], Trial]:
+def _try(step: float) -> Generator[float, tuple[float, float], SearchPoint]:
     loss, slope = yield step
-    return Trial(step, loss if math.isfinite(loss) else math.inf, slope)
+    return SearchPoint(step, loss if math.isfinite(loss) else math.inf, slope)
 
 
-def cubic(one: Trial, other: Trial, least: float, most: float) -> float:
+def cubic(one: SearchPoint, other: SearchPoint, least: float, most: float) -> float:
     """The minimum of the cubic through two trials, within bounds; their middle where there is none (Nocedal and Wright,
     eq. 3.59).
 
-    >>> cubic(Trial(0.0, 1.0, -2.0), Trial(3.0, 4.0, 4.0), 0.0, 3.0)
+    >>> cubic(SearchPoint(0.0, 1.0, -2.0), SearchPoint(3.0, 4.0, 4.0), 0.0, 3.0)
     1.0
     """
     if one.step > other.step:
@@ -79,14 +79,14 @@ def wolfe(start: SearchStart) -> Search:
     >>> search.send(((1 - 3.0) ** 2, 2 * (3.0 - 1)))
     1.0
     """
-    zero = Trial(0.0, start.loss, start.slope)
+    zero = SearchPoint(0.0, start.loss, start.slope)
     before, here, tried = zero, (yield from _try(start.first)), 1
-    bracket: list[Trial] = []
+    bracket: list[SearchPoint] = []
 
-    def enough(trial: Trial) -> bool:
+    def enough(trial: SearchPoint) -> bool:
         return trial.loss <= start.loss + SUFFICIENT * trial.step * start.slope
 
-    def flat(trial: Trial) -> bool:
+    def flat(trial: SearchPoint) -> bool:
         return abs(trial.slope) <= -start.curvature * start.slope
 
     while not bracket:
@@ -106,12 +106,12 @@ def wolfe(start: SearchStart) -> Search:
 
 
 def _zoom(
-    zero: Trial,
-    bracket: list[Trial],
+    zero: SearchPoint,
+    bracket: list[SearchPoint],
     tried: int,
     start: SearchStart,
-    enough: Callable[[Trial], bool],
-    flat: Callable[[Trial], bool],
+    enough: Callable[[SearchPoint], bool],
+    flat: Callable[[SearchPoint], bool],
 ) -> Search:
     """Narrow a bracket in which there is such a step."""
     low, high = sorted(bracket, key=lambda trial: trial.loss)

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from typing import Any, NamedTuple, Protocol
 
 from distbelief.core.conversations.operations import HISTORY, AbsoluteNorms, AnyCommand, Combine, Copy, Dots
-from distbelief.strategies.sandblaster.line_search import CURVATURE, Trial
+from distbelief.strategies.sandblaster.line_search import CURVATURE, SearchPoint
 from distbelief.strategies.sandblaster.recursion import (
     CurvaturePair,
     Gram,
@@ -66,7 +66,7 @@ class Method(Protocol):
         """The next direction."""
         ...
 
-    def learn(self, step: Combine, change: Terms, found: Trial, direction: Direction) -> Learning:
+    def learn(self, step: Combine, change: Terms, found: SearchPoint, direction: Direction) -> Learning:
         """Take in a step, which `step` makes, and the change of the gradient, which `change` is the combination for."""
         ...
 
@@ -108,7 +108,7 @@ class GradientDescent:
         """Down the gradient."""
         return Direction(Combine(((-1.0, G),), D), -self._square, self._first(-self._square), self.largest)
 
-    def learn(self, step: Combine, change: Terms, found: Trial, direction: Direction) -> Learning:
+    def learn(self, step: Combine, change: Terms, found: SearchPoint, direction: Direction) -> Learning:
         """The new gradient's norms are all there is to learn."""
         self._last = found.step * direction.slope
         self.begin((yield self.asks()))
@@ -153,7 +153,7 @@ class ConjugateGradient(GradientDescent):
             return super().direction()
         return Direction(Combine(((-1.0, G), (self._beta, self._old)), D), slope, self._first(slope), self.largest)
 
-    def learn(self, step: Combine, change: Terms, found: Trial, direction: Direction) -> Learning:
+    def learn(self, step: Combine, change: Terms, found: SearchPoint, direction: Direction) -> Learning:
         """Beta, of the old gradient and the new."""
         self._last = found.step * direction.slope
         old = self._square
@@ -221,7 +221,7 @@ class Lbfgs:
             step *= 1.0 / max(1.0, self._sum)
         return Direction(Combine(tuple((factor, name) for name, factor in factors.items()), D), slope, step)
 
-    def learn(self, step: Combine, change: Terms, found: Trial, direction: Direction) -> Learning:
+    def learn(self, step: Combine, change: Terms, found: SearchPoint, direction: Direction) -> Learning:
         """A curvature pair, where it tells one; else what the new gradient has in common with the history."""
         slot, before = self._free, self._slots
         kept = before[-(self._descent.history - 1) :] if self._descent.history > 1 else []

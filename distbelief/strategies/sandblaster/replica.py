@@ -19,7 +19,7 @@ from distbelief.core.roles import COORDINATOR
 from distbelief.replica.served_replica import ServedReplica, ServerView
 from distbelief.replica.siblings import Steps
 from distbelief.replica.vectors import Vectors
-from distbelief.replica.work import Work
+from distbelief.replica.work import WorkQueue
 from distbelief.sharding.layout import Range
 
 
@@ -46,7 +46,7 @@ class WorkUnitTraining:
     """
 
     def __init__(self, replica: ServedReplica, server: ServerView) -> None:
-        self.server, self.work = server, Work()
+        self.server, self.work = server, WorkQueue()
         self._replica, self._links, self._vectors = replica, replica.links, replica.vectors
         self._assigned: deque[operations.Assign] = deque()
         self._newest = 0

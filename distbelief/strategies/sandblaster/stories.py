@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from distbelief.core.conversations.operations import Add, AnyCommand, Combine, Copy, Dots, Scale
 from distbelief.core.outcomes import Cause
-from distbelief.strategies.sandblaster.line_search import SEARCHES, SearchStart, Trial
+from distbelief.strategies.sandblaster.line_search import SEARCHES, SearchPoint, SearchStart
 from distbelief.strategies.sandblaster.methods import Direction, Method, Terms, method_of
 from distbelief.strategies.sandblaster.settings import Descent
 
@@ -158,7 +158,7 @@ class Descend:
         self._begin = (direction.command, *keep)
         kind = self.descent.line_search
         if kind == "none":
-            return Trial(direction.first, loss, direction.slope), None
+            return SearchPoint(direction.first, loss, direction.slope), None
         search = SEARCHES[kind](
             SearchStart(loss, direction.slope, direction.first, direction.largest, self.method.curvature)
         )
@@ -179,7 +179,7 @@ class Descend:
         """The commands that go to the step that was found, where the search has not left the parameters there."""
         return self._at(step) if tried is None else ()
 
-    def _learn(self, found: Trial, direction: Direction) -> Steps:
+    def _learn(self, found: SearchPoint, direction: Direction) -> Steps:
         """Have the method take in what the iteration has shown."""
         s = Combine(((found.step, D),), self.method.step_name)
         decay = self.descent.weight_decay

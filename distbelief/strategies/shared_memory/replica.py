@@ -33,7 +33,7 @@ from distbelief.core.effects import (
 from distbelief.core.settings import Plan
 from distbelief.replica.downpour import REPORT_SECONDS
 from distbelief.replica.links import unwanted
-from distbelief.replica.work import Work, check_loss
+from distbelief.replica.work import WorkQueue, check_loss
 from distbelief.sharding.layout import Layout
 
 GLANCE_SECONDS = 10e-3
@@ -62,7 +62,7 @@ class SharedMemoryReplica:
         self.role, self.incarnation, self.step = role, incarnation, 0
         self._layout, self._samples, self._holds, self._blocked = layout, samples, holds, blocked
         self._plan: Plan | None = None
-        self._work, self._made = Work(), _Made()
+        self._work, self._made = WorkQueue(), _Made()
         self._attached = self._welcomed = self._ending = self._draining = self._holding = self._updating = (
             self._left
         ) = self._over = False
