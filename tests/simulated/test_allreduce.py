@@ -119,7 +119,9 @@ class Updates:
         if isinstance(model, Tallied):
             entry = next(entry for entry in whole.layout.entries if entry.tensor.name == NAME)
             weights = (
-                whole.sum[entry.start : entry.start + entry.tensor.size].view(torch.float32).view(entry.tensor.shape)
+                whole.gradients.sum[entry.start : entry.start + entry.tensor.size]
+                .view(torch.float32)
+                .view(entry.tensor.shape)
             )
             here = weights != 0
             again = (here & (model.tally != 0)).nonzero().tolist()

@@ -441,7 +441,9 @@ def test_replicas_that_die_in_allreduce_leave_the_parameters_of_the_paper(
 def minibatches_in(whole: TorchWhole) -> list[Minibatch]:
     """Those in the sum of gradients that a replica of a tallied model holds."""
     entry = next(entry for entry in whole.layout.entries if entry.tensor.name == NAME)
-    weights = whole.sum[entry.start : entry.start + entry.tensor.size].view(torch.float64).view(entry.tensor.shape)
+    weights = (
+        whole.gradients.sum[entry.start : entry.start + entry.tensor.size].view(torch.float64).view(entry.tensor.shape)
+    )
     return [(epoch, index) for epoch, index in weights.nonzero().tolist()]
 
 

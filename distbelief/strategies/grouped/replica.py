@@ -40,7 +40,7 @@ from distbelief.core.effects import (
     Wake,
 )
 from distbelief.core.portions import Portion
-from distbelief.core.settings import Plan
+from distbelief.core.settings import Plan, Settings
 from distbelief.core.timers import BucketDue
 from distbelief.fabric.base import schedule_of
 from distbelief.fabric.buckets import Bucket, buckets, of_buffers, shares
@@ -131,6 +131,11 @@ class AllreduceReplica:
         self._halt: int | None = None
         self._group = -1
         self._members: list[str] = []
+        self._rank = 0
+        """Of this replica among them."""
+        self._buckets: list[Bucket] = []
+        self._messages: Messages | None = None
+        """What adds up the gradients of the group, where no worker does."""
         self._awaits, self._awaited = "", list[str]()
         """What it, or its worker, may be waiting for now, and from whom of its group."""
         self._round_batches: deque[tuple[Portion, int]] = deque()
@@ -187,7 +192,7 @@ class AllreduceReplica:
             return "for a group to be formed"
         if self._split is not None and (crosses := self._split.waits()):
             return crosses
-        who = self._awaited if self._awaits else [] if self._reduces else self._messages.waits_for()
+        who = self._awaited if self._awaits else self._messages.waits_for() if self._messages else []
         if who:
             return (
                 f"for {self._awaits or 'gradients'} from "
@@ -213,16 +218,16 @@ class AllreduceReplica:
     def _form(self, told: grouping.Assemble) -> Steps:
         """Take one's place in a group, and hold what it begins with."""
         self._assemble = None
-        plan, settings, home = told.plan, told.plan.settings, self._siblings.partition
+        plan, home = told.plan, self._siblings.partition
         yield from self._followers.assemble(told)
         if self._plan is None:
-            self._plan, self._settings = plan, settings
+            self._plan = plan
             yield Attach(plan, 0, 0)
         self._group, self._members = told.group, [member.role for member in told.members]
         rank = self._rank = self._members.index(self.role)
         if self._split is not None:
             yield from self._split.begin(told.group)
-        self._buckets: list[Bucket] = [*buckets(plan.layout, self._own.bucket_mb, home)]
+        self._buckets = [*buckets(plan.layout, self._own.bucket_mb, home)]
         if self._own.buffers == "broadcast":
             self._buckets += of_buffers(plan.layout, home)
         needy = {i for i, member in enumerate(told.members) if member.needs}
@@ -252,6 +257,12 @@ class AllreduceReplica:
             self._awaits = ""
         yield from self._all_say(grouping.RoundsMade, lambda said: said.group == told.group, "a group")
         yield self._report()
+
+    @property
+    def _settings(self) -> Settings:
+        """Of the job, once it has begun."""
+        assert self._plan is not None
+        return self._plan.settings
 
     @property
     def _own(self) -> AllreduceSettings:
@@ -418,6 +429,7 @@ class AllreduceReplica:
             self._awaits = ""
             return
         pieces = self._messages
+        assert pieces is not None
         pieces.begin_round(self.rounds)
         early, self._early = self._early, []
         for sender, piece in early:
@@ -466,7 +478,7 @@ class AllreduceReplica:
 
     def _count(self) -> tuple[float, int, int, int]:
         """Since this was last asked: the sum of the losses, how many they are, and the bytes sent and received."""
-        if not self._reduces:
+        if self._messages:
             self._sent, self._received = self._sent + self._messages.sent, self._received + self._messages.received
             self._messages.sent = self._messages.received = 0
         counted = self._loss, self._losses, self._sent, self._received

@@ -1,48 +1,21 @@
-"""A replica that holds the whole model: its parameters in one flat vector, stepped as a shard steps its slice, and the
-vector of its gradients.
-"""
+"""A replica that holds the whole model: its parameters in one flat vector, stepped as a shard steps its slice."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
 
 from distbelief.core.settings import Plan
-from distbelief.fabric.buckets import Bucket, buckets, of_buffers
+from distbelief.fabric.buckets import Bucket
 from distbelief.server.slice import TorchSlice
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Layout
-from distbelief.strategies.grouped.settings import reduction
+from distbelief.strategies.grouped.gradients import Gradients, GradientVectors, OwnVector, typed
 from distbelief.tasks.flat import FlatModule
-
-
-class GradientVectors(Protocol):
-    """Where the gradients are added up, by whoever adds them."""
-
-    def open(self, size: int, found: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two vectors of so many bytes (1-D uint8), which may be one: where this replica writes its gradient, and where
-        it finds the sum.
-        """
-        ...
-
-    def ready(self, bucket: int) -> None:
-        """The gradient of a bucket is written."""
-
-
-class OwnVector:
-    """The vector of a replica whose gradients travel as messages: they are added up where they are written."""
-
-    def open(self, size: int, found: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
-        """One vector for both."""
-        vector = torch.zeros(size, dtype=torch.uint8)
-        return vector, vector
-
-    def ready(self, bucket: int) -> None:
-        """Nobody is told."""
 
 
 class _Stepped(TorchSlice):
@@ -74,7 +47,20 @@ class TorchWhole:
         self._own = flat.layout.homes[partition]
         self._home: GradientVectors = home or OwnVector()
         self._overlaps = overlaps
-        self._weight, self._first, self._last = 1.0, True, True
+        self._gradients: Gradients | None = None
+        self._slice: TorchSlice | None = None
+
+    @property
+    def gradients(self) -> Gradients:
+        """Its gradients, once it is bound."""
+        assert self._gradients is not None
+        return self._gradients
+
+    @property
+    def slice(self) -> TorchSlice:
+        """Its parameters and their optimizer, once it is bound."""
+        assert self._slice is not None
+        return self._slice
 
     @property
     def layout(self) -> Layout:
@@ -90,114 +76,41 @@ class TorchWhole:
     def bind(self, plan: Plan) -> None:
         """Have the model live in the flat vector from here on."""
         layout, device, partition = plan.layout, self.flat.device, self._partition
-        mesh, moving, base = plan.settings.mesh, self._own.moving.size, self._own.all.start
+        mesh, moving = plan.settings.mesh, self._own.moving.size
         plan = msgspec.structs.replace(plan, assignments=cut(layout, mesh, mesh.partitions))
         vector = torch.zeros(self._own.all.size, dtype=torch.uint8, device=device)
         self.flat.write(vector)
-        self._clip = plan.settings.clip_norm
-        own = reduction(plan.settings)
-        found = buckets(layout, own.bucket_mb, partition)
-        both = (*found, *(of_buffers(layout, partition) if own.buffers == "broadcast" else ()))
-        self._slot, self.sum = self._home.open(moving, both)
         self.flat.bind([], [vector])
         self.flat.swap(0)
-        self.slice = _Stepped(plan, vector, partition)
-        self.slice.fill(vector[:moving], frozen=False)
-        trained = [entry for entry in layout.trained_entries if entry.piece.home == partition]
-        self._views = [_typed(self._slot, e.start - base, e.stop - base, e.tensor.dtype).view(e.shape) for e in trained]
-        self._parameters = self.flat.trained
-        self._bucket = [
-            next((i for i, b in enumerate(found) if b.start <= e.start - base < b.stop), -1) for e in trained
-        ]
-        self._counts = [self._bucket.count(i) for i in range(len(found))]
-        self._all = len(both)
-        self._sums = [_typed(self.sum, b.start, b.stop, b.dtype) for b in found]
-        self._buffers = [
-            (vector[b.start : b.stop], self._slot[b.start : b.stop], self.sum[b.start : b.stop])
-            for b in both
-            if not b.adds
-        ]
-        self._begin()
-        if self._overlaps:
-            for number, parameter in enumerate(self._parameters):
-                parameter.register_post_accumulate_grad_hook(lambda _, number=number: self._made(number))
+        self._slice = _Stepped(plan, vector, partition)
+        self._slice.fill(vector[:moving], frozen=False)
+        self._gradients = Gradients(plan, partition, self.flat.trained, vector, self._home, self._overlaps)
 
     # gradients
 
     def weigh(self, weight: float, first: bool = True, last: bool = True) -> None:
-        """What the next gradient is multiplied with, and whether it is the first of its round, which is written, and
-        the last.
-        """
-        self._weight, self._first, self._last = weight, first, last
-        self._begin()
-
-    def _begin(self) -> None:
-        self._missing = [True] * len(self._views)
-        self._left = list(self._counts)
-
-    def _made(self, number: int) -> None:
-        """A parameter's gradient is made: bring it into the vector, and tell where that was the last of its bucket."""
-        view, gradient = self._views[number], self._parameters[number].grad
-        self._missing[number] = False
-        if not self._first:
-            if gradient is not None:
-                view.add_(gradient, alpha=self._weight)
-        elif gradient is None:
-            view.zero_()
-        elif self._weight == 1.0:
-            view.copy_(gradient)
-        else:
-            torch.mul(gradient, self._weight, out=view) if gradient.dtype == view.dtype else view.copy_(gradient).mul_(
-                self._weight
-            )
-        bucket = self._bucket[number]
-        if bucket >= 0:
-            self._left[bucket] -= 1
-            if not self._left[bucket] and self._overlaps and self._last:
-                self._home.ready(bucket)
+        """What the next gradient is multiplied with, and whether it is the first of its round, and the last."""
+        self.gradients.weigh(weight, first, last)
 
     def gather(self) -> None:
         """Have the gradient of the step in the vector, and with the last of a round the buffers behind it."""
-        with torch.no_grad():
-            for number, missing in enumerate(self._missing):
-                if missing:
-                    self._made(number)
-        if self._last:
-            self._tell_rest()
+        self.gradients.gather()
 
     def contribute_nothing(self) -> None:
         """Have zeros there."""
-        self._slot[: self._own.trained.size].zero_()
-        self._tell_rest(everything=True)
-
-    def _tell_rest(self, everything: bool = False) -> None:
-        for own, slot, _ in self._buffers:
-            slot.copy_(own)
-        for bucket in range(0 if everything or not self._overlaps else len(self._counts), self._all):
-            self._home.ready(bucket)
+        self.gradients.contribute_nothing()
 
     def norm(self) -> float:
-        """Of the sum, in float64, where the job clips it; else 0."""
-        if not self._clip:
-            return 0.0
-        parts = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in self._sums]
-        return float(torch.linalg.vector_norm(torch.stack(parts)))
+        """Of the sum, where the job clips it; else 0."""
+        return self.gradients.norm()
 
     def update(self, factor: float, norm: float) -> None:
         """Make one optimizer step with the sum, clipped to the job's norm."""
-        if self._clip and (shrinks := self._clip / (norm + 1e-6)) < 1:  # as torch's clip_grad_norm_
-            trained = self._own.trained.size
-            self._slot[:trained].copy_(self.sum[:trained])
-            for view in self._views:
-                view.mul_(shrinks)
-            self.slice.apply("clipped", 0, self._slot, factor)
-            return
-        self.slice.apply("sum", 0, self.sum, factor)
+        self.gradients.update(self.slice.apply, factor, norm)
 
     def adopt_buffers(self) -> None:
         """Take the buffers in the vector as the model's own."""
-        for own, _, there in self._buffers:
-            own.copy_(there)
+        self.gradients.adopt_buffers()
 
     # everything
 
@@ -236,18 +149,14 @@ class TorchWhole:
 
     def read(self, bucket: Bucket, start: int, stop: int) -> bytes:
         """A copy of a range of the vector."""
-        return self._slot[start:stop].numpy().tobytes()
+        return self.gradients.slot[start:stop].numpy().tobytes()
 
     def write(self, bucket: Bucket, start: int, data: bytes, adds: bool) -> None:
         """Add to a range of the vector, or put there."""
         if data:
-            here = _typed(self._slot, start, start + len(data), bucket.dtype)
+            here = typed(self.gradients.slot, start, start + len(data), bucket.dtype)
             there = _from_bytes(data, bucket.dtype)
             here.add_(there) if adds else here.copy_(there)
-
-
-def _typed(vector: torch.Tensor, start: int, stop: int, dtype: str) -> torch.Tensor:
-    return vector[start:stop].view(getattr(torch, dtype))
 
 
 def _from_bytes(data: bytes, dtype: str) -> torch.Tensor:

@@ -20,10 +20,11 @@ from distbelief.fabric.process_group import ProcessGroup
 from distbelief.fabric.shared_memory import SharedMemory
 from distbelief.runtime.player import Part, Worker
 from distbelief.strategies.context import Context, Process, open_memory
+from distbelief.strategies.grouped.gradients import OwnVector
 from distbelief.strategies.grouped.measured import measured_model
 from distbelief.strategies.grouped.replica import AllreduceReplica, collect_nothing, no_fault
 from distbelief.strategies.grouped.settings import reduction
-from distbelief.strategies.grouped.torch_whole import OwnVector, TorchWhole
+from distbelief.strategies.grouped.torch_whole import TorchWhole
 from distbelief.tasks.worker import measure, placed
 
 SIOCGIFADDR = 0x8915

@@ -59,7 +59,7 @@ MUTANTS = [
         (f"{LARGE}::test_a_death_in_the_middle_of_an_exchange_ends_in_the_same_job",), 30,
     ),
     Mutant(
-        "an-accumulated-gradient-is-not-weighed", UNION, "strategies/grouped/torch_whole.py",
+        "an-accumulated-gradient-is-not-weighed", UNION, "strategies/grouped/gradients.py",
         "view.add_(gradient, alpha=self._weight)", "view.add_(gradient)",
         (f"{LARGE}::test_accumulated_gradients_are_those_of_the_union",),
     ),

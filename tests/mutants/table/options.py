@@ -38,7 +38,7 @@ MUTANTS = [
     Mutant(
         "buckets-of-real-replicas-are-of-one-size",
         OPTIONS,
-        "strategies/grouped/torch_whole.py",
+        "strategies/grouped/gradients.py",
         "found = buckets(layout, own.bucket_mb, partition)",
         "found = buckets(layout, 25.0)",
         ("tests/processes/test_knobs.py::test_smaller_buckets_are_more_of_them[tcp]",),
