@@ -81,11 +81,15 @@ class MinibatchCount:
     def __init__(self) -> None:
         self.done = 0
 
+    def add(self, minibatches: int) -> None:
+        """So many more were."""
+        self.done += minibatches
+
     def due(self, every: int) -> bool:
         """Whether it is due again, by so many of them, 0 for never; those beyond count for the next time.
 
         >>> count = MinibatchCount()
-        >>> count.done += 7
+        >>> count.add(7)
         >>> count.due(0), count.due(5), count.due(5), count.done
         (False, True, False, 2)
         """

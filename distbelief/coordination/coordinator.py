@@ -293,7 +293,7 @@ class Coordinator(Answering):
 
     def measure_in_time(self, minibatches: int) -> list[Effect]:
         """So many more are applied: measure, where that is due by them."""
-        self.evaluations.minibatches.done += minibatches
+        self.evaluations.minibatches.add(minibatches)
         due = self.evaluations.minibatches.due(self.settings.evaluate_minibatches)
         return self.evaluations.measure(self.epochs) if due and self.may(May.DEAL) else []
 

@@ -66,7 +66,7 @@ class Turns:
         end = begin + seconds
         while len(self._splits) < LEAST_ROUNDS or (len(self._splits) < MOST_ROUNDS and time.perf_counter() < end):
             self._wholes.append(self._whole_step())
-            self._splits.append(self._split_step(_SegmentTimer()).took)
+            self._splits.append(self._split_step(_SegmentMeter()).took)
             told(f"round {len(self._splits)} of the whole model and the split one")
         self.busy = (time.perf_counter() - begin) / (time.thread_time() - worked)
 
@@ -98,7 +98,7 @@ class Turns:
         self._task.loss(self._model(inputs), targets).backward()
         return gathered - begin, time.thread_time() - gathered
 
-    def _split_step(self, watch: _SegmentTimer) -> _SegmentTimer:
+    def _split_step(self, watch: _SegmentMeter) -> _SegmentMeter:
         _forget(program.module for program in self._programs)
         orders = zip(self._programs, self._made.orders, strict=True)
         play([_watched(program.home, step(program, self._batches, order), watch) for program, order in orders])
@@ -108,17 +108,17 @@ class Turns:
         """See what autograd keeps: of the whole model, and of each segment beside what it received."""
         modules = [self._model, *(program.module for program in self._programs)]
         held = {_address(one) for module in modules for one in (*module.parameters(), *module.buffers())}
-        watch = _SegmentTimer(held)
+        watch = _SegmentMeter(held)
         with saved_tensors_hooks(watch.keep, lambda saved: saved):
             self._whole_step()
         self.kept = watch.kept.get(None, 0)
-        watch = _SegmentTimer(held)
+        watch = _SegmentMeter(held)
         with saved_tensors_hooks(watch.keep, lambda saved: saved):
             self._split_step(watch)
         self._kept = watch.kept
 
 
-class _SegmentTimer:
+class _SegmentMeter:
     """What segments take, and what they keep that is not held or received anyway."""
 
     def __init__(self, held: Iterable[int] = ()) -> None:
@@ -147,7 +147,7 @@ class _SegmentTimer:
         return tensor
 
 
-def _watched(home: int, story: HomeStory, watch: _SegmentTimer) -> HomeStory:
+def _watched(home: int, story: HomeStory, watch: _SegmentMeter) -> HomeStory:
     """A home's story, whose time is that of the segment which was last begun."""
     answer: Tensor | None = None
     ran: Ran | None = None

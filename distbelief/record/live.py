@@ -91,15 +91,21 @@ class Live:
         except (OSError, ValueError):  # the pipe is closed, the terminal is gone
             self._silent, self._table = True, None
 
-    def print_of(self, role: str, lines: Iterable[str]) -> None:
-        """Show what a role has printed, its name before each line; beside JSON on standard error."""
+    def print_of(self, role: str, lines: Iterable[str], aside: bool = False) -> None:
+        """Show what a role has printed, its name before each line; beside JSON on standard error.
+
+        Args:
+            role: its name.
+            lines: without their ends.
+            aside: on standard error, wherever the rest goes.
+        """
         try:
             for text in lines:
                 told = f"[{role}] {text}"
                 if self._table is not None:
                     self._table.console.print(told, markup=False, highlight=False)
                 else:
-                    print(told, file=sys.stderr if self._json else self._stream, flush=True)
+                    print(told, file=sys.stderr if aside or self._json else self._stream, flush=True)
         except (OSError, ValueError):
             self._silent = True
 

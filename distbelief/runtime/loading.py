@@ -26,7 +26,7 @@ from distbelief.core.effects import Batch
 from distbelief.core.portions import STREAM
 from distbelief.core.settings import Settings
 from distbelief.errors import DataError, UsageError
-from distbelief.runtime.streams import Part, Stream, same_loader
+from distbelief.runtime.streams import Stream, StreamPart, same_loader
 from distbelief.tasks.order import Order, key, seed_chance
 from distbelief.tasks.task import Data
 
@@ -232,7 +232,7 @@ def source_of(data: Any, batch_size: int = 0, num_workers: int = 0) -> Source | 
         # an iterator that another process reads would not be read here
         workers = num_workers if isinstance(data, IterableDataset) else 0
         ours = DataLoader(
-            Part(data),
+            StreamPart(data),
             collate_fn=stacked,
             num_workers=workers,
             multiprocessing_context="fork" if workers else None,

@@ -40,7 +40,7 @@ class Stream:
         own, data = self._given, settings.data
         dataset: Any = own.dataset
         self._first = data.own_data or index == 0
-        read = dataset if data.own_data else Part(dataset, index, settings.replicas)
+        read = dataset if data.own_data else StreamPart(dataset, index, settings.replicas)
         sizes: dict[str, Any] = {"batch_size": own.batch_size}
         if own.batch_size is not None:
             sizes = {"batch_size": data.batch_size, "drop_last": own.drop_last or data.drop_last}
@@ -78,7 +78,7 @@ class Stream:
         self._items = None
 
 
-class Part(IterableDataset[Any]):
+class StreamPart(IterableDataset[Any]):
     """Of an iterable, sample `index` and every n-th after it: all, where it is the first of one."""
 
     def __init__(self, stream: Iterable[Any], index: int = 0, replicas: int = 1) -> None:

@@ -49,13 +49,13 @@ def prove(pipeline: Pipeline, slots: int | None = None) -> Execution:
     >>> prove(pipeline("1f1b", chain(3), 8)).in_flight
     (3, 2, 1)
     """
-    run = _Execution(pipeline, slots)
+    run = _Proof(pipeline, slots)
     while any(run.advance(home) for home in range(pipeline.graph.homes)):
         pass
     return run.end()
 
 
-class _Execution:
+class _Proof:
     """Where everybody is, and what lies where."""
 
     def __init__(self, pipeline: Pipeline, slots: int | None) -> None:

@@ -145,12 +145,11 @@ CLASSES = classes()
 
 
 TWICE = {
-    **dict.fromkeys(
-        ("Attend", "Begin", "Broken", "Measure", "Measured", "Part"), "a word between supervisor and agents"
-    ),
+    **dict.fromkeys(("Attend", "Begin", "Broken", "Measure", "Measured"), "a word between supervisor and agents"),
     "Boundary": "a message of what crosses at such an edge of a pipeline",
     "Cut": "of a value, and of a model",
     "Ended": "a message of a stream, and an event of a life",
+    "Part": "what a role plays, and a word between supervisor and agents",
     "Place": "where a trial is run, and where a job is",
     "Reached": "a word between supervisor and agents, and a target of a study",
     "Ready": "a message of a job, and one of a prediction",
@@ -163,6 +162,7 @@ TWICE = {
 def test_no_two_classes_have_one_name() -> None:
     twice = {name for name, nodes in CLASSES.items() if len(nodes) > 1}
     assert not (new := twice - TWICE.keys()), f"{sorted(new)} are names of several classes: name each by what it is"
+    assert not (more := [name for name, nodes in CLASSES.items() if len(nodes) > 2]), f"{more} stand three times"
     assert not (gone := TWICE.keys() - twice), f"{sorted(gone)} stand once now: take them out of TWICE"
 
 

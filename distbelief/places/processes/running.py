@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing.connection
 import os
 import time
@@ -63,7 +64,8 @@ class Running:
         )
         self._logs = Logs(attempt.folder.path) if cluster.logs and attempt.folder else None
         listens = bool(self._script) or self._logs is not None
-        hooks = Hooks(self._spec, self._take, self._happens, self._note, self._printed, attempt.live.print_of, listens)
+        aside = functools.partial(attempt.live.print_of, aside=True)
+        hooks = Hooks(self._spec, self._take, self._happens, self._note, self._printed, aside, listens)
         self.processes = make(hooks)
         self.desk = status.Desk(attempt.folder.path if attempt.folder else None, self._ask, self._state)
         self._looked = 0.0

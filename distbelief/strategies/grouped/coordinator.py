@@ -82,6 +82,7 @@ class AllreduceCoordinator(Answering):
         self._pushes = self._minibatches = 0
         """Since the last checkpoint."""
         self._unmeasured = MinibatchCount()
+        """Since an evaluation was due."""
         self._timer, self._target = SnapshotTimer(), Target()
         self._cause, self._reason = Cause.EPOCHS_DONE, ""
         self._interrupted = (
@@ -332,7 +333,7 @@ class AllreduceCoordinator(Answering):
         self._pushes += rounds - self.rounds
         done = sum(share.steps for share in shares)
         self._minibatches += done
-        self._unmeasured.done += done
+        self._unmeasured.add(done)
         self.rounds = rounds
         self._barren = 0
         self.samples += sum(share.samples for share in shares)

@@ -34,18 +34,18 @@ class TorchWhole:
 
     Args:
         flat: the model.
-        home: where gradients are added up.
+        vectors: where gradients are added up.
         overlaps: whether each bucket is ready as soon as its last gradient is made: only where every step is one
             backward pass.
         partition: whose part of the model it is, where that is split.
     """
 
     def __init__(
-        self, flat: FlatModule, home: GradientVectors | None = None, overlaps: bool = False, partition: int = 0
+        self, flat: FlatModule, vectors: GradientVectors | None = None, overlaps: bool = False, partition: int = 0
     ) -> None:
         self.flat, self._partition = flat, partition
         self._own = flat.layout.homes[partition]
-        self._home: GradientVectors = home or OwnVector()
+        self._vectors: GradientVectors = vectors or OwnVector()
         self._overlaps = overlaps
         self._gradients: Gradients | None = None
         self._slice: TorchSlice | None = None
@@ -84,7 +84,7 @@ class TorchWhole:
         self.flat.swap(0)
         self._slice = _Stepped(plan, vector, partition)
         self._slice.fill(vector[:moving], frozen=False)
-        self._gradients = Gradients(plan, partition, self.flat.trained, vector, self._home, self._overlaps)
+        self._gradients = Gradients(plan, partition, self.flat.trained, vector, self._vectors, self._overlaps)
 
     # gradients
 
