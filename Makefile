@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train study test test-fast test-slow test-mutants test-gpu test-frameworks scripts bench clean
+.PHONY: train study test test-fast test-slow test-mutants test-gpu test-frameworks test-clusters scripts bench clean
 
 train: .venv/installed
 	@task=mnist; why=$$($(BIN)/python -c 'from distbelief.tasks import available; print(available("mnist") or "")'); \
@@ -45,6 +45,11 @@ test-frameworks: .venv/frameworks
 	$(BIN)/pytest tests/frameworks
 	$(BIN)/python recipes/scripts/run.py --frameworks
 
+# jobs on four hosts by every engine: network namespaces of this machine, which only root may make; tests whose tools are
+# missing are skipped
+test-clusters: .venv/clusters
+	$(BIN)/pytest tests/clusters
+
 # plain scripts and the same ones on two replicas: lines, results and speed of both, with three seeds, some 5 minutes
 scripts: .venv/installed
 	$(BIN)/python recipes/scripts/run.py
@@ -74,4 +79,12 @@ clean:
 
 .venv/frameworks: .venv/tools
 	$(PIP) --editable '.[frameworks]'
+	@touch $@
+
+ENGINES := iproute2 openssh-server openssh-client slurmctld slurmd slurm-client munge openmpi-bin libfaketime
+
+.venv/clusters: .venv/tools
+	if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	apt-get update --quiet --quiet; apt-get install --yes --quiet --no-install-recommends $(ENGINES); fi
+	$(PIP) --editable '.[digits,plots,dev,ray]'
 	@touch $@

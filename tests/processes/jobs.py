@@ -90,6 +90,17 @@ def talking() -> Task:
     return Task(model=_talking, train=data)
 
 
+def _absent_on_b() -> TensorData:
+    if os.environ.get("HOST_NAMED") == "b":
+        raise DataError("no data in /data")
+    return data()
+
+
+def absent() -> Task:
+    """Whose data are on every host but b."""
+    return Task(model=net, train=_absent_on_b)
+
+
 def stubborn() -> Task:
     return Task(model=_Stubborn, train=data)
 

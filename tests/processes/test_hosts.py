@@ -209,6 +209,13 @@ def test_what_a_role_prints_comes_back_with_its_name_and_its_host(train: Callabl
     assert "[a] welcome to a" not in printed
 
 
+def test_an_error_of_a_role_says_on_which_host_it_was(train: Callable[..., Told]) -> None:
+    told = train("--hosts", "a:1,b:1", "--shards", "1", task="jobs:absent")
+    _, printed = told.process.communicate(timeout=SECONDS)
+    assert told.process.returncode == 2
+    assert "distbelief: host b: no data in /data" in printed
+
+
 @pytest.mark.parametrize(
     ("does", "told"),
     [

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from distbelief.errors import JobFailed, RemoteProtocolError
-from distbelief.places.channel_messages import ChannelMessage, Noted
+from distbelief.places.channel_messages import ChannelMessage, Failed, Noted
 from distbelief.places.cluster.opening import Opened
 from distbelief.places.cluster.placement import Placement
 from distbelief.places.cluster.remote_agent import RemoteAgent, RemoteLife
@@ -183,10 +183,7 @@ class HostProcesses:
             case LifeStarted() if life:
                 life.pid = word.pid
             case LifeSaid() if life:
-                said = word.word
-                if isinstance(said, Noted):  # moments are of the clock of a host
-                    said = msgspec.structs.replace(said, moment=time.monotonic() - word.age)
-                self._hooks.take(life, said)
+                self._hooks.take(life, _as_heard(agent.name, word))
             case Printed() if life:
                 self._hooks.printed(life, [word.text])
             case LifeEnded() if life:
@@ -221,3 +218,15 @@ class HostProcesses:
         if self._opened:
             self._opened.close()
             self._opened = None
+
+
+def _as_heard(host: str, said: LifeSaid) -> ChannelMessage:
+    """A word of a role on another host, as it would be of this one: with a moment of this clock, and an error that says
+    where it was.
+    """
+    match said.word:
+        case Noted() as noted:
+            return msgspec.structs.replace(noted, moment=time.monotonic() - said.age)
+        case Failed() as failed:
+            return msgspec.structs.replace(failed, text=f"host {host}: {failed.text}")
+    return said.word

@@ -1,0 +1,62 @@
+"""Four hosts for each test of engines; after it, nothing of a job is left on any of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "processes")]
+
+from commands import Command, environment  # noqa: E402
+from engines import ENGINES, Engine  # noqa: E402
+from hosts import TOOLS, Hosts, missing  # noqa: E402
+
+END_SECONDS = 60.0
+"""How long what is left of a job may take to end: a line that is cut is silent for 45 s before it is one that is gone."""
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """An engine whose tools are here."""
+    if "DISTBELIEF_DATA" not in os.environ:
+        pytest.skip("needs a folder with MNIST's files in $DISTBELIEF_DATA")
+    found = ENGINES[getattr(request, "param", "ssh")]
+    if why := missing({**TOOLS, **found.tools}):
+        pytest.skip(why)
+    return found
+
+
+@pytest.fixture
+def hosts(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Hosts]:
+    """The hosts; nothing is left on them at the end, whatever a test has done there."""
+    try:
+        several = Hosts(disk=getattr(request, "param", 0), environment=environment())
+        engine.prepare(several)
+    except OSError as error:
+        pytest.skip(f"no hosts can be made here: {error}")
+    try:
+        yield several
+        for name in several.names:
+            several.cut(name, down=False)
+        several.wait_until_empty(END_SECONDS)
+    finally:
+        several.close()
+
+
+@pytest.fixture
+def start(engine: Engine, hosts: Hosts, tmp_path: Path) -> Iterator[Callable[..., Command]]:
+    """Starts a job on the hosts; none outlives the test."""
+    begun: list[Command] = []
+
+    def begin(*words: str) -> Command:
+        begun.append(engine.start(hosts, tmp_path, *words))
+        return begun[-1]
+
+    yield begin
+    for one in begun:
+        one.close()
