@@ -48,16 +48,19 @@ class Command:
         hosts: that there are.
         commands: by host, the first first.
         folder: where they run.
+        seen: whether they see this machine's processes, and not those of their host.
     """
 
-    def __init__(self, hosts: Hosts, commands: dict[str, list[str]], folder: Path) -> None:
+    def __init__(
+        self, hosts: Hosts, commands: dict[str, list[str]], folder: Path, seen: bool = False
+    ) -> None:  # fmt: skip
         self._hosts, self.folder = hosts, folder
         self.records: list[Record] = []
         self._said: queue.Queue[str | None] = queue.Queue()
         self._errors = (folder / f"errors {len(list(folder.glob('errors *')))}").open("w+")
         self._shells = [
             subprocess.Popen(
-                hosts[name].command(words, str(folder)), stdin=subprocess.DEVNULL,
+                hosts[name].command(words, str(folder), seen), stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL if number else subprocess.PIPE, stderr=self._errors, text=True,
                 env=hosts.environment, start_new_session=True,
             )
@@ -162,3 +165,13 @@ def process(hosts: Hosts, name: str, title: str) -> int:
     """The process on a host that is called so."""
     [found] = [pid for pid, words in hosts[name].processes().items() if words == title]
     return found
+
+
+def first_process(hosts: Hosts, name: str) -> int:
+    """The process that holds a job: the one whose child the coordinator's forkserver is."""
+    return parent(parent(process(hosts, name, "distbelief: coordinator")))
+
+
+def parent(pid: int) -> int:
+    """The parent of a process."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

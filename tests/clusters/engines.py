@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from pathlib import Path
+from typing import ClassVar
 
 from commands import Command, documented
-from hosts import HOME, Hosts
+from hosts import HOME, Hosts, is_of
 
 SLURM = """ClusterName=test
 SlurmctldHost=home
@@ -42,10 +42,12 @@ class Engine:
 
     first = HOME
     """The host that holds the coordinator."""
-    tools: dict[str, str] = {}
-    """What it needs, and the Debian package that has it."""
+    tools: ClassVar[dict[str, str]] = {}
+    """What it needs, and the package that has it."""
     daemons: tuple[str, ...] = ()
     """What the command lines of its processes on a host begin with."""
+    carries = False
+    """Whether the line to an agent goes through it, so that its end on a host is that of the agent."""
 
     def prepare(self, hosts: Hosts) -> None:
         """Have it run on the hosts."""
@@ -57,13 +59,14 @@ class Engine:
     def daemon(self, hosts: Hosts, name: str) -> list[int]:
         """Its processes on a host."""
         found = hosts[name].processes(daemons=True).items()
-        return [pid for pid, words in found if os.path.basename(words).startswith(self.daemons)]
+        return [pid for pid, words in found if is_of(words, self.daemons)]
 
 
 class Ssh(Engine):
     """One command, on a machine that is none of the hosts."""
 
     daemons = ("sshd",)
+    carries = True
 
     def start(self, hosts: Hosts, folder: Path, *words: str) -> Command:
         """Start a job on all hosts."""
@@ -75,7 +78,7 @@ class Srun(Engine):
     """The command on every node, by Slurm."""
 
     first = "n0"
-    tools = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
+    tools: ClassVar = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
     daemons = ("slurmd", "slurmstepd")
     begin = "srun -N4"
 
@@ -93,6 +96,8 @@ class Srun(Engine):
             seed = {"seed-file": "/run/munge/seed", "socket": "/run/munge/munge.socket.2"}
             host.run("munged", "--force", *(f"--{one}={path}" for one, path in {**files, **seed}.items()))
             host.run(*(["slurmctld"] if name == HOME else ["slurmd", "-N", name]), environment=hosts.environment)
+        hosts[HOME].run("srun", "-N4", "true", environment=hosts.environment)
+        for host in hosts.hosts.values():
             host.keep()
 
     def start(self, hosts: Hosts, folder: Path, *words: str) -> Command:
@@ -104,6 +109,7 @@ class Salloc(Srun):
     """One command, in an allocation of Slurm's."""
 
     first = HOME
+    carries = True
     begin = "salloc -N4"
 
 
@@ -111,7 +117,7 @@ class Mpirun(Engine):
     """The command on every host, by Open MPI."""
 
     first = "n0"
-    tools = {"mpirun": "openmpi-bin"}
+    tools: ClassVar = {"mpirun": "openmpi-bin"}
     daemons = ("orted",)
 
     def prepare(self, hosts: Hosts) -> None:
@@ -139,8 +145,8 @@ class Ray(Engine):
     """One command, on a node of a cluster of Ray's."""
 
     first = "n0"
-    tools = {"ray": "none; pip install 'distbelief[ray]'"}
-    daemons = ("raylet",)
+    tools: ClassVar = {"ray": "distbelief[ray]"}
+    daemons = ("raylet", "ray::")
 
     def prepare(self, hosts: Hosts) -> None:
         """Start the cluster, whose files are in a folder of its own on each host."""

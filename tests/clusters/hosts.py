@@ -24,8 +24,8 @@ HOME = "home"
 """The host on which a job is started that is none of its hosts."""
 SECONDS = 30.0
 """How long a tool may take."""
-TOOLS = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "/usr/sbin/sshd": "openssh-server"}
-"""What is needed, and the Debian package that has it."""
+TOOLS = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "sshd": "openssh-server"}
+"""What is needed, and the package that has it."""
 MARKS = ("faketime",)
 """What other tools leave in a host's shared memory."""
 
@@ -34,7 +34,8 @@ def missing(tools: Mapping[str, str]) -> str:
     """Why hosts cannot be had with these tools; "" where they can."""
     if os.geteuid():
         return "needs root, to make namespaces"
-    lacks = [f"{tool} (apt-get install {package})" for tool, package in tools.items() if not shutil.which(tool)]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin", "/sbin"])
+    lacks = [f"{tool} ({package})" for tool, package in tools.items() if not shutil.which(tool, path=path)]
     return f"needs {', '.join(lacks)}" if lacks else ""
 
 
@@ -58,6 +59,11 @@ def called(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
         return ""
+
+
+def is_of(words: str, programs: tuple[str, ...]) -> bool:
+    """Whether a command line is of one of some programs."""
+    return Path(words.split(" ")[0]).name.startswith(programs)
 
 
 class Host:
@@ -86,9 +92,10 @@ class Host:
         self._network = os.stat(f"/proc/{self.init}/ns/net").st_ino
         self._daemons: set[int] = set()
 
-    def command(self, words: Iterable[str], folder: str = "/") -> list[str]:
-        """What runs a command there."""
-        inside = ["nsenter", "--target", str(self.init), "--net", "--uts", "--mount", "--pid"]
+    def command(self, words: Iterable[str], folder: str = "/", seen: bool = False) -> list[str]:
+        """What runs a command there; with this machine's processes in sight, or its own."""
+        own = [] if seen else ["--mount", "--pid"]
+        inside = ["nsenter", "--target", str(self.init), "--net", "--uts", *own]
         return [*inside, "sh", "-c", 'cd "$0" && exec "$@"', folder, *words]
 
     def run(self, *words: str, environment: Mapping[str, str] | None = None) -> str:
@@ -184,9 +191,10 @@ class Hosts:
 
     def start_sshd(self, name: str) -> None:
         """Start the sshd of a host."""
+        login = " ".join(f"{one}={value}" for one, value in self.environment.items())
         options = {
             "AuthorizedKeysFile": f"{self.folder}/key.pub", "StrictModes": "no", "UsePAM": "no", "AcceptEnv": "*",
-            "ClientAliveInterval": "10", "SetEnv": " ".join(f"{one}={value}" for one, value in self.environment.items()),
+            "ClientAliveInterval": "10", "SetEnv": login,
         }  # fmt: skip
         words = [word for option in options.items() for word in ("-o", "=".join(option))]
         self[name].run("/usr/sbin/sshd", "-f", "/dev/null", "-h", str(self.folder / "host_key"), *words)
@@ -202,23 +210,24 @@ class Hosts:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def left(self, names: Iterable[str] = ()) -> dict[str, dict[int, str]]:
-        """What runs on hosts, on all where none are named, beside their daemons."""
-        found = {name: self[name].processes() for name in names or self.hosts}
-        return {name: those for name, those in found.items() if those}
-
-    def wait_until_empty(self, seconds: float, names: Iterable[str] = ()) -> float:
-        """Wait until nothing of a job is left on hosts, on all where none are named; returns the seconds.
+    def wait_until_empty(self, seconds: float, but: tuple[str, ...] = ()) -> float:
+        """Wait until nothing of a job is left on any host, but what belongs to programs of these names; returns the
+        seconds.
 
         Raises:
             AssertionError: something is, after so long.
         """
         began = monotonic()
-        while left := self.left(names):
+        while left := {
+            (host.name, pid): words
+            for host in self.hosts.values()
+            for pid, words in host.processes().items()
+            if not is_of(words, but)
+        }:
             assert monotonic() < began + seconds, left
-            wait_for_end(next(iter(next(iter(left.values())))), min(1.0, began + seconds - monotonic()))
-        for name in names or self.hosts:
-            assert not self[name].memory(), self[name].memory()
+            wait_for_end(next(iter(left))[1], min(1.0, began + seconds - monotonic()))
+        held = {host.name: held for host in self.hosts.values() if (held := host.memory())}
+        assert not held, held
         return monotonic() - began
 
     def close(self) -> None:

@@ -9,57 +9,54 @@ from pathlib import Path
 
 import jobs
 import pytest
-from commands import Command, process, roles_of
-from engines import Engine
-from hosts import Hosts
+from commands import Command, first_process, process, roles_of
+from engines import ENGINES, Engine
+from hosts import HOME, Hosts
 
 pytestmark = pytest.mark.timeout(240)
 EPOCHS = 100
 SMALL = ("--batch-size", str(jobs.BATCH), "--pad", "10ms", "--evaluate-every", "0", "--checkpoint-every", "20")
 """Steps so slow that there is time for what happens."""
 DOWNPOUR = ("jobs:tiny", "downpour", *SMALL, "--shards", "2", "--standby", "1")
+AGENT = "distbelief: agent"
 ON_N1 = {"replica 1", "shard 1"}
 Start = Callable[..., Command]
 
 
-def kill_a_role(hosts: Hosts, engine: Engine) -> set[str]:
-    hosts.kill([roles_of(hosts, "n1")["replica 1"]])
-    return {"replica 1"}
+ACTS: dict[str, tuple[Callable[[Hosts, Engine], None], set[str]]] = {
+    "kill a role": (lambda hosts, _: hosts.kill([roles_of(hosts, "n1")["replica 1"]]), {"replica 1"}),
+    "kill all roles": (lambda hosts, _: hosts.kill(roles_of(hosts, "n1").values()), ON_N1),
+    "kill the agent": (lambda hosts, _: hosts.kill([process(hosts, "n1", AGENT)]), ON_N1),
+    "kill the daemon": (lambda hosts, engine: hosts.kill(engine.daemon(hosts, "n1")), ON_N1),
+    "cut the line": (lambda hosts, _: hosts.cut("n1"), ON_N1),
+}
+"""What happens on a host, and who is gone after that."""
+GO_ON = ("ssh", "srun", "salloc", "ray")
+"""The engines on which all others go on."""
 
 
-def kill_all_roles(hosts: Hosts, engine: Engine) -> set[str]:
-    hosts.kill(roles_of(hosts, "n1").values())
-    return ON_N1
-
-
-def kill_the_agent(hosts: Hosts, engine: Engine) -> set[str]:
-    hosts.kill([process(hosts, "n1", "distbelief: agent")])
-    return ON_N1
-
-
-def kill_the_daemon(hosts: Hosts, engine: Engine) -> set[str]:
-    hosts.kill(engine.daemon(hosts, "n1"))
-    return ON_N1
-
-
-def cut_the_line(hosts: Hosts, engine: Engine) -> set[str]:
-    hosts.cut("n1")
-    return ON_N1
-
-
-@pytest.mark.parametrize("act", [kill_a_role, kill_all_roles, kill_the_agent, kill_the_daemon, cut_the_line])
-def test_the_others_go_on(start: Start, hosts: Hosts, engine: Engine, act: Callable[[Hosts, Engine], set[str]]) -> None:
+@pytest.mark.parametrize(
+    ("engine", "act"),
+    [(engine, act) for engine in ENGINES for act in ACTS if engine in GO_ON or "role" in act],
+    indirect=["engine"],
+)
+def test_the_others_go_on(start: Start, hosts: Hosts, engine: Engine, act: str) -> None:
     """No minibatch is lost; what is on a host that is gone ends there too, also while its line is cut."""
+    does, gone = ACTS[act]
+    if act == "kill the daemon" and not engine.carries:
+        gone = set()
     job = start(*DOWNPOUR, "--epochs", str(EPOCHS))
     job.until_all_work()
-    gone = act(hosts, engine)
+    does(hosts, engine)
     result = job.result()
     assert (result["outcome"], result["samples"]) == ("done", EPOCHS * jobs.SAMPLES), job.errors()
     assert job.died() == gone
-    assert job.wait() == [0]
-    hosts.wait_until_empty(60.0)
+    status = job.wait()
+    assert status == [0] or "role" not in act, job.errors()
+    hosts.wait_until_empty(100.0, but=engine.daemons)
 
 
+@pytest.mark.parametrize("engine", ENGINES, indirect=True)
 def test_a_line_that_is_cut_for_5_s_costs_time_only(start: Start, hosts: Hosts) -> None:
     job = start(*DOWNPOUR, "--epochs", str(EPOCHS))
     job.until_all_work()
@@ -71,32 +68,77 @@ def test_a_line_that_is_cut_for_5_s_costs_time_only(start: Start, hosts: Hosts) 
     assert job.died() == set()
 
 
-def test_after_kill_9_of_the_command_nothing_is_left_and_the_job_can_go_on(
-    start: Start, hosts: Hosts, engine: Engine, tmp_path: Path
-) -> None:
-    words = (*DOWNPOUR, "--epochs", str(EPOCHS), "--out", str(tmp_path / "run"))
-    job = start(*words)
+def begin(start: Start, run: Path, *words: str) -> Command:
+    """Start a job with a run folder, and wait until there is a checkpoint to go on from."""
+    job = start(*DOWNPOUR, "--epochs", str(EPOCHS), "--out", str(run), *words)
     job.until_all_work()
     job.until(lambda record: record.get("event") == "Checkpointed" and not record["error"])
-    hosts.kill(job.pids())
-    hosts.wait_until_empty(20.0)
-    again = start(*words, "--resume")
+    return job
+
+
+def goes_on(start: Start, run: Path) -> None:
+    """What is left of a job goes on, to its end."""
+    again = start(*DOWNPOUR, "--epochs", str(EPOCHS), "--out", str(run), "--resume")
     result = again.result()
     assert (result["outcome"], result["samples"]) == ("done", EPOCHS * jobs.SAMPLES), again.errors()
 
 
-def test_sigterm_ends_the_job_in_peace(start: Start, hosts: Hosts, tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["ssh", "salloc", "ray", "srun", "mpirun"], indirect=True)
+def test_after_kill_9_of_the_first_process_nothing_is_left_and_the_job_can_go_on(
+    start: Start, hosts: Hosts, engine: Engine, tmp_path: Path
+) -> None:
+    begin(start, tmp_path / "run")
+    hosts.kill([first_process(hosts, engine.first)])
+    hosts.wait_until_empty(60.0)
+    goes_on(start, tmp_path / "run")
+
+
+@pytest.mark.parametrize("engine", ["mpirun"], indirect=True)
+def test_mpirun_ends_all_when_an_agent_is_killed(start: Start, hosts: Hosts, tmp_path: Path) -> None:
+    job = begin(start, tmp_path / "run")
+    hosts.kill([process(hosts, "n1", AGENT)])
+    assert job.wait() != [0]
+    hosts.wait_until_empty(60.0)
+    goes_on(start, tmp_path / "run")
+
+
+@pytest.mark.parametrize("of", ["n1", "n0"])
+@pytest.mark.parametrize("engine", ["torchrun"], indirect=True)
+def test_torchrun_starts_all_again(start: Start, hosts: Hosts, engine: Engine, tmp_path: Path, of: str) -> None:
+    """The job goes on from its newest checkpoint by itself, whichever process was killed."""
+    job = begin(start, tmp_path / "run")
+    hosts.kill([process(hosts, of, AGENT) if of == "n1" else first_process(hosts, engine.first)])
+    result = job.result()
+    assert (result["outcome"], result["samples"]) == ("done", EPOCHS * jobs.SAMPLES), job.errors()
+    assert [one["event"] for one in job.records if one.get("event") == "Started"] == ["Started"] * 2
+    assert job.wait() == [0] * 4
+
+
+@pytest.mark.parametrize("engine", ["ssh", "salloc", "ray", "torchrun"], indirect=True)
+def test_sigterm_ends_the_job_in_peace(start: Start, hosts: Hosts, engine: Engine, tmp_path: Path) -> None:
     """With a checkpoint, and the command that goes on."""
     job = start(*DOWNPOUR, "--epochs", "100000")
     job.until_all_work()
     hosts.kill(job.pids(), signal.SIGTERM)
-    assert job.wait() == [130]
+    statuses = job.wait()
+    assert engine.first != HOME or statuses == [130]
     told = re.search(r"interrupted; go on with: .* --out (\S+)", job.errors())
     assert told, job.errors()
     assert list((tmp_path / told[1] / "checkpoints").iterdir())
     hosts.wait_until_empty(20.0)
 
 
+@pytest.mark.parametrize("engine", ["srun", "mpirun"], indirect=True)
+def test_sigterm_kills_the_tasks_and_the_job_can_go_on(start: Start, hosts: Hosts, tmp_path: Path) -> None:
+    """From the newest checkpoint: these engines give no time for another."""
+    job = begin(start, tmp_path / "run")
+    hosts.kill(job.pids(), signal.SIGTERM)
+    job.wait()
+    hosts.wait_until_empty(60.0)
+    goes_on(start, tmp_path / "run")
+
+
+@pytest.mark.parametrize("engine", ["ssh", "srun", "mpirun", "torchrun"], indirect=True)
 def test_another_coordinator_takes_the_place_of_one_that_is_killed(start: Start, hosts: Hosts, engine: Engine) -> None:
     job = start(*DOWNPOUR, "--epochs", str(EPOCHS))
     job.until_all_work()

@@ -9,11 +9,12 @@ import pytest
 from commands import Command
 from engines import ENGINES
 
+ADAGRAD = ("--optimizer", "adagrad", "--lr", "0.02")
 WAYS = {
-    "downpour": ("downpour", "--shards", "2", "--standby", "1", "--optimizer", "adagrad", "--lr", "0.02"),
-    "allreduce": ("allreduce", "--optimizer", "adagrad", "--lr", "0.02"),
-    "split": ("downpour", "--replicas", "2", "--partitions", "2", "--shards", "2", "--optimizer", "adagrad", "--lr", "0.02"),
-}  # fmt: skip
+    "downpour": ("downpour", "--shards", "2", "--standby", "1", *ADAGRAD),
+    "allreduce": ("allreduce", *ADAGRAD),
+    "split": ("downpour", "--replicas", "2", "--partitions", "2", "--shards", "2", *ADAGRAD),
+}
 EPOCHS, ACCURACY = (5, 0.97) if "DISTBELIEF_EPOCHS" in os.environ else (1, 0.93)
 """With $DISTBELIEF_EPOCHS as long as the accuracy takes that is promised."""
 
