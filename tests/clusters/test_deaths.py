@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(240)
 EPOCHS = 100
 SMALL = ("--batch-size", str(jobs.BATCH), "--pad", "10ms", "--evaluate-every", "0", "--checkpoint-every", "20")
 """Steps so slow that there is time for what happens."""
-DOWNPOUR = ("jobs:tiny", "downpour", *SMALL, "--shards", "2", "--standby", "1")
+DOWNPOUR = ("jobs:tiny", "downpour", *SMALL, "--replicas", "4", "--shards", "2", "--standby", "1")
 AGENT = "distbelief: agent"
 ON_N1 = {"replica 1", "shard 1"}
 Start = Callable[..., Command]
@@ -52,7 +52,7 @@ def test_the_others_go_on(start: Start, hosts: Hosts, engine: Engine, act: str) 
     assert (result["outcome"], result["samples"]) == ("done", EPOCHS * jobs.SAMPLES), job.errors()
     assert job.died() == gone
     status = job.wait()
-    assert status == [0] or "role" not in act, job.errors()
+    assert set(status) == {0} or "role" not in act, job.errors()
     hosts.wait_until_empty(100.0, but=engine.daemons)
 
 
@@ -108,8 +108,8 @@ def test_torchrun_starts_all_again(start: Start, hosts: Hosts, engine: Engine, t
     """The job goes on from its newest checkpoint by itself, whichever process was killed."""
     job = begin(start, tmp_path / "run")
     hosts.kill([process(hosts, of, AGENT) if of == "n1" else first_process(hosts, engine.first)])
-    result = job.result()
-    assert (result["outcome"], result["samples"]) == ("done", EPOCHS * jobs.SAMPLES), job.errors()
+    result = job.until(lambda record: record.get("outcome") == "done" and "per_replica" in record)
+    assert result["samples"] == EPOCHS * jobs.SAMPLES
     assert [one["event"] for one in job.records if one.get("event") == "Started"] == ["Started"] * 2
     assert job.wait() == [0] * 4
 

@@ -11,8 +11,8 @@ from engines import ENGINES
 
 ADAGRAD = ("--optimizer", "adagrad", "--lr", "0.02")
 WAYS = {
-    "downpour": ("downpour", "--shards", "2", "--standby", "1", *ADAGRAD),
-    "allreduce": ("allreduce", *ADAGRAD),
+    "downpour": ("downpour", "--replicas", "4", "--shards", "2", "--standby", "1", *ADAGRAD),
+    "allreduce": ("allreduce", "--replicas", "4", *ADAGRAD),
     "split": ("downpour", "--replicas", "2", "--partitions", "2", "--shards", "2", *ADAGRAD),
 }
 EPOCHS, ACCURACY = (5, 0.97) if "DISTBELIEF_EPOCHS" in os.environ else (1, 0.93)

@@ -6,12 +6,22 @@ LEFT = "No process, socket or shared-memory segment outlives a job"
 LIVES = "A replica that dies is started anew"
 PREDICTED = "What `predict` writes is what the model answers"
 
+WHERE = "On several hosts an error of a role says"
 LAUNCHED = "The processes that srun, torchrun or mpirun has started"
 SCRIPTS = "A script with its own schedule of the rate"
 AFTER = "What a script does after its loop costs nobody the training"
 LATE = "tests/processes/test_scripts.py::test_what_a_script_does_after_its_loop_costs_nobody_the_training"
 
 MUTANTS = [
+    Mutant(
+        "an-error-of-a-role-says-not-where-it-was",
+        WHERE,
+        "places/cluster/host_processes.py",
+        'text=f"host {host}: {failed.text}"',
+        "text=failed.text",
+        ("tests/processes/test_hosts.py::test_an_error_of_a_role_says_on_which_host_it_was",),
+        seconds=15,
+    ),
     Mutant(
         "a-ticket-is-anybodys",
         LAUNCHED,
