@@ -31,18 +31,18 @@ pytestmark = pytest.mark.skipif(
 class Start:
     """The three processes of a start: two here, one on what passes for another host."""
 
-    def __init__(self, folder: Path, restarts: int, words: tuple[str, ...]) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, restarts: tuple[int, ...], words: tuple[str, ...]) -> None:
+        self.folder, self.restarts = folder, restarts
         path = os.pathsep.join([str(Path(jobs.__file__).parent), *sys.path])
         command = ["train", "jobs:tiny", "downpour", "--batch-size", "16", "--json", "--shards", "1", *words]
         common = dict(os.environ, PYTHONPATH=path, WORLD_SIZE=str(SIZE), TORCHELASTIC_RUN_ID="a start")
-        common["TORCHELASTIC_RESTART_COUNT"] = str(restarts)
         self.processes = [self._begin(rank, command, common) for rank in range(SIZE)]
 
     def _begin(self, rank: int, command: list[str], common: dict[str, str]) -> subprocess.Popen[str]:
         program = ["-c", ELSEWHERE] if rank == 2 else ["-m", "distbelief"]
         told = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
         own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank % 2)}
+        own["TORCHELASTIC_RESTART_COUNT"] = str(self.restarts[rank])
         return subprocess.Popen(
             [sys.executable, *program, *command], env=own, cwd=self.folder, text=True, stdout=told,
             stderr=subprocess.PIPE,
@@ -85,7 +85,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Start]]:
     """Starts such a command; none outlives the test."""
     started: list[Start] = []
 
-    def begin(*words: str, restarts: int = 0) -> Start:
+    def begin(*words: str, restarts: tuple[int, ...] = (0,) * SIZE) -> Start:
         started.append(Start(tmp_path, restarts, words))
         return started[-1]
 
@@ -110,10 +110,13 @@ def test_they_are_one_job_which_outlives_the_agent_of_a_host(start: Callable[...
     assert not list(one.folder.glob(".distbelief-*"))
 
 
+@pytest.mark.parametrize("restarts", [(1, 1, 1), (0, 0, 1)])
 def test_a_start_that_ends_early_goes_on_from_its_newest_checkpoint_when_it_is_started_again(
-    start: Callable[..., Start],
+    start: Callable[..., Start], restarts: tuple[int, ...]
 ) -> None:
-    """A launcher ends all by SIGTERM, which is one interruption; after kill -9 of the first, nobody else stays."""
+    """On whichever host the launcher counts that. It ends all by SIGTERM, which is one interruption; after kill -9 of
+    the first, nobody else stays.
+    """
     one = start("--replicas", "2", "--epochs", "10000")
     one.until("Stepped")
     for process in one.processes:
@@ -123,7 +126,7 @@ def test_a_start_that_ends_early_goes_on_from_its_newest_checkpoint_when_it_is_s
     [run] = (one.folder / "runs").iterdir()
     assert list((run / "checkpoints").iterdir())
 
-    again = start("--replicas", "2", "--epochs", "10000", restarts=1)
+    again = start("--replicas", "2", "--epochs", "10000", restarts=restarts)
     again.until("Stepped")
     assert [run] == list((one.folder / "runs").iterdir())
     again.processes[0].kill()

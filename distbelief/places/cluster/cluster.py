@@ -246,7 +246,7 @@ class Cluster(Local):
         """What makes the place of a job's processes."""
         cast, run = job.strategy.roles(evaluated), attempt.folder.path if attempt.folder else Path()
         if self.engine == LAUNCHED:
-            tickets.run_path(*self._start()).write_text(str(run.absolute()))
+            tickets.write_run(*self._start(), run)
 
         def begin(woken: Connection) -> Opened:
             mark = run.absolute() / f".hosts-{secrets.token_hex(8)}"

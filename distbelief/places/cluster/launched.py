@@ -59,7 +59,7 @@ class Launched(msgspec.Struct, frozen=True):
     name: str
     """Of the start: all of its processes have the same, and those of no other."""
     restarts: int = 0
-    """How often the launcher has started all of them again."""
+    """How often the launcher has started this one again since one of its host failed: another number on each host."""
     cores: int = 0
     """Processors that it says are allotted on this host; 0 where it says nothing of that."""
 
@@ -116,3 +116,12 @@ def forget(environment: MutableMapping[str, str]) -> None:
 def hostname() -> str:
     """Of this host."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def parent_process() -> str:
+    """Which process has started this one, the same as long as that runs and no other's; "" where it is out of sight."""
+    try:
+        with open(f"/proc/{os.getppid()}/stat") as file, open("/proc/sys/kernel/random/boot_id") as boot:
+            return f"{boot.read().strip()} {os.getppid()} {file.read().rpartition(')')[2].split()[19]}"
+    except OSError:
+        return ""

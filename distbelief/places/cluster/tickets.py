@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from distbelief.errors import UsageError
-from distbelief.places.cluster.launched import Launched
+from distbelief.places.cluster.launched import Launched, parent_process
 from distbelief.transport.secure import Identity
 
 TICKET_LIMIT = 1 << 16
@@ -98,7 +98,7 @@ class TicketFile:
 
 def ticket_path(start: Launched, folder: str) -> Path:
     """The ticket of a start."""
-    return Path(folder or ".").absolute() / f".distbelief-{start.launcher}-{start.name}-{start.restarts}.ticket"
+    return Path(folder or ".").absolute() / f".distbelief-{start.launcher}-{start.name}.ticket"
 
 
 def run_path(start: Launched, folder: str) -> Path:
@@ -106,12 +106,22 @@ def run_path(start: Launched, folder: str) -> Path:
     return Path(folder or ".").absolute() / f".distbelief-{start.launcher}-{start.name}.run"
 
 
+def write_run(start: Launched, folder: str, run: Path) -> None:
+    """Say which run folder a start trains into."""
+    run_path(start, folder).write_text(f"{parent_process()}\n{run.absolute()}")
+
+
 def run_before(start: Launched, folder: str) -> Path | None:
-    """The run folder of the start before, where the launcher has started all of it again; None where it has not."""
+    """The run folder of the start before, where the launcher has started all of it again; None where it has not.
+
+    It is the same process of the launcher's that has: torchrun counts on each host how often something failed there,
+    and not how often all was started.
+    """
     try:
-        return Path(run_path(start, folder).read_text()) if start.restarts else None
-    except OSError:
+        by, run = run_path(start, folder).read_text().split("\n")
+    except (OSError, ValueError):
         return None
+    return Path(run) if start.restarts or (by and by == parent_process()) else None
 
 
 def _write(path: Path, ticket: MeetingTicket) -> None:

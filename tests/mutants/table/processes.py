@@ -8,6 +8,10 @@ PREDICTED = "What `predict` writes is what the model answers"
 
 WHERE = "On several hosts an error of a role says"
 LAUNCHED = "The processes that srun, torchrun or mpirun has started"
+AGAIN = (
+    "tests/processes/test_launchers.py::"
+    "test_a_start_that_ends_early_goes_on_from_its_newest_checkpoint_when_it_is_started_again"
+)
 SCRIPTS = "A script with its own schedule of the rate"
 AFTER = "What a script does after its loop costs nobody the training"
 LATE = "tests/processes/test_scripts.py::test_what_a_script_does_after_its_loop_costs_nobody_the_training"
@@ -29,6 +33,24 @@ MUTANTS = [
         "if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:",
         "if found.st_uid != os.getuid():",
         ("tests/core/test_hosts.py::test_a_ticket_that_others_can_read_is_refused",),
+    ),
+    Mutant(
+        "a-ticket-is-named-by-the-starts-of-one-host",
+        LAUNCHED,
+        "places/cluster/tickets.py",
+        ".distbelief-{start.launcher}-{start.name}.ticket",
+        ".distbelief-{start.launcher}-{start.name}-{start.restarts}.ticket",
+        (f"{AGAIN}[restarts1]",),
+        seconds=60,
+    ),
+    Mutant(
+        "who-counts-no-start-again-begins-anew",
+        LAUNCHED,
+        "places/cluster/tickets.py",
+        "if start.restarts or (by and by == parent_process()) else None",
+        "if start.restarts else None",
+        (f"{AGAIN}[restarts1]",),
+        seconds=60,
     ),
     Mutant(
         "what-a-launcher-tells-all-is-told-several-times",
