@@ -16,6 +16,6 @@ if ls "$run"/checkpoints/* > /dev/null 2>&1; then
 else
     rm -rf "$run"
 fi
-# -K0 -W0: the death of a node is not the end of the job
-exec srun -K0 -W0 --cpus-per-task=1 distbelief train mnist downpour --shards 2 --standby 1 --optimizer adagrad --lr 0.02 \
+# --no-kill -K0 -W0: the death of a node is not the end of the job
+exec srun --no-kill -K0 -W0 --cpus-per-task=1 distbelief train mnist downpour --shards 2 --standby 1 --optimizer adagrad --lr 0.02 \
     --epochs 5 --out "$run" ${resume:-} "$@"

@@ -33,8 +33,8 @@ SlurmdParameters=config_overrides
 NodeName=n[0-3] CPUs=1 RealMemory=1000
 PartitionName=all Nodes=n[0-3] Default=YES State=UP
 """
-SLURMD_SECONDS = 60
-"""After which a node that Slurm does not hear from is down: longer than a line of ours may be silent."""
+SLURMD_SECONDS = 30
+"""After which a node that Slurm does not hear from is down: longer than a cut that costs time only."""
 
 
 class Engine:
