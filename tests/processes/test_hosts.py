@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -115,7 +116,7 @@ class Told:
             task,
             strategy,
             "--remote-shell",
-            shell,
+            shlex.quote(shell),
             "--json",
             "--batch-size",
             "16",
