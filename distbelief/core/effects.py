@@ -102,6 +102,15 @@ class Update(msgspec.Struct, frozen=True, gc=False):
     samples: int
 
 
+class Rest(msgspec.Struct, frozen=True, gc=False):
+    """Let the worker know that the story is about to wait for others: whoever takes turns with it need not wait for
+    it.
+    """
+
+
+REST = Rest()
+
+
 class Begin(msgspec.Struct, frozen=True, gc=False):
     """Have the worker fill what it shares with others: with a checkpoint's arrays and facts, or (None) the model's own
     values.
@@ -199,7 +208,7 @@ class End(msgspec.Struct, frozen=True, gc=False):
 
 
 Effect = (
-    Send | Receive | Compute | Work | Measure | Form | ReduceGradients | Update | Begin | Attach | Lend | Become
+    Send | Receive | Compute | Work | Measure | Form | ReduceGradients | Update | Rest | Begin | Attach | Lend | Become
     | Connect | Wake | WriteRecord | Save | Commit | Discard | Load | End
 )  # fmt: skip
 

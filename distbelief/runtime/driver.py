@@ -30,6 +30,7 @@ from distbelief.core.effects import (
     Measure,
     Receive,
     ReduceGradients,
+    Rest,
     Save,
     Send,
     Story,
@@ -442,6 +443,8 @@ class Driver:
             return self._sink(self.clock.now(), player.role, effect.record)
         if isinstance(effect, Form):
             return player.form(effect.group, self.clock.now)
+        if isinstance(effect, Rest):
+            return player.worker.rest()
         if isinstance(effect, Begin):
             return player.worker.begin(effect.arrays, effect.facts)
         if isinstance(effect, Save):
@@ -464,7 +467,7 @@ class Driver:
 
 DOING: Mapping[type[Effect], str] = {
     Compute: COMPUTE, Work: SHARE, Update: UPDATE, Send: WORK, Receive: WORK, ReduceGradients: WORK, Connect: WORK,
-    RecordEffect: WORK,
+    Rest: WORK, RecordEffect: WORK,
 }  # fmt: skip
 """What a replica does that asks for something; the others are no part of a step."""
 PERFORMS: Mapping[type[Effect], Callable[[Driver, Player, Any], None]] = {

@@ -40,6 +40,10 @@ def attach_nothing(_plan: Plan, _arena: Arena) -> None:
     """Of a worker that needs no vectors."""
 
 
+def rest_at_once() -> None:
+    """Of a worker that takes turns with nobody."""
+
+
 def work_at_once(_share: float, _begins: bool, _answer: Callable[[bool], None]) -> bool:
     """Of a worker that is not simulated."""
     return True
@@ -70,6 +74,8 @@ class Worker:
     """Makes an update, of so many samples, of the parameters that it shares with others: False as soon as it is told
     something; None where the answer is called later.
     """
+    rest: Callable[[], None] = rest_at_once
+    """Has nobody who takes turns with it wait for it, until it computes again."""
     work: Callable[[float, bool, Callable[[bool], None]], bool | None] = work_at_once
     """Lets the time of a share of a step pass: True at once where it is the wall's, as the work itself takes it; None
     where the answer is called later.

@@ -35,7 +35,7 @@ class Locks:
 
     def __init__(self, descriptor: int, named: Callable[[int], str] = "process {}".format) -> None:
         self._descriptor, self._named = descriptor, named
-        self._wanted, self._held = -1, 0
+        self._wanted = -1
 
     def take(self, numbers: Sequence[int], told: Callable[[], bool]) -> bool:
         """Take locks, in their order, which must be the same for all; where `told` says that something has arrived,
@@ -45,7 +45,7 @@ class Locks:
             JobFailed: one of them was not to be had for `LOCK_SECONDS`.
         """
         for at, number in enumerate(numbers):
-            if not (self._try(number) or self._wait(number, told)):
+            if not (self.try_one(number) or self._wait(number, told)):
                 self.give(numbers[:at])
                 return False
         return True
@@ -68,7 +68,8 @@ class Locks:
         kind, _, _, _, process = _FLOCK.unpack(found)
         return 0 if kind == fcntl.F_UNLCK else int(process)
 
-    def _try(self, number: int) -> bool:
+    def try_one(self, number: int) -> bool:
+        """Take a lock, if it is free; whether it was."""
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
         except (BlockingIOError, PermissionError):
@@ -76,20 +77,31 @@ class Locks:
         return True
 
     def _wait(self, number: int, told: Callable[[], bool]) -> bool:
-        began, nap = time.monotonic(), NAP_SECONDS
+        began = time.monotonic()
+
+        def told_in_time() -> bool:
+            if time.monotonic() - began > LOCK_SECONDS:
+                raise JobFailed(f"waited {LOCK_SECONDS:.0f} s {self.waits()}: is it stuck?")
+            return told()
+
         self._wanted = number
         try:
-            while not self._try(number):
-                waited = time.monotonic() - began
-                if waited > LOCK_SECONDS:
-                    raise JobFailed(f"waited {LOCK_SECONDS:.0f} s {self.waits()}: is it stuck?")
-                if waited < SPIN_SECONDS:
-                    os.sched_yield()
-                    continue
-                if told():
-                    return False
-                time.sleep(nap)
-                nap = min(2 * nap, NAPS_SECONDS)
-            return True
+            return try_until(lambda: self.try_one(number), told_in_time, NAPS_SECONDS)
         finally:
             self._wanted = -1
+
+
+def try_until(done: Callable[[], bool], told: Callable[[], bool], most: float) -> bool:
+    """Try again and again: at once for `SPIN_SECONDS`, then with sleeps between, which grow up to `most` seconds; False
+    where `told` says then that something has arrived.
+    """
+    began, nap = time.monotonic(), NAP_SECONDS
+    while not done():
+        if time.monotonic() - began < SPIN_SECONDS:
+            os.sched_yield()
+            continue
+        if told():
+            return False
+        time.sleep(nap)
+        nap = min(2 * nap, most)
+    return True

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from distbelief.errors import UsageError
 from distbelief.sharding.layout import ALIGNMENT, Tensor, lay_out
 from distbelief.strategies.shared_memory.counts import ROW, STALENESS, Counts, size_of
-from distbelief.strategies.shared_memory.locks import Queues
+from distbelief.strategies.shared_memory.locks import Queues, RoundRobin
 from distbelief.strategies.shared_memory.mapped import touched
 from distbelief.strategies.shared_memory.mapping import ranges
 
@@ -77,3 +77,45 @@ def test_the_dead_wait_for_nothing_and_hold_nothing() -> None:
     assert locks.bury("b") == []
     assert locks.bury("a") == ["c"]
     assert (locks.holder(0), locks.holder(1)) == ("c", "")
+
+
+@given(st.lists(st.tuples(st.sampled_from(["compute", "idle", "ask", "give"]), st.integers(0, 3)), max_size=60))
+def test_by_turns_one_updates_and_nobody_waits_for_who_computes_nothing(asked: list[tuple[str, int]]) -> None:
+    """Whoever updates is the only one; who waits, waits for somebody who computes or updates; and nobody is overtaken
+    twice.
+    """
+    order = RoundRobin()
+    computing, waiting, updating = set[int](), set[int](), set[int]()
+    overtaken = [0] * 4
+
+    def told(replica: int | None) -> None:
+        if replica is not None:
+            assert replica in waiting
+            waiting.discard(replica)
+            updating.add(replica)
+
+    for what, who in asked:
+        if what == "compute" and not {who} & (computing | waiting | updating):
+            order.enter(who)
+            computing.add(who)
+            overtaken[who] = 0
+        elif what == "idle":
+            told(order.leave(who))
+            for state in (computing, waiting, updating):
+                state.discard(who)
+        elif what == "ask" and who in computing:
+            computing.discard(who)
+            waiting.add(who)
+            if order.ask(who):
+                told(who)
+        elif what == "give" and who in updating:
+            updating.discard(who)
+            for other in computing | waiting:
+                overtaken[other] += 1
+            told(order.give(who))
+            computing.add(who)
+            overtaken[who] = 0
+        assert len(updating) <= 1
+        assert not waiting or computing | updating
+        assert all(order.has(who) for who in updating)
+        assert max(overtaken) <= 3

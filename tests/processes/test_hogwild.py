@@ -29,11 +29,17 @@ from distbelief.places.evaluate import evaluate
 from distbelief.places.processes.local import Local
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.strategies import Hogwild, Locking, Single
+from distbelief.strategies.shared_memory.counts import Counts, size_of
+from distbelief.strategies.shared_memory.turns import Turns
 from distbelief.transport.locks import Locks
 
 SECONDS = 60.0
 """Most that a process may take to be caught with a lock; it takes milliseconds."""
-LOCKED = [Locking(replicas=3, locks="global"), Locking(replicas=3, locks="shard", shards=5)]
+LOCKED = [
+    Locking(replicas=3, locks="global"),
+    Locking(replicas=3, locks="shard", shards=5),
+    Locking(replicas=3, locks="round-robin"),
+]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -112,7 +118,7 @@ def look_under_the_lock(looks: list[bool], over: threading.Event) -> None:
             locks.give([0])
 
 
-@pytest.mark.parametrize("strategy", LOCKED, ids=["global", "shard"])
+@pytest.mark.parametrize("strategy", LOCKED, ids=lambda one: one.locks)
 def test_under_locks_no_update_is_lost_and_ranges_and_buffers_are_whole(
     tmp_path: Path, watch: jobs.Watch, strategy: Locking
 ) -> None:
@@ -156,19 +162,27 @@ def catch(role: str) -> int:
     raise AssertionError(f"{role} is never seen with the lock")
 
 
+@pytest.mark.parametrize("locks", ["global", "round-robin"])
 @pytest.mark.parametrize("restarts", [0, 2])
-def test_kill_9_of_a_holder_frees_its_lock(tmp_path: Path, watch: jobs.Watch, restarts: int) -> None:
+def test_kill_9_of_a_holder_frees_its_lock(tmp_path: Path, watch: jobs.Watch, restarts: int, locks: str) -> None:
     def strike() -> None:
         process = catch("replica 1")
         os.kill(process, jobs.signal.SIGKILL)
 
     watch.once(records.EpochDone, strike, 1)
-    result = jobs.run(tmp_path / "run", Locking(replicas=2, restarts=restarts), task="jobs:counting", epochs=20)
+    result = jobs.run(tmp_path / "run", Locking(2, restarts=restarts, locks=locks), task="jobs:counting", epochs=20)
     assert (result["outcome"], result["samples"]) == ("done", 20 * jobs.SAMPLES)
     assert [record.role for record in watch.of(records.Gone) if record.died] == ["replica 1"]
 
 
-def test_the_status_says_who_waits_for_whose_lock(tmp_path: Path, watch: jobs.Watch) -> None:
+@pytest.mark.parametrize(
+    ("locks", "said"),
+    [
+        ("global", "for the lock of range 0, which replica 1 holds"),
+        ("round-robin", "for its turn, which replica 1 has"),
+    ],
+)
+def test_the_status_says_who_waits_for_whose_lock(tmp_path: Path, watch: jobs.Watch, locks: str, said: str) -> None:
     found: list[str] = []
 
     def ask(process: int) -> None:
@@ -179,7 +193,7 @@ def test_the_status_says_who_waits_for_whose_lock(tmp_path: Path, watch: jobs.Wa
                 found.extend(
                     one["waits_for"]
                     for one in members
-                    if one["role"] == "replica 0" and one["waits_for"].startswith("for the lock")
+                    if one["role"] == "replica 0" and one["waits_for"].startswith(("for the lock", "for its turn"))
                 )
         finally:
             os.kill(process, jobs.signal.SIGCONT)
@@ -191,9 +205,139 @@ def test_the_status_says_who_waits_for_whose_lock(tmp_path: Path, watch: jobs.Wa
         threads[0].start()
 
     watch.once(records.EpochDone, stop, 1)
-    jobs.run(tmp_path / "run", Locking(replicas=2), task="jobs:counting", epochs=20)
+    jobs.run(tmp_path / "run", Locking(replicas=2, locks=locks), task="jobs:counting", epochs=20)
     threads[0].join()
-    assert found[0] == "for the lock of range 0, which replica 1 holds"
+    assert found[0] == said
+
+
+@pytest.mark.parametrize("locks", ["global", "round-robin"])
+def test_by_turns_nobody_is_overtaken_twice(tmp_path: Path, locks: str) -> None:
+    """A gradient is as old as there are other replicas at most, however slow one of them is; without turns it is as old
+    as what these make meanwhile.
+    """
+    result = jobs.run(tmp_path / "run", Locking(replicas=3, locks=locks), task="jobs:uneven", epochs=6)
+    assert (result["outcome"], result["samples"]) == ("done", 6 * jobs.SAMPLES)
+    assert (result["staleness"]["max"] <= 2) == (locks == "round-robin")  # type: ignore[index]
+
+
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_kill_9_of_who_is_waited_for_gives_its_turn_to_the_next(
+    tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch, restarts: int
+) -> None:
+    """All wait for one replica whose step never ends; one that comes in its place takes turns again."""
+    pipe, waiting = tmp_path / "pipe", list[str]()
+    os.mkfifo(pipe)
+    monkeypatch.setenv("PIPE", str(pipe))
+
+    def strike() -> None:
+        deadline, who = monotonic() + SECONDS, ""
+        while len(waiting) < 2 and monotonic() < deadline:
+            with contextlib.suppress(OSError, KeyError):
+                who = os.readlink(f"{pipe}.who").rpartition(" ")[2]
+                members = status.status(tmp_path / "run")["members"]
+                waiting[:] = [m["role"] for m in members if m["waits_for"] == f"for its turn, which replica {who} has"]
+        jobs.kill(f"replica {who}")
+
+    striker = threading.Thread(target=strike)
+    watch.once(records.Started, striker.start)
+    result = jobs.run(
+        tmp_path / "run", Locking(3, locks="round-robin", restarts=restarts), task="jobs:stubborn", epochs=20
+    )
+    striker.join()
+    [dead] = [record.role for record in watch.of(records.Gone) if record.died]
+    assert {dead, *waiting} == {"replica 0", "replica 1", "replica 2"}
+    assert (result["outcome"], result["samples"]) == ("done", 20 * jobs.SAMPLES)
+    assert result["staleness"]["max"] <= 2  # type: ignore[index]
+
+
+def _compute(supervisor: int, descriptor: int, connection: Any) -> None:
+    file = os.open(f"/proc/{supervisor}/fd/{descriptor}", os.O_RDWR)
+    with mmap.mmap(file, 0) as memory:
+        turns_of(0, 2, file, memory).enter()
+        connection.send("")
+        connection.recv()
+
+
+def test_the_turn_of_the_dead_goes_to_who_waits_for_it() -> None:
+    descriptor, context = os.memfd_create("turns"), multiprocessing.get_context("fork")
+    os.ftruncate(descriptor, 8 * size_of(2))
+    ours, theirs = context.Pipe()
+    other = context.Process(target=_compute, args=(os.getpid(), descriptor, theirs))
+    other.start()
+    try:
+        ours.recv()
+        with mmap.mmap(descriptor, 0) as memory:
+            turns, said = turns_of(1, 2, descriptor, memory), list[str]()
+            assert not turns.take([0], lambda: bool(said.append(turns.waits())) or len(said) > 1)
+            assert said[0] == "for its turn, which replica 0 has"
+            other.kill()
+            other.join()
+            deadline = monotonic() + 5.0
+            assert turns.take([0], lambda: monotonic() > deadline)
+    finally:
+        other.kill()
+        other.join()
+        ours.close()
+        theirs.close()
+        os.close(descriptor)
+
+
+def turns_of(index: int, replicas: int, file: int, memory: mmap.mmap) -> Turns:
+    """The turns of one replica, in a mapping of counts; the kernel takes its locks with any of its descriptors."""
+
+    def counts() -> Counts:
+        return Counts(np.frombuffer(memory, np.int64), replicas, index)  # type: ignore[arg-type]  # whole numbers
+
+    return Turns(Locks(file), counts, index, replicas)
+
+
+def _take_turns(supervisor: int, descriptor: int, index: int, begin: Any) -> None:
+    """Write this replica's number behind those of the others, in ever other lengths of time."""
+    file = os.open(f"/proc/{supervisor}/fd/{descriptor}", os.O_RDWR)
+    memory = mmap.mmap(file, 0)
+    turns, numbers, chance = (
+        turns_of(index, TAKERS, file, memory),
+        np.frombuffer(memory, np.int64),
+        random.Random(index),
+    )
+    turns.enter()
+    begin.wait()
+    for _ in range(ROUNDS):
+        for _ in range(chance.choice((0, 100, 10_000))):
+            pass
+        assert turns.take([0], lambda: False)
+        written = size_of(TAKERS)
+        numbers[written] += 1
+        numbers[written + numbers[written]] = index
+        turns.give([0])
+        turns.pass_on()
+    turns.leave()
+
+
+TAKERS, ROUNDS = 4, 100
+
+
+def test_turns_of_processes_are_in_order() -> None:
+    """Each number once in each round, in order, however long anybody takes."""
+    descriptor, context = os.memfd_create("turns"), multiprocessing.get_context("fork")
+    os.ftruncate(descriptor, 8 * (size_of(TAKERS) + 1 + TAKERS * ROUNDS))
+    begin = context.Barrier(TAKERS)
+    others = [
+        context.Process(target=_take_turns, args=(os.getpid(), descriptor, index, begin)) for index in range(TAKERS)
+    ]
+    for other in others:
+        other.start()
+    try:
+        for other in others:
+            other.join(SECONDS)
+        with mmap.mmap(descriptor, 0) as memory:
+            written = np.frombuffer(memory, np.int64)[size_of(TAKERS) :].tolist()
+        assert written == [TAKERS * ROUNDS, *list(range(TAKERS)) * ROUNDS]
+    finally:
+        for other in others:
+            other.kill()
+            other.join()
+        os.close(descriptor)
 
 
 def _hold(supervisor: int, descriptor: int, connection: Any) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from distbelief.core import records, roles
-from distbelief.core.conversations import checkpointing
+from distbelief.core.conversations import checkpointing, dealing
 from distbelief.core.effects import Batch
 from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Cause
@@ -31,6 +33,8 @@ from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.record.checkpoints import Checkpoints, read_manifest
 from distbelief.strategies import Allreduce, Downpour, Hogwild, Locking, Single, Synchronous
 from distbelief.strategies.context import LoopContext
+from distbelief.strategies.shared_memory.counts import ROW, UPDATES
+from distbelief.strategies.shared_memory.mapped import mapped_layout
 from distbelief.strategies.shared_memory.simulated import Race
 from distbelief.strategies.single.loop import SingleLoop
 from distbelief.tasks import Task, TensorData
@@ -47,6 +51,7 @@ WAYS: dict[str, Callable[..., Any]] = {
     "hogwild": Hogwild,
     "global": lambda **o: Locking(locks="global", **o),
     "shard": lambda **o: Locking(locks="shard", shards=3, **o),
+    "round-robin": lambda **o: Locking(locks="round-robin", **o),
     "none": lambda **o: Locking(locks="none", **o),
 }
 PLAIN: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -353,6 +358,139 @@ def test_two_replicas_make_half_the_time_and_their_updates_are_stale(plain: Simp
     assert told.staleness.get(1, 0) > 40
 
 
+UNEVEN = Simulated(network=NetworkModel(reduction=1e-6), compute=ComputeModel(spread="exponential", slow={1: 4.0}))
+"""One replica takes four times as long as the others, and no step is as long as the one before."""
+
+
+def updates(simulation: Simulation) -> list[int]:
+    """How many updates each replica has made, by the counts in the mapping."""
+    plan, replicas = simulation.coordinator.plan, simulation.settings.replicas
+    if plan is None or simulation.memory is None:
+        return [0] * replicas
+    counts = simulation.memory[mapped_layout(plan).counts :].view(torch.int64)
+    return [int(count) for count in counts.view(-1, ROW)[:replicas, UPDATES]]
+
+
+def writers(run: Observed) -> list[int]:
+    """Run a job, and say who made each update: whose count has grown since a look that was less than an update ago."""
+    simulation, found, seen = run.simulation, list[int](), list[int]()
+
+    def look(_: None) -> None:
+        nonlocal seen
+        now = updates(simulation)
+        found.extend(replica for replica, (new, old) in enumerate(zip(now, seen or now, strict=True)) if new > old)
+        seen = now
+
+    for tick in range(2_000):
+        simulation.clock.call_at(tick * 4e-4, look, None)
+    run.run()
+    assert simulation.clock.now() < 0.8
+    return found
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 4])
+def test_by_turns_replicas_update_one_after_another(plain: SimpleNamespace, replicas: int) -> None:
+    """However unlike their steps are: strictly in a circle, while all have minibatches; without turns they do not."""
+
+    def order(locks: str) -> list[int]:
+        strategy = Locking(replicas, locks=locks)
+        return writers(Observed(Job(plain.classes(plain.mlp, samples=160), strategy, batch_size=4), UNEVEN))
+
+    found = order("round-robin")
+    circle = [turn % replicas for turn in range(len(found))]
+    assert len(found) == 40
+    assert found[:30] == circle[:30]
+    assert order("global")[:30] != circle[:30]
+
+
+class Dealt:
+    """Which minibatches each replica was given, in order."""
+
+    def __init__(self) -> None:
+        self.to: dict[str, deque[int]] = {}
+
+    def sent(self, sender: str, to: str, message: object) -> None:
+        """Not looked at."""
+
+    def delivered(self, sender: str, to: str, message: object) -> None:
+        """Note a portion."""
+        if isinstance(message, dealing.Deal):
+            first = message.portion.first
+            self.to.setdefault(to, deque()).extend(range(first, first + message.portion.count))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad"])
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_by_turns_it_is_one_loop_with_gradients_of_one_turn_ago(
+    plain: SimpleNamespace, replicas: int, optimizer: str
+) -> None:
+    """Bit for bit, whatever steps take: a gradient is that of the parameters which its replica left behind, and of
+    these who has no minibatch left is passed over.
+    """
+    task, dealt = plain.classes(plain.mlp, samples=160), Dealt()
+    strategy = Locking(replicas, optim(optimizer, lr=0.05), locks="round-robin")
+    run = Observed(Job(task, strategy, batch_size=4), UNEVEN)
+    run.watch(dealt)
+    run.run()
+
+    torch.manual_seed(0)
+    model, data = task.model().train(), task.train()
+    stepped = PLAIN[optimizer](model.parameters(), lr=0.05)
+    left_behind = [copy.deepcopy(model) for _ in range(replicas)]
+    batches = list(plain.minibatches(len(data), 4, 1, 0))
+    waiting = [dealt.to[f"replica {at}"] for at in range(replicas)]
+    while any(waiting):
+        for at, seen in enumerate(left_behind):
+            if waiting[at]:
+                key, numbers = batches[waiting[at].popleft()]
+                torch.manual_seed(key)
+                inputs, targets = data.batch(numbers)
+                gradients = torch.autograd.grad(task.loss(seen(inputs), targets), list(seen.parameters()))
+                for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                    parameter.grad = gradient
+                stepped.step()
+                seen.load_state_dict(model.state_dict())
+    for ours, theirs in zip(weights(run.simulation), model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_by_turns_nobody_waits_for_who_waits_for_a_checkpoint(plain: SimpleNamespace) -> None:
+    """Of replicas that hear of it after unlike numbers of steps."""
+    strategy = Locking(3, locks="round-robin")
+    run = Observed(Job(plain.classes(plain.mlp, samples=400), strategy, batch_size=4, snapshot_every="10"), UNEVEN)
+    assert run.run().outcome == "done"
+    assert sum(isinstance(record, records.Checkpointed) for record in run.records) > 3
+
+
+@pytest.mark.parametrize("victim", ["replica 0", "replica 1", "replica 2"])
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_by_turns_the_dead_are_passed_over_till_they_come_again(
+    plain: SimpleNamespace, victim: str, restarts: int
+) -> None:
+    """In the middle of an update of theirs too."""
+    task = plain.classes(plain.mlp, samples=400)
+    job = Job(task, Locking(3, restarts=restarts, locks="round-robin"), batch_size=4)
+    run = Observed(job, Simulated(network=SLOW, compute=STEADY, restart_seconds=0.05))
+    simulation, dead = run.simulation, roles.index_of(victim)
+
+    def strike(_: None) -> None:
+        if simulation.common[Race].locks.holder(0) == victim:
+            simulation.kill(victim)
+        else:
+            simulation.clock.call_later(1e-3, strike, None)
+
+    simulation.clock.call_at(0.05, strike, None)
+    made = writers(run)
+    assert run.outcome == "done"
+    again = [at for at, (one, other) in enumerate(pairwise(made)) if (one + 1) % 3 == dead != other]
+    assert again, "it was killed too late"
+    without = made[again[0] + 1 : again[-1]]
+    assert set(without) == {0, 1, 2} - {dead}
+    assert all(one != other for one, other in pairwise(without))
+    behind = made[again[-1] + 1 :]
+    assert behind[:6] == [(behind[0] + turn) % 3 for turn in range(6)] if restarts else dead not in behind
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("moment", [0.001 * step + 0.0003 for step in range(0, 40, 3)])
 def test_a_death_at_any_moment_frees_its_locks_and_its_portion(plain: SimpleNamespace, way: str, moment: float) -> None:
@@ -514,7 +652,7 @@ def drawn(plain: SimpleNamespace, seed: int) -> Observed:
     chance = random.Random(f"hogwild {seed}")
     replicas, restarts = chance.randint(1, 4), chance.choice((0, 1, 2))
     make = chance.choice((Hogwild, Locking))
-    own = {"locks": chance.choice(("global", "shard", "none"))} if make is Locking else {}
+    own = {"locks": chance.choice(("global", "shard", "round-robin", "none"))} if make is Locking else {}
     dying = chance.sample(range(replicas), chance.randint(0, replicas))
     crashes = tuple(
         Crash(f"replica {i}", chance.randint(1, 30)) for i in dying for _ in range(chance.randint(1, 1 + restarts))

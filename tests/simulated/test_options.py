@@ -246,7 +246,10 @@ ALL: dict[str, Cases] = {
         Case(2, "traffic", {"replicas": 4, "algorithm": "hierarchical"}),
         Case(2, "traffic", {"replicas": 4, "per_host": 4}, {"network": NetworkModel(latency=1e-3, local_latency=1e-6)}),
     ),
-    "locks": (Case("none", "traffic", place=ADDING), Case("shard", "traffic", place=ADDING)),
+    "locks": (
+        Case("none", "traffic", place=ADDING), Case("shard", "traffic", place=ADDING),
+        Case("round-robin", "traffic", place=UNEVEN),
+    ),
     # of a job
     "epochs": Case(2),
     "batch_size": Case(5),

@@ -12,6 +12,8 @@ from distbelief.core import roles
 
 UPDATES, SAMPLES, PROCESS, STALENESS = 0, 1, 2, 3
 """Where, in a row, are: updates made, samples in them, the process, and how many updates had each staleness."""
+TURN = PROCESS
+"""Where, in the row of what was done before, which no process has, is whose turn it is."""
 ROW = 64
 """Counts in a row; the last one is of all higher stalenesses."""
 
@@ -33,6 +35,7 @@ class Counts:
     def __init__(self, memory: MutableSequence[int] | memoryview, replicas: int, index: int) -> None:
         self._memory: Any = memory
         self._replicas, self._row = replicas, index * ROW
+        self._turn = replicas * ROW + TURN
         self._seen = 0
 
     def begin(self, facts: dict[str, Any]) -> None:
@@ -58,6 +61,15 @@ class Counts:
         memory[row + min(STALENESS + self.total(UPDATES) - self._seen, ROW - 1)] += 1
         memory[row + SAMPLES] += samples
         memory[row + UPDATES] += 1
+
+    @property
+    def turn(self) -> int:
+        """Whose turn it is, where replicas update by turns."""
+        return int(self._memory[self._turn])
+
+    @turn.setter
+    def turn(self, replica: int) -> None:
+        self._memory[self._turn] = replica
 
     def total(self, what: int) -> int:
         """The sum of one count over all rows."""

@@ -1,8 +1,13 @@
-"""Locks of a simulated mapping: who has each, and who waits for it, first come, first served."""
+"""Locks of a simulated mapping: who has each, and who waits for it, first come, first served; and whose turn it is to
+update it, where replicas take turns.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
+
+from distbelief.core import roles
 
 
 class Queues:
@@ -40,3 +45,70 @@ class Queues:
     def holder(self, number: int) -> str:
         """Who has a lock; "" for nobody."""
         return next(iter(self._queues.get(number, ())), "")
+
+
+class RoundRobin:
+    """Whose turn it is to update a mapping, of the replicas that compute, by their numbers.
+
+    >>> order = RoundRobin()
+    >>> order.enter(0); order.enter(2)
+    >>> order.ask(2), order.ask(0), order.give(0), order.turn
+    (False, True, 2, 2)
+    """
+
+    def __init__(self) -> None:
+        self.turn = 0
+        self._present: set[int] = set()
+        self._waiting: set[int] = set()
+
+    def enter(self, replica: int) -> None:
+        """One computes a gradient."""
+        self._present.add(replica)
+
+    def leave(self, replica: int) -> int | None:
+        """One has nothing to compute, or is dead: it waits for nothing, and nobody for it; returns who has his turn now
+        and waited for it, None for nobody.
+        """
+        self._present.discard(replica)
+        self._waiting.discard(replica)
+        return self._pass_on()
+
+    def ask(self, replica: int) -> bool:
+        """Wait for a turn; whether it is had at once."""
+        self._waiting.add(replica)
+        return self._pass_on() == replica
+
+    def has(self, replica: int) -> bool:
+        """Whether one has its turn, and has been told so."""
+        return self.turn == replica and replica in self._present and replica not in self._waiting
+
+    def give(self, replica: int) -> int | None:
+        """The turn of one is over; returns as `leave`."""
+        self.turn = replica + 1
+        return self._pass_on()
+
+    def _pass_on(self) -> int | None:
+        if self._waiting:  # a turn stays with who has left till somebody waits for it
+            self.turn = following(self.turn, self._present)
+        if self.turn not in self._waiting:
+            return None
+        self._waiting.remove(self.turn)
+        return self.turn
+
+
+def following(turn: int, present: Iterable[int]) -> int:
+    """Whose turn it is, of those who compute: the first from `turn` on, and round again.
+
+    >>> [following(turn, [0, 2]) for turn in (0, 1, 2, 3)]
+    [0, 2, 2, 0]
+    """
+    return min(present, key=lambda replica: (replica < turn, replica))
+
+
+def waits_for(turn: int) -> str:
+    """What is said of who waits for its turn.
+
+    >>> waits_for(2)
+    'for its turn, which replica 2 has'
+    """
+    return f"for its turn, which {roles.replica(turn)} has"

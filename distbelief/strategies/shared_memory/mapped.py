@@ -173,7 +173,7 @@ class MappedModel:
                     (0,) if self._locks == "shard" else (), sum(there.nbytes for _, there in self._buffers), self._carry
                 )
             )
-        if self._locks == "global":
+        if self._locks in mapping.WHOLE:
             return [LockedStep((0,), sum(one.size for one in found), lambda: [one.act() for one in found])]
         return found
 

@@ -17,8 +17,10 @@ from distbelief.errors import UsageError, unknown
 from distbelief.sharding.layout import ALIGNMENT, ITEM_SIZES, Layout, Range
 from distbelief.strategies.shared_memory.counts import size_of
 
-LOCKS = ("none", "shard", "global")
-"""What an update locks: nothing, each range that it writes to, or everything."""
+LOCKS = ("none", "shard", "global", "round-robin")
+"""What an update locks: nothing, each range that it writes to, everything, or everything in the order of replicas."""
+WHOLE = ("global", "round-robin")
+"""Where one lock is of everything."""
 RANGES = 8
 """Ranges with a lock of their own, where none are asked for; parts of a simulated update where nothing is locked."""
 STATES = {"sgd": "", "momentum": "momentum_buffer", "nesterov": "momentum_buffer", "adagrad": "sum"}

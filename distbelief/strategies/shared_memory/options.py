@@ -119,7 +119,8 @@ class Locking(Mapped):
     name: ClassVar[str] = "locking"
 
     locks: str = "global"
-    """What an update locks: global (everything), shard (each range that it writes to) or none (nothing: as hogwild)."""
+    """What an update locks: global (everything), shard (each range that it writes to), round-robin (everything, one
+    replica after another in a fixed order) or none (nothing: as hogwild)."""
     shards: int = 0
     """With --locks shard, ranges of the parameters that have a lock of their own; 0: 8."""
 

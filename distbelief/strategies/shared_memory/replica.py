@@ -17,6 +17,7 @@ from distbelief.core.conversations import checkpointing, dealing, initialising, 
 from distbelief.core.effects import (
     GLANCE,
     RECEIVE,
+    REST,
     Arrival,
     Attach,
     Batch,
@@ -51,7 +52,7 @@ class SharedMemoryReplica:
         samples: in its training set.
         incarnation: of this replica; a restarted one has a higher.
         holds: everything in the mapping, by name, and the facts, for a checkpoint.
-        blocked: says for which lock it waits, and who holds it.
+        blocked: says for which lock or turn it waits, and who has it.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class SharedMemoryReplica:
         yield self._progress(wants=False)
 
     def _update(self, computed: Computed) -> Steps:
-        """Step the parameters; whoever waits for a lock hears of the end of the job."""
+        """Step the parameters; whoever waits for a lock or a turn hears of the end of the job."""
         self._updating = True
         while not (yield Update(computed.samples)):
             self._take((yield RECEIVE))
@@ -175,6 +176,7 @@ class SharedMemoryReplica:
 
     def _wait(self) -> Steps:
         """Wait for the next word, and do what it asks for."""
+        yield REST
         self._take((yield RECEIVE))
         yield from self._oblige()
 

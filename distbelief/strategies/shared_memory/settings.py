@@ -15,7 +15,12 @@ class MappedSettings(StrategySettings, frozen=True, kw_only=True):
     deals_to_any: ClassVar[str] = "has replicas that are processes of one machine, with the same data: use downpour"
 
     locks: str = "none"
-    """none, shard (each range that it writes to) or global."""
+    """none, shard (each range that it writes to), global, or round-robin (global, and by turns)."""
+
+    @property
+    def by_turns(self) -> bool:
+        """Whether replicas update one after another, in a fixed order."""
+        return self.locks == "round-robin"
 
     def check(self, settings: Settings) -> None:
         """Refuse what replicas cannot do by themselves, in one memory."""

@@ -13,22 +13,23 @@ from typing import Protocol
 
 import torch
 
-from distbelief.core.settings import Plan
+from distbelief.core import roles
+from distbelief.core.settings import Plan, Settings
 from distbelief.errors import UsageError
 from distbelief.sharding.layout import Layout, Range
 from distbelief.strategies.context import SimulatedContext
 from distbelief.strategies.shared_memory import mapping
 from distbelief.strategies.shared_memory.counts import Counts
-from distbelief.strategies.shared_memory.locks import Queues
+from distbelief.strategies.shared_memory.locks import Queues, RoundRobin, waits_for
 from distbelief.strategies.shared_memory.mapped import LockedStep
 from distbelief.strategies.shared_memory.settings import MappedSettings
 
 
 class Race:
-    """What the simulated replicas of one mapping have in common: its locks, and who updates it."""
+    """What the simulated replicas of one mapping have in common: its locks and turns, and who updates it."""
 
     def __init__(self) -> None:
-        self.locks = Queues()
+        self.locks, self.order = Queues(), RoundRobin()
         self.updaters: dict[str, SimulatedUpdater] = {}
 
 
@@ -59,10 +60,13 @@ class SimulatedUpdater:
         virtual: where it is played.
         role: of the replica.
         held: gives what it updates.
+        settings: of the job.
     """
 
-    def __init__(self, virtual: SimulatedContext, role: str, held: Callable[[], Updated]) -> None:
+    def __init__(self, virtual: SimulatedContext, role: str, held: Callable[[], Updated], settings: Settings) -> None:
         self._virtual, self._role, self.held, self._dead = virtual, role, held, False
+        self._index, self._by_turns = roles.index_of(role), settings.own(MappedSettings).by_turns
+        self._awaits_turn = False
         self._race = virtual.shared(Race)
         self._race.updaters[role] = self
         virtual.died.append(self._die)
@@ -71,12 +75,24 @@ class SimulatedUpdater:
         self._then: Callable[[], None] = lambda: None
 
     def waits(self) -> str:
-        """For which lock it waits."""
+        """For which lock it waits, or for its turn."""
+        if self._awaits_turn:
+            return waits_for(self._race.order.turn)
         return (
             f"for the lock of range {self._wanted[0]}, which {self._race.locks.holder(self._wanted[0])} holds"
             if self._wanted
             else ""
         )
+
+    def enter(self) -> None:
+        """A gradient is about to be computed."""
+        if self._by_turns and not self._dead:  # who dies as it sends goes on until it waits
+            self._race.order.enter(self._index)
+
+    def leave(self) -> None:
+        """No gradient is computed for now."""
+        if self._by_turns:
+            self._go_on_with(self._race.order.leave(self._index))
 
     def update(self, samples: int, told: Callable[[], bool], answer: Callable[[bool], None]) -> bool | None:
         """Make one part of the update after the other."""
@@ -84,20 +100,30 @@ class SimulatedUpdater:
         def done() -> None:
             self.held().counts.add(samples)
             self._virtual.clock.call_later(0.0, answer, True)
+            if self._by_turns:  # and the next one begins when this one may have looked at the parameters
+                self._go_on_with(self._race.order.give(self._index))
 
         self._parts.extend(self.held().locked_steps())
         self._then = done
         self._line_up()
-        self._advance()
+        self._awaits_turn = self._by_turns and not self._race.order.ask(self._index)
+        if not self._awaits_turn:
+            self._advance()
         return None
 
     def _die(self) -> None:
         self._dead = True
+        self.leave()
         for other in self._race.locks.bury(self._role):
             self._virtual.clock.call_later(0.0, self._race_on, other)
 
+    def _go_on_with(self, replica: int | None) -> None:
+        """One has its turn, for which it waited."""
+        if replica is not None:
+            self._virtual.clock.call_later(0.0, self._race_on, roles.replica(replica))
+
     def _race_on(self, role: str) -> None:
-        """One has a lock for which it waited."""
+        """One has what it waited for."""
         self._race.updaters[role].go_on()
 
     def _line_up(self) -> None:
@@ -105,8 +131,11 @@ class SimulatedUpdater:
         self._wanted = deque(self._parts[0].locks) if self._parts else deque()
 
     def go_on(self) -> None:
-        """A lock that was waited for is had, unless that was in another life."""
-        if self._wanted and self._race.locks.holder(self._wanted[0]) == self._role and not self._dead:
+        """A lock or a turn that was waited for is had, unless that was in another life."""
+        if self._awaits_turn and self._race.order.has(self._index):
+            self._awaits_turn = False
+            self._advance()
+        elif self._wanted and self._race.locks.holder(self._wanted[0]) == self._role and not self._dead:
             self._wanted.popleft()
             self._advance()
 
@@ -165,7 +194,7 @@ class PhantomModel:
     def __init__(self, counts: Counts, plan: Plan, cut: Sequence[Range] = ()) -> None:
         self.counts = counts
         settings, locks = plan.settings, plan.settings.own(MappedSettings).locks
-        locked = {"none": mapping.RANGES, "shard": settings.shards, "global": 1}[locks]
+        locked = {"none": mapping.RANGES, "shard": settings.shards, **dict.fromkeys(mapping.WHOLE, 1)}[locks]
         found = cut or mapping.ranges(plan.layout, min(locked, plan.layout.parameters))
         self._parts = [
             LockedStep(() if locks == "none" else (number,), part.size, lambda: None)

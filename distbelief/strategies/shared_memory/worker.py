@@ -9,7 +9,7 @@ import torch
 
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed, Measured
-from distbelief.core.settings import Plan
+from distbelief.core.settings import Plan, Settings
 from distbelief.runtime.player import Answer, Part, Worker
 from distbelief.sharding.layout import Range
 from distbelief.strategies.context import Context, Process, open_memory
@@ -19,6 +19,7 @@ from distbelief.strategies.shared_memory.mapped import LockedStep, MappedModel, 
 from distbelief.strategies.shared_memory.replica import SharedMemoryReplica
 from distbelief.strategies.shared_memory.settings import MappedSettings
 from distbelief.strategies.shared_memory.simulated import PhantomModel, SimulatedUpdater, Updated, check_phantom
+from distbelief.strategies.shared_memory.turns import Turns
 from distbelief.tasks.worker import measure
 from distbelief.transport.base import Arena
 from distbelief.transport.locks import Locks
@@ -30,17 +31,32 @@ class ProcessUpdater:
     Args:
         process: that it is.
         held: gives what it updates.
+        index: of the replica.
+        settings: of the job.
     """
 
-    def __init__(self, process: Process, held: Callable[[], Updated]) -> None:
+    def __init__(self, process: Process, held: Callable[[], Updated], index: int, settings: Settings) -> None:
         self._held = held
         memory = open_memory(process.spec, process.spec.memory)
-        self._locks = Locks(memory, lambda process: held().counts.holder(process))
+        locks = Locks(memory, lambda process: held().counts.holder(process))
+        by_turns = settings.own(MappedSettings).by_turns
+        self._turns = Turns(locks, lambda: held().counts, index, settings.replicas) if by_turns else None
+        self._locks = self._turns or locks
         self._left: list[LockedStep] | None = None
 
     def waits(self) -> str:
-        """For which lock it waits, and who has it."""
+        """For which lock it waits, or for its turn, and who has it."""
         return self._locks.waits()
+
+    def enter(self) -> None:
+        """A gradient is about to be computed."""
+        if self._turns:
+            self._turns.enter()
+
+    def leave(self) -> None:
+        """No gradient is computed for now."""
+        if self._turns:
+            self._turns.leave()
 
     def update(self, samples: int, told: Callable[[], bool], answer: Callable[[bool], None]) -> bool | None:
         """Step the parameters, each part under its locks."""
@@ -53,6 +69,8 @@ class ProcessUpdater:
                 self._locks.give(left.pop(0).locks)
         self._left = None
         self._held().counts.add(samples)
+        if self._turns:
+            self._turns.pass_on()
         return True
 
 
@@ -66,15 +84,16 @@ def replica(context: Context) -> Part:
 
     updater: ProcessUpdater | SimulatedUpdater
     if process is not None:
-        updater = ProcessUpdater(process, held)
+        updater = ProcessUpdater(process, held, index, context.settings)
     else:
         assert virtual is not None
         if context.flat is None:
             check_phantom(context.layout)
-        updater = SimulatedUpdater(virtual, context.role, held)
+        updater = SimulatedUpdater(virtual, context.role, held, context.settings)
     compute = context.computes(context.settings.clip_norm)
 
     def looked(batch: Batch, answer: Answer) -> Computed | None:
+        updater.enter()
         held().look()
         return compute(batch, answer)
 
@@ -99,9 +118,14 @@ def replica(context: Context) -> Part:
         lambda: (held().arrays(), held().counts.facts()),
         updater.waits,
     )
-    return Part(
-        story, Worker(attach, looked, begin=lambda arrays, facts: held().begin(arrays, facts), update=updater.update)
+    worker = Worker(
+        attach,
+        looked,
+        begin=lambda arrays, facts: held().begin(arrays, facts),
+        update=updater.update,
+        rest=updater.leave,
     )
+    return Part(story, worker)
 
 
 def reader(context: Context) -> Worker:

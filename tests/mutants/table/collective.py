@@ -6,7 +6,8 @@ LARGE, ALL = "tests/simulated/test_large.py", "tests/simulated/test_allreduce.py
 COLUMNS = "tests/simulated/test_columns.py"
 PROOFS, RACES = "tests/core/test_schedules.py", "tests/simulated/test_hogwild.py"
 ALONE = f"{RACES}::test_one_replica_is_sequential_sgd_bit_for_bit"
-BY_LOCK = "tests/processes/test_hogwild.py::test_under_locks_no_update_is_lost_and_ranges_and_buffers_are_whole"
+BY_TURNS = "tests/processes/test_hogwild.py"
+BY_LOCK = f"{BY_TURNS}::test_under_locks_no_update_is_lost_and_ranges_and_buffers_are_whole"
 PAPERS = "LARS and LAMB are those of their papers"
 UNION = "`--accumulate` and `--push-every` of rounds give the gradient of the union"
 PROVED = "Each algorithm is an all-reduce"
@@ -18,7 +19,8 @@ HOOK = "A script with DDP and `comm_hook`"
 SEQUENTIAL = "`allreduce` on N replicas is sequential SGD"
 EXACTLY_ONE = "In `allreduce` every minibatch is in exactly one update"
 SPLIT = "Split replicas of `allreduce` make the updates of whole ones"
-NONE_LOST = "`locking --locks global` and `shard`: no update of a parameter is lost"
+NONE_LOST = "`locking --locks global`, `shard` and `round-robin`: no update of a parameter is lost"
+TURNS = "`locking --locks round-robin`: replicas update one after another"
 
 MUTANTS = [
     Mutant(
@@ -90,6 +92,29 @@ MUTANTS = [
         "buffers-are-written-under-no-lock", NONE_LOST, "strategies/shared_memory/mapped.py",
         '(0,) if self._locks == "shard" else (), sum', "(), sum",
         (f"{BY_LOCK}[shard]",), 15,
+    ),
+    Mutant(
+        "a-turn-stays-with-who-had-it", TURNS, "strategies/shared_memory/locks.py",
+        "self.turn = replica + 1", "self.turn = replica",
+        (
+            f"{RACES}::test_by_turns_replicas_update_one_after_another",
+            f"{RACES}::test_by_turns_it_is_one_loop_with_gradients_of_one_turn_ago",
+        ), 10,
+    ),
+    Mutant(
+        "who-has-no-minibatch-keeps-its-turn", TURNS, "strategies/shared_memory/replica.py",
+        "        yield REST\n", "",
+        (f"{RACES}::test_by_turns_nobody_waits_for_who_waits_for_a_checkpoint",), 10,
+    ),
+    Mutant(
+        "everybody-has-the-turn", TURNS, "strategies/shared_memory/turns.py",
+        "replica == self._index or self._locks.holder(self._lock(replica)) > 0", "replica == self._index",
+        (f"{BY_TURNS}::test_turns_of_processes_are_in_order",), 10,
+    ),
+    Mutant(
+        "the-dead-keep-their-turns", TURNS, "strategies/shared_memory/turns.py",
+        "replica == self._index or self._locks.holder(self._lock(replica)) > 0", "True",
+        (f"{BY_TURNS}::test_the_turn_of_the_dead_goes_to_who_waits_for_it",), 10,
     ),
     Mutant(
         "what-is-taken-back-begins-one-minibatch-earlier", EXACTLY_ONE, "strategies/grouped/round_batches.py",

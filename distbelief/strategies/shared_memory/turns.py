@@ -1,0 +1,84 @@
+"""Updates by turns: replicas update a mapping one after another, in the order of their numbers and round again (the
+round-robin that Niu et al. 2011 compare with, section 5).
+
+A replica takes part from the beginning of a gradient until it waits for the coordinator, or dies: so long it holds a
+lock of its own, which the kernel takes from the dead. Whoever waits passes over those who take no part, under the lock
+of all, under which an update is made too: so that a turn is never of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from distbelief.strategies.shared_memory.counts import Counts
+from distbelief.strategies.shared_memory.locks import following, waits_for
+from distbelief.transport.locks import NAP_SECONDS, Locks, try_until
+
+ALL = 0
+"""The lock of all; those of replicas stand behind it, by their numbers."""
+
+
+class Turns:
+    """The turns of one replica, which is a process; they are taken and given as the lock of all is.
+
+    Args:
+        locks: of the mapping's file.
+        counts: gives the counts in the mapping, where it stands whose turn it is.
+        index: of the replica.
+        replicas: how many there are.
+    """
+
+    def __init__(self, locks: Locks, counts: Callable[[], Counts], index: int, replicas: int) -> None:
+        self._locks, self._counts, self._index, self._replicas = locks, counts, index, replicas
+        self._entered = self._waiting = False
+
+    def enter(self) -> None:
+        """Take part from now on."""
+        if not self._entered:
+            self._entered = self._locks.try_one(self._lock(self._index))
+
+    def leave(self) -> None:
+        """Be passed over from now on."""
+        if self._entered:
+            self._locks.give([self._lock(self._index)])
+            self._entered = False
+
+    def take(self, numbers: Sequence[int], told: Callable[[], bool]) -> bool:
+        """Wait for the turn, however long the gradients of others take, and take the lock of all; where `told` says
+        that something has arrived, not, and False.
+        """
+        self._waiting = True
+        try:
+            return try_until(self._take, told, NAP_SECONDS)
+        finally:
+            self._waiting = False
+
+    def give(self, numbers: Sequence[int]) -> None:
+        """Give the lock back; the turn is kept."""
+        self._locks.give(numbers)
+
+    def pass_on(self) -> None:
+        """Give the turn to the next."""
+        self._counts().turn = (self._index + 1) % self._replicas
+
+    def waits(self) -> str:
+        """For whose turn to end this waits; "" where for none."""
+        return waits_for(self._counts().turn) if self._waiting else ""
+
+    def _take(self) -> bool:
+        turn = self._counts().turn
+        if (turn != self._index and self._is_there(turn)) or not self._locks.try_one(ALL):
+            return False
+        counts = self._counts()
+        counts.turn = following(counts.turn, filter(self._is_there, range(self._replicas)))
+        if counts.turn == self._index:
+            return True
+        self._locks.give([ALL])
+        return False
+
+    def _is_there(self, replica: int) -> bool:
+        return replica == self._index or self._locks.holder(self._lock(replica)) > 0
+
+    @staticmethod
+    def _lock(replica: int) -> int:
+        return ALL + 1 + replica
