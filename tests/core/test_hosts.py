@@ -331,6 +331,34 @@ def test_tickets_are_of_launchers(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--tickets /tmp: is of a command that srun, torchrun or mpirun" in capsys.readouterr().err
 
 
+def test_a_start_goes_on_only_with_the_run_of_its_own_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a launcher has started may be a script with several commands, which have one parent."""
+    start = launched.launched(TORCHRUN)
+    assert start
+    commands = [["python", "-m", "distbelief", "train", "mnist", one] for one in ("downpour", "allreduce")]
+    for command in commands:
+        monkeypatch.setattr(sys, "orig_argv", command)
+        assert [tickets.run_before(start, str(tmp_path), counted) for counted in (0, 1)] == [None, None]
+        tickets.write_run(start, str(tmp_path), tmp_path / command[-1])
+    for command in commands:
+        monkeypatch.setattr(sys, "orig_argv", command)
+        assert tickets.run_before(start, str(tmp_path), 0) == tmp_path / command[-1]
+    monkeypatch.setattr(tickets, "parent_process", lambda: "another")
+    assert tickets.run_before(start, str(tmp_path), 0) is None
+    assert tickets.run_before(start, str(tmp_path), 1) == tmp_path / "allreduce"
+
+
+@pytest.mark.parametrize("environment", [SRUN, MPIRUN])
+def test_what_a_launcher_that_starts_nothing_again_has_started_goes_on_with_no_run(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    start = launched.launched(environment)
+    assert start
+    tickets.write_run(start, str(tmp_path), tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+    assert tickets.run_before(start, str(tmp_path), 0) is None
+
+
 @pytest.mark.parametrize("mode", [0o644, 0o660])
 def test_a_ticket_that_others_can_read_is_refused(tmp_path: Path, mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "MEET_SECONDS", 0.2)

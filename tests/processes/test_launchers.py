@@ -110,12 +110,12 @@ def test_they_are_one_job_which_outlives_the_agent_of_a_host(start: Callable[...
     assert not list(one.folder.glob(".distbelief-*"))
 
 
-@pytest.mark.parametrize("restarts", [(1, 1, 1), (0, 0, 1)])
+@pytest.mark.parametrize("restarts", [(0, 0, 1), (0, 0, 0)])
 def test_a_start_that_ends_early_goes_on_from_its_newest_checkpoint_when_it_is_started_again(
     start: Callable[..., Start], restarts: tuple[int, ...]
 ) -> None:
-    """On whichever host the launcher counts that. It ends all by SIGTERM, which is one interruption; after kill -9 of
-    the first, nobody else stays.
+    """On whichever host the launcher counts that, or on none, where the same process of it has started this. It ends
+    all by SIGTERM, which is one interruption; after kill -9 of the first, nobody else stays.
     """
     one = start("--replicas", "2", "--epochs", "10000")
     one.until("Stepped")
@@ -125,6 +125,9 @@ def test_a_start_that_ends_early_goes_on_from_its_newest_checkpoint_when_it_is_s
     one.leaves_nobody()
     [run] = (one.folder / "runs").iterdir()
     assert list((run / "checkpoints").iterdir())
+    if any(restarts):
+        [said] = one.folder.glob(".distbelief-*.run")
+        said.write_text(f"another process\n{run}")
 
     again = start("--replicas", "2", "--epochs", "10000", restarts=restarts)
     again.until("Stepped")
@@ -132,3 +135,19 @@ def test_a_start_that_ends_early_goes_on_from_its_newest_checkpoint_when_it_is_s
     again.processes[0].kill()
     assert again.statuses() == [-signal.SIGKILL, 1, 1]
     again.leaves_nobody()
+
+
+def test_another_command_of_a_script_that_a_launcher_has_started_is_a_job_of_its_own(
+    start: Callable[..., Start],
+) -> None:
+    """Though the first one, which has ended early, was of the same process of the launcher's."""
+    first = start("--replicas", "2", "--epochs", "10000", "--out", "first")
+    first.until("Stepped")
+    for process in first.processes:
+        process.send_signal(signal.SIGTERM)
+    first.statuses()
+    before = sorted((first.folder / "first").rglob("*"))
+    second = start("--replicas", "2", "--epochs", "1", "--out", "second", restarts=(1,) * SIZE)
+    assert second.until("per_replica")["samples"] == jobs.SAMPLES
+    assert second.statuses() == [0] * SIZE
+    assert sorted((first.folder / "first").rglob("*")) == before

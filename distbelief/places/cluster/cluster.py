@@ -197,8 +197,9 @@ class Cluster(Local):
             return super()._run(job, settings, view, began, evaluated, script)
         status, meeting = 1, self._meeting()
         try:
-            if self.engine == LAUNCHED and (before := tickets.run_before(*self._start())) is not None:
-                job = _again(job, before)
+            if self.engine == LAUNCHED:
+                before = tickets.run_before(*self._start(), meeting.restarts)
+                job = _again(job, before) if before else job
             result = super()._run(job, settings, view, began, evaluated, script)
             status = INTERRUPTED if result["outcome"] == Outcome.INTERRUPTED else 0
             if self.engine == LAUNCHED and not status:

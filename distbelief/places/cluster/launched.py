@@ -43,7 +43,8 @@ LAUNCHERS = {
     ),
 }  # fmt: skip
 """The innermost first: torchrun and mpirun are started by srun where there is Slurm, and what they start sees both."""
-RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+RESTARTS = {"torchrun": "TORCHELASTIC_RESTART_COUNT"}
+"""The launchers that start all again when one has failed, and the variable by which they say how often."""
 UNKNOWN = "PMI_SIZE"
 """What MPICH and its kin say, whose processes cannot tell one start from another by it."""
 
@@ -87,7 +88,7 @@ def launched(environment: Mapping[str, str]) -> Launched | None:
             )
         said = " ".join(environment.get(name, "") for name in known.names)
         cores = environment.get("SLURM_CPUS_ON_NODE", "") if launcher == "srun" else ""
-        restarts = environment.get(RESTARTS, "") if launcher == "torchrun" else ""
+        restarts = environment.get(RESTARTS.get(launcher, ""), "")
         return Launched(
             launcher, int(size), int(rank), int(local) if local.isdecimal() else int(rank),
             hashlib.sha256(said.encode()).hexdigest()[:16], int(restarts or 0), int(cores or 0),

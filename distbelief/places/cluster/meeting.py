@@ -112,6 +112,8 @@ class Meeting:
         self._let_in: list[Attendant] = []
         self.attendants: dict[int, Attendant] = {}
         self.hosts: tuple[Host, ...] = ()
+        self.restarts = invitation.here.restarts if invitation.here else 0
+        """The most that the launcher counts on any host."""
         self.is_over = False
         self._agents: dict[str, tuple[Attendant | None, list[int]]] = {}
         """By host: who is to be its agent, None where this process starts that; and its processors."""
@@ -165,6 +167,7 @@ class Meeting:
                 f"host {attend.hostname} runs distbelief {attend.version}, this is {VERSION}: install the same on all"
             )
         self.attendants[attend.rank] = one
+        self.restarts = max(self.restarts, attend.restarts)
 
     def _name_hosts(self) -> None:
         """One host for each that has processes, in the order of their ranks, with the processors of all of them."""
@@ -338,7 +341,10 @@ def _connect(where: str, identity: Identity) -> TlsSocket:
 def _attend(start: Launched) -> Attend:
     """What this process is, and offers."""
     allowed = sorted(os.sched_getaffinity(0))
-    return Attend(start.rank, start.local_rank, network.network_identity(), hostname(), allowed, start.cores, VERSION)
+    return Attend(
+        start.rank, start.local_rank, network.network_identity(), hostname(), allowed, start.cores, VERSION,
+        start.restarts,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
+import shlex
 import stat
+import sys
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from distbelief.errors import UsageError
-from distbelief.places.cluster.launched import Launched, parent_process
+from distbelief.places.cluster.launched import RESTARTS, Launched, parent_process
 from distbelief.transport.secure import Identity
 
 TICKET_LIMIT = 1 << 16
@@ -102,26 +105,38 @@ def ticket_path(start: Launched, folder: str) -> Path:
 
 
 def run_path(start: Launched, folder: str) -> Path:
-    """The file that says which run folder a start trains into, for when a launcher starts all of it again."""
-    return Path(folder or ".").absolute() / f".distbelief-{start.launcher}-{start.name}.run"
+    """The file that says which run folder a start trains into, for when a launcher starts all of it again.
+
+    Each command has one: what a launcher has started may be a script with several, one after another.
+    """
+    command = hashlib.sha256(shlex.join(sys.orig_argv[1:]).encode()).hexdigest()[:16]
+    return Path(folder or ".").absolute() / f".distbelief-{start.launcher}-{start.name}-{command}.run"
 
 
 def write_run(start: Launched, folder: str, run: Path) -> None:
-    """Say which run folder a start trains into."""
-    run_path(start, folder).write_text(f"{parent_process()}\n{run.absolute()}")
+    """Say which run folder a start trains into, where its launcher may start all of it again."""
+    if start.launcher in RESTARTS:
+        run_path(start, folder).write_text(f"{parent_process()}\n{run.absolute()}")
 
 
-def run_before(start: Launched, folder: str) -> Path | None:
+def run_before(start: Launched, folder: str, restarts: int) -> Path | None:
     """The run folder of the start before, where the launcher has started all of it again; None where it has not.
 
-    It is the same process of the launcher's that has: torchrun counts on each host how often something failed there,
-    and not how often all was started.
+    torchrun counts on each host how often something failed there, and nowhere that a host has come or gone: for that,
+    it is the same process of the launcher's that has started this one.
+
+    Args:
+        start: the first process.
+        folder: of the tickets.
+        restarts: the most that the launcher counts on any host.
     """
+    if start.launcher not in RESTARTS:
+        return None
     try:
         by, run = run_path(start, folder).read_text().split("\n")
     except (OSError, ValueError):
         return None
-    return Path(run) if start.restarts or (by and by == parent_process()) else None
+    return Path(run) if restarts or (by and by == parent_process()) else None
 
 
 def _write(path: Path, ticket: MeetingTicket) -> None:

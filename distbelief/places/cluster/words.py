@@ -190,6 +190,8 @@ class Attend(AgentWord, frozen=True, tag=True):
     cores: int
     """How many the launcher says are allotted on its host; 0 where it says nothing of that."""
     version: str
+    restarts: int
+    """How often the launcher has started it again, as it counts on its host."""
 
 
 class Appoint(AgentWord, frozen=True, tag=True):
