@@ -23,6 +23,7 @@ from distbelief.places.cluster.engines import RemoteShell
 from distbelief.places.cluster.hosts import Host, parse_hostfile, parse_hosts
 from distbelief.places.cluster.placement import HOME, Placement, Site
 from distbelief.places.cluster.words import Greeting
+from distbelief.places.join.authority import Authority
 from distbelief.sharding.mesh import Mesh
 from distbelief.strategies.base import servers
 
@@ -369,6 +370,21 @@ def test_a_ticket_that_others_can_read_is_refused(tmp_path: Path, mode: int, mon
     path.chmod(mode)
     with pytest.raises(UsageError, match=rf"mode {mode:o}; a ticket is of user .* alone"):
         meeting.attend(start, str(tmp_path))
+
+
+def test_a_start_that_is_over_leaves_the_ticket_of_the_one_after_it(tmp_path: Path) -> None:
+    start = launched.launched(TORCHRUN | {"RANK": "0"})
+    assert start
+    first, second = (tickets.TicketFile(start, str(tmp_path)) for _ in range(2))
+    authority = Authority("a start")
+    for one in (first, second):
+        one.send(tickets.MeetingTicket(["127.0.0.1:1"], authority.issue(meeting.ATTENDANT)))
+    ticket = second.path.read_bytes()
+    first.withdraw()
+    assert second.path.read_bytes() == ticket
+    second.withdraw()
+    assert not list(tmp_path.iterdir())
+    second.withdraw()
 
 
 def test_who_finds_no_ticket_or_nobody_who_answers_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,6 +125,7 @@ class Meeting:
         finally:
             self._listener.close()
             invitation.withdraw()
+            atexit.unregister(invitation.withdraw)
         self._name_hosts()
 
     def _serve(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
@@ -74,17 +75,21 @@ class TicketFile:
         self.here: Launched | None = start
         self.ranks = range(1, start.size)
         self.path, self._start = ticket_path(start, folder), start
+        self._sent: bytes | None = None
 
     def send(self, ticket: MeetingTicket) -> None:
         """Write it for its owner only."""
-        _write(self.path, ticket)
+        self._sent = msgspec.json.encode(ticket)
+        _write(self.path, self._sent)
 
     def check(self) -> None:
         """Whoever has not come may still come."""
 
     def withdraw(self) -> None:
-        """Remove it."""
-        self.path.unlink(missing_ok=True)
+        """Remove it, unless by now the launcher has started all again, and it is another's."""
+        with contextlib.suppress(OSError):
+            if self.path.read_bytes() == self._sent:
+                self.path.unlink()
 
     def close(self) -> None:
         """Nothing is left to do."""
@@ -139,7 +144,7 @@ def run_before(start: Launched, folder: str, restarts: int) -> Path | None:
     return Path(run) if restarts or (by and by == parent_process()) else None
 
 
-def _write(path: Path, ticket: MeetingTicket) -> None:
+def _write(path: Path, ticket: bytes) -> None:
     """Write a ticket that only its owner can read.
 
     Raises:
@@ -154,7 +159,7 @@ def _write(path: Path, ticket: MeetingTicket) -> None:
                     f"{path.parent} keeps no file for its owner alone, and a ticket must be one: name another folder "
                     "that all hosts share, with --tickets"
                 )
-            file.write(msgspec.json.encode(ticket))
+            file.write(ticket)
         made.rename(path)
     except OSError as error:
         raise UsageError(

@@ -44,6 +44,14 @@ MUTANTS = [
         seconds=60,
     ),
     Mutant(
+        "an-old-start-takes-the-ticket-of-a-new-one",
+        LAUNCHED,
+        "places/cluster/tickets.py",
+        "if self.path.read_bytes() == self._sent:",
+        "if self._sent:",
+        ("tests/core/test_hosts.py::test_a_start_that_is_over_leaves_the_ticket_of_the_one_after_it",),
+    ),
+    Mutant(
         "who-counts-no-start-again-begins-anew",
         LAUNCHED,
         "places/cluster/tickets.py",
