@@ -38,6 +38,13 @@ class Failed(ChannelMessage, frozen=True, tag=True):
     """The traceback of what the user's code raised."""
     done: bool = False
     """Whether its part of the job was done before."""
+    host: str = ""
+    """Where it was, of several; their place says it."""
+
+    @property
+    def told(self) -> str:
+        """What people are told."""
+        return f"host {self.host}: {self.text}" if self.host else self.text
 
 
 class Over(ChannelMessage, frozen=True, tag=True):

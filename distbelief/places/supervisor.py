@@ -39,7 +39,7 @@ NAMES = 8
 
 def _error_of(word: Failed) -> DistbeliefError:
     """The error that a role says it has failed with."""
-    error: DistbeliefError = getattr(errors, word.kind, JobFailed)(word.text)
+    error: DistbeliefError = getattr(errors, word.kind, JobFailed)(word.told)
     if word.trace:
         error.add_note(word.trace)
     return error
@@ -55,7 +55,7 @@ class _Life:
         self.left = False
         """It has left the job in peace: what its script does after that takes as long as it takes."""
         self.stopped_at: float | None = None
-        self.said = ""
+        self.said = Failed("", "")
         """Its last words, where these tell only of somebody else who is gone."""
         self.why = ""
         """Why it was killed."""
@@ -238,10 +238,10 @@ class Supervisor:
         error ends the job.
         """
         if word.kind == JobFailed.__name__:
-            self.explanation.hearsay = self.explanation.hearsay or word.text
+            self.explanation.hearsay = self.explanation.hearsay or word.told
             for life in self._here.get(said.role, ()):
                 if life.incarnation == said.incarnation:
-                    life.said = word.text
+                    life.said = word
         elif word.done or (self._script and self.finished and self.finished.outcome is Outcome.DONE):
             return self._failed_late(said.role, word)
         elif self.failure is None and not (self.finished and self.finished.outcome is Outcome.INTERRUPTED):
@@ -254,8 +254,8 @@ class Supervisor:
         if self._late is None:
             self._late = _error_of(word)
             kept = f" and is kept in {self.explanation.run}" if self.explanation.run else ""
-            self._late.args = (f"{word.text}; that came after the training, which goes to its end{kept}",)
-        return [effects.WriteRecord(records.Note(f"{word.text}; its part of the training was done"))]
+            self._late.args = (f"{word.told}; that came after the training, which goes to its end{kept}",)
+        return [effects.WriteRecord(records.Note(f"{word.told}; its part of the training was done"))]
 
     # ends and beginnings
 
@@ -304,13 +304,13 @@ class Supervisor:
             known.deaths[role] = how
         if self.finished is not None:
             return []
-        if known.repeats(role, life.said) and not self.started:
-            self.failure = self.failure or known.failed(life.said)  # another life would say it again
+        if known.repeats(role, life.said.text) and not self.started:
+            self.failure = self.failure or known.failed(life.said.told)  # another life would say it again
         again = self._comes_again(now, life, ended)
         if again:
             self._wanted[role] = life.incarnation + 1
         if not self._needs(role):
-            reason = life.why or f"{how}: {life.said}".removeprefix(": ").removesuffix(": ")
+            reason = life.why or f"{how}: {life.said.told}".removeprefix(": ").removesuffix(": ")
             return [*self._tell_of(Died(role, reason, life.incarnation)), *self._fill(now, role)]
         if again:
             self.listening = None
@@ -331,7 +331,7 @@ class Supervisor:
         """What is recorded of a death that the coordinator does not hear of."""
         told = [f"{life.role} is gone: {how}; another takes its place, and goes on by its journal"] if again else []
         if self._guest:
-            told = [life.said] * bool(life.said) + [f"{life.role} died; another takes its place"] * again
+            told = [life.said.told] * bool(life.said.told) + [f"{life.role} died; another takes its place"] * again
         return [effects.WriteRecord(records.Note(text)) for text in told]
 
     def _give_up(self, life: _Life, how: str) -> None:
@@ -340,7 +340,7 @@ class Supervisor:
             self.explanation.deaths[life.role] = how
             self.failure = self.explanation.gone(life.role)
         elif self.ending:
-            self.failure = JobFailed(life.said or f"{life.role} died as it was about to leave: {how}")
+            self.failure = JobFailed(life.said.told or f"{life.role} died as it was about to leave: {how}")
         else:
             lives = f"{life.role} died in each of its {self._restarts + 1} lives"
             self.failure = JobFailed(f"{lives}: look for the reason above, or in this machine's log")

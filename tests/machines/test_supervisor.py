@@ -445,13 +445,15 @@ def test_who_is_needed_and_who_has_died_are_named() -> None:
     assert str(told.supervisor.conclude()[0]).startswith(f"shard 0 is gone: {SIGKILL}; ")
 
 
-def test_words_that_every_life_would_repeat_end_a_job_that_has_not_begun() -> None:
+@pytest.mark.parametrize("hosts", [("", ""), ("a", "b")])
+def test_words_that_every_life_would_repeat_end_a_job_that_has_not_begun(hosts: tuple[str, str]) -> None:
+    """On whichever host it is."""
     told = Told(restarts=5)
-    for life in range(2):
+    for life, host in enumerate(hosts):
         assert told.supervisor.failure is None
-        told.say(Failed("JobFailed", "there is no way"), "replica 1", life)
+        told.say(Failed("JobFailed", "there is no way", host=host), "replica 1", life)
         told.kill("replica 1", life, "its process ended with status 1", killed=False)
-    assert told.error.startswith("JobFailed: there is no way; ")
+    assert told.error.startswith(f"JobFailed: {'host b: ' * bool(hosts[1])}there is no way; ")
 
 
 def test_a_place_that_cannot_go_on_ends_the_job() -> None:

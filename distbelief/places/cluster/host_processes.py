@@ -228,5 +228,5 @@ def _as_heard(host: str, said: LifeSaid) -> ChannelMessage:
         case Noted() as noted:
             return msgspec.structs.replace(noted, moment=time.monotonic() - said.age)
         case Failed() as failed:
-            return msgspec.structs.replace(failed, text=f"host {host}: {failed.text}")
+            return msgspec.structs.replace(failed, host=host)
     return said.word

@@ -21,10 +21,20 @@ MUTANTS = [
         "an-error-of-a-role-says-not-where-it-was",
         WHERE,
         "places/cluster/host_processes.py",
-        'text=f"host {host}: {failed.text}"',
-        "text=failed.text",
+        "host=host",
+        'host=""',
         ("tests/processes/test_hosts.py::test_an_error_of_a_role_says_on_which_host_it_was",),
         seconds=15,
+    ),
+    Mutant(
+        "what-is-repeated-on-another-host-is-new",
+        WHERE,
+        "places/supervisor.py",
+        "known.repeats(role, life.said.text)",
+        "known.repeats(role, life.said.told)",
+        (
+            "tests/machines/test_supervisor.py::test_words_that_every_life_would_repeat_end_a_job_that_has_not_begun[hosts1]",
+        ),
     ),
     Mutant(
         "a-ticket-is-anybodys",
