@@ -45,10 +45,10 @@ test-frameworks: .venv/frameworks
 	$(BIN)/pytest tests/frameworks
 	$(BIN)/python recipes/scripts/run.py --frameworks
 
-# jobs on four hosts by every engine: network namespaces of this machine, which only root may make; tests whose tools are
-# missing are skipped
+# jobs on four hosts by every engine: network namespaces of this machine, which only root may make; tests whose tools
+# are missing are skipped, and where all are it fails
 test-clusters: .venv/clusters
-	$(BIN)/pytest tests/clusters
+	$(BIN)/pytest -rs tests/clusters
 
 # plain scripts and the same ones on two replicas: lines, results and speed of both, with three seeds, some 5 minutes
 scripts: .venv/installed

@@ -21,7 +21,7 @@ from hosts import Hosts, wait_for_end
 ROOT = Path(__file__).parents[2]
 SECONDS = 100.0
 """How long anything may take."""
-KEPT = ("HOME", "LANG", "DISTBELIEF_DATA")
+KEPT = ("HOME", "LANG", "DISTBELIEF_DATA", "XDG_CACHE_HOME")
 READY = re.compile(r"standby \d+ holds all")
 Record = dict[str, Any]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,15 +15,31 @@ from commands import Command, environment  # noqa: E402
 from engines import ENGINES, Engine  # noqa: E402
 from hosts import TOOLS, Hosts, missing  # noqa: E402
 
+from distbelief.tasks import available  # noqa: E402
+from distbelief.tasks.mnist import _folder  # noqa: E402
+
 END_SECONDS = 150.0
 """How long what is left of a job may take to end."""
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Where all tests were skipped, nothing was tried, and that is no success."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if exitstatus == pytest.ExitCode.OK and reporter and "skipped" in reporter.stats and "passed" not in reporter.stats:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="session")
+def mnist() -> str:
+    """The folder of MNIST's files."""
+    if why := available("mnist"):
+        pytest.skip(why)
+    return str(_folder(None))
 
 
 @pytest.fixture
 def engine(request: pytest.FixtureRequest) -> Engine:
     """An engine whose tools are here."""
-    if "DISTBELIEF_DATA" not in os.environ:
-        pytest.skip("needs a folder with MNIST's files in $DISTBELIEF_DATA")
     found = ENGINES[getattr(request, "param", "ssh")]
     if why := missing({**TOOLS, **found.tools}):
         pytest.skip(why)
@@ -36,10 +51,10 @@ def hosts(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Hosts]:
     """The hosts; nothing is left on them at the end, whatever a test has done there."""
     try:
         several = Hosts(disk=getattr(request, "param", 0), environment=environment())
-        engine.prepare(several)
     except OSError as error:
         pytest.skip(f"no hosts can be made here: {error}")
     try:
+        engine.prepare(several)
         yield several
         for name in several.names:
             several.cut(name, down=False)

@@ -1,7 +1,8 @@
 """Hosts on one machine: each has a network, a name, processes, /run and /dev/shm of its own, and an sshd.
 
-All share the disk, as hosts with a network file system do. Nothing of this machine is changed: when the process that
-made them ends, however that ends, so do they.
+All share the disk, as hosts with a network file system do. When the process that made them ends, however that ends,
+so do they. Of this machine nothing is changed but that a disk of their own is mounted on it, which `close` takes away:
+where the process that made them is killed, it stays, under the folder for temporary files.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class Hosts:
 
     Args:
         count: of hosts, beside home.
-        disk: bytes of a disk of their own that all share, `disk`; 0 for none.
+        disk: bytes of a disk of their own that all share, `disk`, which is mounted here; 0 for none.
         environment: that a login has there.
     """
 

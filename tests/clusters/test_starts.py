@@ -54,10 +54,10 @@ def test_a_host_of_another_version(start: Start, hosts: Hosts, tmp_path: Path) -
     assert f"host n2 runs distbelief 0.0.1, this is {version}: install the same on all" in told
 
 
-def test_a_host_without_data(start: Start, hosts: Hosts) -> None:
-    without(hosts, "n2", hosts.environment["DISTBELIEF_DATA"])
+def test_a_host_without_data(start: Start, hosts: Hosts, mnist: str) -> None:
+    without(hosts, "n2", mnist)
     told = refused(start("mnist", "downpour", "--shards", "2", "--epochs", "1"), hosts)
-    assert f"host n2: no MNIST in {hosts.environment['DISTBELIEF_DATA']}" in told
+    assert f"host n2: no MNIST in {mnist}" in told
 
 
 def test_a_host_whose_clock_is_an_hour_off(start: Start, hosts: Hosts) -> None:
@@ -91,6 +91,7 @@ def test_a_disk_that_is_full(start: Start, hosts: Hosts) -> None:
     assert "No space left on device" in told
 
 
+@pytest.mark.usefixtures("mnist")
 @pytest.mark.parametrize("hosts", [400_000], indirect=True)
 def test_a_disk_on_which_no_checkpoint_has_room(start: Start, hosts: Hosts) -> None:
     """The job goes on without, and says so at its end, with what to do."""

@@ -19,6 +19,7 @@ EPOCHS, ACCURACY = (5, 0.97) if "DISTBELIEF_EPOCHS" in os.environ else (1, 0.93)
 """With $DISTBELIEF_EPOCHS as long as the accuracy takes that is promised."""
 
 
+@pytest.mark.usefixtures("mnist")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("engine", ENGINES, indirect=True)
