@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import pytest
 import torch
@@ -86,7 +86,12 @@ def test_by_turns_one_updates_and_nobody_waits_for_who_computes_nothing(asked: l
     """
     order = RoundRobin()
     computing, waiting, updating = set[int](), set[int](), set[int]()
-    overtaken = [0] * 4
+    overtaken = dict.fromkeys(permutations(range(4), 2), 0)
+    """Of a replica by another: how many updates that has made since the one's gradient was begun."""
+
+    def begin(replica: int) -> None:
+        computing.add(replica)
+        overtaken.update(((replica, other), 0) for other in range(4) if other != replica)
 
     def told(replica: int | None) -> None:
         if replica is not None:
@@ -97,8 +102,7 @@ def test_by_turns_one_updates_and_nobody_waits_for_who_computes_nothing(asked: l
     for what, who in asked:
         if what == "compute" and not {who} & (computing | waiting | updating):
             order.enter(who)
-            computing.add(who)
-            overtaken[who] = 0
+            begin(who)
         elif what == "idle":
             told(order.leave(who))
             for state in (computing, waiting, updating):
@@ -111,11 +115,16 @@ def test_by_turns_one_updates_and_nobody_waits_for_who_computes_nothing(asked: l
         elif what == "give" and who in updating:
             updating.discard(who)
             for other in computing | waiting:
-                overtaken[other] += 1
+                overtaken[other, who] += 1
             told(order.give(who))
-            computing.add(who)
-            overtaken[who] = 0
+            begin(who)
         assert len(updating) <= 1
         assert not waiting or computing | updating
         assert all(order.has(who) for who in updating)
-        assert max(overtaken) <= 3
+        assert max(overtaken.values()) <= 1
+
+
+def test_by_turns_who_computes_nothing_has_none() -> None:
+    order = RoundRobin()
+    with pytest.raises(AssertionError, match="replica 2 asks for a turn, and has computed no gradient"):
+        order.ask(2)

@@ -506,6 +506,23 @@ def test_a_death_at_any_moment_frees_its_locks_and_its_portion(plain: SimpleName
     assert not any(simulation.common[Race].locks.holder(number) for number in range(8))
 
 
+@pytest.mark.parametrize("way", ["global", "round-robin"])
+def test_the_dead_ask_for_no_lock_and_no_turn(plain: SimpleNamespace, way: str) -> None:
+    """Who dies as it sends goes on until it waits, and may come to an update."""
+    task = plain.classes(plain.mlp, samples=60)
+    run = Observed(Job(task, WAYS[way](replicas=2, restarts=0), batch_size=4), Simulated(network=SLOW, compute=STEADY))
+    simulation, answers = run.simulation, list[bool]()
+
+    def strike(_: None) -> None:
+        dead = updater(simulation)
+        simulation.kill("replica 0")
+        assert dead.update(4, lambda: False, answers.append) is None
+
+    simulation.clock.call_at(0.05, strike, None)
+    assert run.run().outcome == "done"
+    assert not answers
+
+
 def test_a_holder_dies_in_the_middle_of_its_update(plain: SimpleNamespace) -> None:
     run = Observed(
         Job(task=plain.classes(plain.mlp, samples=60), strategy=Locking(replicas=2, restarts=0), batch_size=4),

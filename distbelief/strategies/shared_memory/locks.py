@@ -75,6 +75,7 @@ class RoundRobin:
 
     def ask(self, replica: int) -> bool:
         """Wait for a turn; whether it is had at once."""
+        assert replica in self._present, f"{roles.replica(replica)} asks for a turn, and has computed no gradient"
         self._waiting.add(replica)
         return self._pass_on() == replica
 

@@ -103,6 +103,8 @@ class SimulatedUpdater:
             if self._by_turns:  # and the next one begins when this one may have looked at the parameters
                 self._go_on_with(self._race.order.give(self._index))
 
+        if self._dead:  # as in `enter`: it waits from here on, for nothing
+            return None
         self._parts.extend(self.held().locked_steps())
         self._then = done
         self._line_up()
