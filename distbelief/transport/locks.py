@@ -63,10 +63,19 @@ class Locks:
         return f"for the lock of range {self._wanted}" + (f", which {self._named(holder)} holds" if holder else "")
 
     def holder(self, number: int) -> int:
-        """The process that holds a lock; 0 where no other does."""
+        """The process that holds a lock; 0 where no other does, or one of another PID namespace."""
+        kind, process = self._found(number)
+        return 0 if kind == fcntl.F_UNLCK else process
+
+    def is_held(self, number: int) -> bool:
+        """Whether another process holds a lock."""
+        return self._found(number)[0] != fcntl.F_UNLCK
+
+    def _found(self, number: int) -> tuple[int, int]:
+        """What the kernel says of a lock: its kind, and the process that holds it."""
         found = fcntl.fcntl(self._descriptor, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0))
         kind, _, _, _, process = _FLOCK.unpack(found)
-        return 0 if kind == fcntl.F_UNLCK else int(process)
+        return kind, process
 
     def try_one(self, number: int) -> bool:
         """Take a lock, if it is free; whether it was."""
@@ -86,14 +95,14 @@ class Locks:
 
         self._wanted = number
         try:
-            return try_until(lambda: self.try_one(number), told_in_time, NAPS_SECONDS)
+            return try_until(lambda: self.try_one(number), told_in_time)
         finally:
             self._wanted = -1
 
 
-def try_until(done: Callable[[], bool], told: Callable[[], bool], most: float) -> bool:
-    """Try again and again: at once for `SPIN_SECONDS`, then with sleeps between, which grow up to `most` seconds; False
-    where `told` says then that something has arrived.
+def try_until(done: Callable[[], bool], told: Callable[[], bool]) -> bool:
+    """Try again and again: at once for `SPIN_SECONDS`, then with sleeps between, which double up to `NAPS_SECONDS`;
+    False where `told` says then that something has arrived.
     """
     began, nap = time.monotonic(), NAP_SECONDS
     while not done():
@@ -103,5 +112,5 @@ def try_until(done: Callable[[], bool], told: Callable[[], bool], most: float) -
         if told():
             return False
         time.sleep(nap)
-        nap = min(2 * nap, most)
+        nap = min(2 * nap, NAPS_SECONDS)
     return True

@@ -1,14 +1,20 @@
-"""A lock of a mapping that nobody gives back is given up, with who has it."""
+"""A lock of a mapping that nobody gives back is given up, with who has it; one that has no process is held."""
 
+import contextlib
+import fcntl
 import os
+import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from distbelief.errors import JobFailed
+from distbelief.strategies.shared_memory.counts import Counts, size_of
+from distbelief.strategies.shared_memory.turns import Turns
 from distbelief.transport import locks
 from distbelief.transport.locks import Locks
 
@@ -43,3 +49,35 @@ def test_who_waits_for_a_lock_gives_up_after_60_s_and_says_who_holds_it(
         holder.communicate()
     assert waiting.take([3], lambda: False)
     os.close(descriptor)
+
+
+@contextlib.contextmanager
+def without_a_process(number: int) -> Iterator[Locks]:
+    """Locks of a file, of which one is held by who has no process number here, as one of another PID namespace has
+    none: by a lock of an open file.
+    """
+    descriptor = os.memfd_create("locks")
+    other = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR)
+    fcntl.fcntl(other, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0))
+    try:
+        yield Locks(descriptor)
+    finally:
+        os.close(other)
+        os.close(descriptor)
+
+
+def test_a_lock_is_held_by_who_has_no_process_number() -> None:
+    with without_a_process(2) as found:
+        assert [found.is_held(number) for number in range(4)] == [False, False, True, False]
+        assert found.holder(2) <= 0
+
+
+def test_a_turn_is_waited_for_with_longer_and_longer_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of who has no process number too."""
+    naps, seconds = list[float](), (0.01 * tick for tick in range(100))
+    monkeypatch.setattr(locks, "time", SimpleNamespace(monotonic=lambda: next(seconds), sleep=naps.append))
+    counts = Counts([0] * size_of(2), 2, 0)
+    counts.turn = 1
+    with without_a_process(2) as found:  # which a replica 1 that takes part has
+        assert not Turns(found, lambda: counts, 0, 2).take([0], lambda: len(naps) == 7)
+    assert naps == [50e-6, 100e-6, 200e-6, 400e-6, 800e-6, 1e-3, 1e-3]

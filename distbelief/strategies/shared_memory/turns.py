@@ -2,8 +2,8 @@
 round-robin that Niu et al. 2011 compare with, section 5).
 
 A replica takes part from the beginning of a gradient until it waits for the coordinator, or dies: so long it holds a
-lock of its own, which the kernel takes from the dead. Whoever waits passes over those who take no part, under the lock
-of all, under which an update is made too: so that a turn is never of two.
+lock of its own, which the kernel takes from the dead. Whoever waits passes over those who take no part. An update is
+made under the lock of all, and whose turn it is is written under that lock only: so a turn is never of two.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from distbelief.strategies.shared_memory.counts import Counts
 from distbelief.strategies.shared_memory.locks import following, waits_for
-from distbelief.transport.locks import NAP_SECONDS, Locks, try_until
+from distbelief.transport.locks import Locks, try_until
 
 ALL = 0
 """The lock of all; those of replicas stand behind it, by their numbers."""
@@ -46,38 +46,41 @@ class Turns:
     def take(self, numbers: Sequence[int], told: Callable[[], bool]) -> bool:
         """Wait for the turn, however long the gradients of others take, and take the lock of all; where `told` says
         that something has arrived, not, and False.
+
+        Raises:
+            JobFailed: the lock was not to be had for `LOCK_SECONDS`.
         """
         self._waiting = True
         try:
-            return try_until(self._take, told, NAP_SECONDS)
+            while try_until(self._may_have_turn, told) and self._locks.take(numbers, told):
+                counts = self._counts()
+                counts.turn = following(counts.turn, filter(self._is_there, range(self._replicas)))
+                if counts.turn == self._index:
+                    return True
+                self._locks.give(numbers)
+            return False
         finally:
             self._waiting = False
 
     def give(self, numbers: Sequence[int]) -> None:
-        """Give the lock back; the turn is kept."""
+        """Give the turn to the next, and the lock back."""
+        self._counts().turn = (self._index + 1) % self._replicas
         self._locks.give(numbers)
 
-    def pass_on(self) -> None:
-        """Give the turn to the next."""
-        self._counts().turn = (self._index + 1) % self._replicas
-
     def waits(self) -> str:
-        """For whose turn to end this waits; "" where for none."""
-        return waits_for(self._counts().turn) if self._waiting else ""
-
-    def _take(self) -> bool:
+        """For whose turn to end this waits, or for which lock; "" where for none."""
+        if not self._waiting:
+            return ""
         turn = self._counts().turn
-        if (turn != self._index and self._is_there(turn)) or not self._locks.try_one(ALL):
-            return False
-        counts = self._counts()
-        counts.turn = following(counts.turn, filter(self._is_there, range(self._replicas)))
-        if counts.turn == self._index:
-            return True
-        self._locks.give([ALL])
-        return False
+        return self._locks.waits() or (waits_for(turn) if turn != self._index else "")
+
+    def _may_have_turn(self) -> bool:
+        """Whether it is this one's turn, or nobody's who takes part; which is certain under the lock of all only."""
+        turn = self._counts().turn
+        return turn == self._index or not self._is_there(turn)
 
     def _is_there(self, replica: int) -> bool:
-        return replica == self._index or self._locks.holder(self._lock(replica)) > 0
+        return replica == self._index or self._locks.is_held(self._lock(replica))
 
     @staticmethod
     def _lock(replica: int) -> int:

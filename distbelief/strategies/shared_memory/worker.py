@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -59,18 +59,20 @@ class ProcessUpdater:
             self._turns.leave()
 
     def update(self, samples: int, told: Callable[[], bool], answer: Callable[[bool], None]) -> bool | None:
-        """Step the parameters, each part under its locks."""
+        """Step the parameters, each part under its locks; under those of the last the update is counted too."""
+        locks: Sequence[int] = ()
         with torch.no_grad():
             left = self._left = self._left or self._held().locked_steps()
             while left:
-                if left[0].locks and not self._locks.take(left[0].locks, told):
+                locks = left[0].locks
+                if locks and not self._locks.take(locks, told):
                     return False
-                left[0].act()
-                self._locks.give(left.pop(0).locks)
+                left.pop(0).act()
+                if left:
+                    self._locks.give(locks)
         self._left = None
         self._held().counts.add(samples)
-        if self._turns:
-            self._turns.pass_on()
+        self._locks.give(locks)
         return True
 
 

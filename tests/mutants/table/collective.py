@@ -108,13 +108,19 @@ MUTANTS = [
     ),
     Mutant(
         "everybody-has-the-turn", TURNS, "strategies/shared_memory/turns.py",
-        "replica == self._index or self._locks.holder(self._lock(replica)) > 0", "replica == self._index",
+        "replica == self._index or self._locks.is_held(self._lock(replica))", "replica == self._index",
         (f"{BY_TURNS}::test_turns_of_processes_are_in_order",), 10,
     ),
     Mutant(
         "the-dead-keep-their-turns", TURNS, "strategies/shared_memory/turns.py",
-        "replica == self._index or self._locks.holder(self._lock(replica)) > 0", "True",
+        "replica == self._index or self._locks.is_held(self._lock(replica))", "True",
         (f"{BY_TURNS}::test_the_turn_of_the_dead_goes_to_who_waits_for_it",), 10,
+    ),
+    Mutant(
+        "a-turn-is-passed-on-when-the-lock-is-given", TURNS, "strategies/shared_memory/turns.py",
+        "        self._counts().turn = (self._index + 1) % self._replicas\n        self._locks.give(numbers)\n",
+        "        self._locks.give(numbers)\n        self._counts().turn = (self._index + 1) % self._replicas\n",
+        (f"{BY_TURNS}::test_an_update_is_counted_and_its_turn_passed_on_before_its_lock_is_given",), 10,
     ),
     Mutant(
         "what-is-taken-back-begins-one-minibatch-earlier", EXACTLY_ONE, "strategies/grouped/round_batches.py",
@@ -224,7 +230,7 @@ MUTANTS = [
     ),
     Mutant(
         "nobody-is-said-to-hold-a-lock", LOCK, "transport/locks.py",
-        "return 0 if kind == fcntl.F_UNLCK else int(process)", "return 0 if kind != fcntl.F_UNLCK else int(process)",
+        "return 0 if kind == fcntl.F_UNLCK else process", "return 0 if kind != fcntl.F_UNLCK else process",
         (
             "tests/processes/test_hogwild.py::test_locks_are_the_kernels",
             "tests/processes/test_locks.py::test_who_waits_for_a_lock_gives_up_after_60_s_and_says_who_holds_it",
