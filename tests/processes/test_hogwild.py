@@ -35,7 +35,7 @@ from distbelief.strategies.shared_memory import worker
 from distbelief.strategies.shared_memory.counts import UPDATES, Counts, size_of
 from distbelief.strategies.shared_memory.mapped import LockedStep
 from distbelief.strategies.shared_memory.settings import MappedSettings
-from distbelief.strategies.shared_memory.turns import Turns
+from distbelief.strategies.shared_memory.turns import UpdateTurns
 from distbelief.transport import locks
 from distbelief.transport.locks import Locks
 
@@ -297,13 +297,13 @@ def test_the_turn_of_the_dead_goes_to_who_waits_for_it() -> None:
         os.close(descriptor)
 
 
-def turns_of(index: int, replicas: int, file: int, memory: mmap.mmap) -> Turns:
+def turns_of(index: int, replicas: int, file: int, memory: mmap.mmap) -> UpdateTurns:
     """The turns of one replica, in a mapping of counts; the kernel takes its locks with any of its descriptors."""
 
     def counts() -> Counts:
         return Counts(np.frombuffer(memory, np.int64), replicas, index)  # type: ignore[arg-type]  # whole numbers
 
-    return Turns(Locks(file), counts, index, replicas)
+    return UpdateTurns(Locks(file), counts, index, replicas)
 
 
 def _take_turns(supervisor: int, descriptor: int, index: int, begin: Any) -> None:

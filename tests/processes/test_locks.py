@@ -14,7 +14,7 @@ import pytest
 
 from distbelief.errors import JobFailed
 from distbelief.strategies.shared_memory.counts import Counts, size_of
-from distbelief.strategies.shared_memory.turns import Turns
+from distbelief.strategies.shared_memory.turns import UpdateTurns
 from distbelief.transport import locks
 from distbelief.transport.locks import Locks
 
@@ -79,5 +79,5 @@ def test_a_turn_is_waited_for_with_longer_and_longer_sleeps(monkeypatch: pytest.
     counts = Counts([0] * size_of(2), 2, 0)
     counts.turn = 1
     with without_a_process(2) as found:  # which a replica 1 that takes part has
-        assert not Turns(found, lambda: counts, 0, 2).take([0], lambda: len(naps) == 7)
+        assert not UpdateTurns(found, lambda: counts, 0, 2).take([0], lambda: len(naps) == 7)
     assert naps == [50e-6, 100e-6, 200e-6, 400e-6, 800e-6, 1e-3, 1e-3]

@@ -18,7 +18,7 @@ ALL = 0
 """The lock of all; those of replicas stand behind it, by their numbers."""
 
 
-class Turns:
+class UpdateTurns:
     """The turns of one replica, which is a process; they are taken and given as the lock of all is.
 
     Args:

@@ -19,7 +19,7 @@ from distbelief.strategies.shared_memory.mapped import LockedStep, MappedModel, 
 from distbelief.strategies.shared_memory.replica import SharedMemoryReplica
 from distbelief.strategies.shared_memory.settings import MappedSettings
 from distbelief.strategies.shared_memory.simulated import PhantomModel, SimulatedUpdater, Updated, check_phantom
-from distbelief.strategies.shared_memory.turns import Turns
+from distbelief.strategies.shared_memory.turns import UpdateTurns
 from distbelief.tasks.worker import measure
 from distbelief.transport.base import Arena
 from distbelief.transport.locks import Locks
@@ -40,7 +40,7 @@ class ProcessUpdater:
         memory = open_memory(process.spec, process.spec.memory)
         locks = Locks(memory, lambda process: held().counts.holder(process))
         by_turns = settings.own(MappedSettings).by_turns
-        self._turns = Turns(locks, lambda: held().counts, index, settings.replicas) if by_turns else None
+        self._turns = UpdateTurns(locks, lambda: held().counts, index, settings.replicas) if by_turns else None
         self._locks = self._turns or locks
         self._left: list[LockedStep] | None = None
 
