@@ -291,7 +291,6 @@ ALL: dict[str, Cases] = {
 
 REFUSED = Case("sequential", "told")
 SINGLE: dict[str, Cases] = {
-    "order": REFUSED,
     "checkpoint_every": Case(2, "told", {"epochs": 4, "out": "run"}),
     "snapshot_every": (
         Case("3", "told", {"out": "run"}),
