@@ -118,7 +118,7 @@ def load_mnist(data_dir: str | None, shape: tuple[int, ...], part: Literal["trai
     Raises:
         DataError: the files are not there and cannot be had, or do not hold MNIST.
     """
-    folder = _folder(data_dir)
+    folder = folder_of(data_dir)
     paths = [_file(folder, name) or folder / name for name in FILES if name.startswith(part)]
     images, labels = read_idx(paths[0], (28, 28)), read_idx(paths[1], ())
     if len(images) != len(labels):
@@ -133,7 +133,7 @@ def load_mnist(data_dir: str | None, shape: tuple[int, ...], part: Literal["trai
     return TensorData(images.view(-1, *shape), labels.long(), _standardised)
 
 
-def _folder(data_dir: str | None) -> Path:
+def folder_of(data_dir: str | None) -> Path:
     """The folder with all four files, downloaded into the cache where no folder is named."""
     named = data_dir or os.environ.get("DISTBELIEF_DATA")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "distbelief", "mnist")

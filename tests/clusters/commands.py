@@ -51,9 +51,7 @@ class Command:
         seen: whether they see this machine's processes, and not those of their host.
     """
 
-    def __init__(
-        self, hosts: Hosts, commands: dict[str, list[str]], folder: Path, seen: bool = False
-    ) -> None:  # fmt: skip
+    def __init__(self, hosts: Hosts, commands: dict[str, list[str]], folder: Path, seen: bool = False) -> None:
         self._hosts, self.folder = hosts, folder
         self.records: list[Record] = []
         self._said: queue.Queue[str | None] = queue.Queue()

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import random
 import threading
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from time import monotonic
@@ -265,36 +266,42 @@ def test_kill_9_of_who_is_waited_for_gives_its_turn_to_the_next(
     assert result["staleness"]["max"] <= 2  # type: ignore[index]
 
 
-def _compute(supervisor: int, descriptor: int, connection: Any) -> None:
-    file = os.open(f"/proc/{supervisor}/fd/{descriptor}", os.O_RDWR)
-    with mmap.mmap(file, 0) as memory:
-        turns_of(0, 2, file, memory).enter()
-        connection.send("")
-        connection.recv()
-
-
-def test_the_turn_of_the_dead_goes_to_who_waits_for_it() -> None:
-    descriptor, context = os.memfd_create("turns"), multiprocessing.get_context("fork")
-    os.ftruncate(descriptor, 8 * size_of(2))
+@contextlib.contextmanager
+def beside(does: Any, size: int = 0) -> Iterator[tuple[int, Any]]:
+    """A file of so many bytes, and another process, which has done something with it, and waits."""
+    descriptor, context = os.memfd_create("shared"), multiprocessing.get_context("fork")
+    os.ftruncate(descriptor, size)
     ours, theirs = context.Pipe()
-    other = context.Process(target=_compute, args=(os.getpid(), descriptor, theirs))
+    other = context.Process(target=does, args=(os.getpid(), descriptor, theirs))
     other.start()
     try:
-        ours.recv()
-        with mmap.mmap(descriptor, 0) as memory:
-            turns, said = turns_of(1, 2, descriptor, memory), list[str]()
-            assert not turns.take([0], lambda: bool(said.append(turns.waits())) or len(said) > 1)
-            assert said[0] == "for its turn, which replica 0 has"
-            other.kill()
-            other.join()
-            deadline = monotonic() + 5.0
-            assert turns.take([0], lambda: monotonic() > deadline)
+        assert ours.recv()
+        yield descriptor, other
     finally:
         other.kill()
         other.join()
         ours.close()
         theirs.close()
         os.close(descriptor)
+
+
+def _compute(supervisor: int, descriptor: int, connection: Any) -> None:
+    file = os.open(f"/proc/{supervisor}/fd/{descriptor}", os.O_RDWR)
+    with mmap.mmap(file, 0) as memory:
+        turns_of(0, 2, file, memory).enter()
+        connection.send(True)
+        connection.recv()
+
+
+def test_the_turn_of_the_dead_goes_to_who_waits_for_it() -> None:
+    with beside(_compute, 8 * size_of(2)) as (descriptor, other), mmap.mmap(descriptor, 0) as memory:
+        turns, said = turns_of(1, 2, descriptor, memory), list[str]()
+        assert not turns.take([0], lambda: bool(said.append(turns.waits())) or len(said) > 1)
+        assert said[0] == "for its turn, which replica 0 has"
+        other.kill()
+        other.join()
+        deadline = monotonic() + 5.0
+        assert turns.take([0], lambda: monotonic() > deadline)
 
 
 def turns_of(index: int, replicas: int, file: int, memory: mmap.mmap) -> UpdateTurns:
@@ -382,32 +389,17 @@ def test_an_update_is_counted_and_its_turn_passed_on_before_its_lock_is_given(mo
 @pytest.mark.parametrize("turn", [0, 1], ids=["its turn", "the turn of who takes no part"])
 def test_by_turns_the_lock_is_waited_for_as_any(monkeypatch: pytest.MonkeyPatch, turn: int) -> None:
     """Where another process has it: with a limit, and a sentence that names who."""
-    descriptor, context = os.memfd_create("turns"), multiprocessing.get_context("fork")
-    os.ftruncate(descriptor, 8 * size_of(2))
-    ours, theirs = context.Pipe()
-    other = context.Process(target=_hold, args=(os.getpid(), descriptor, theirs))
-    other.start()
-    try:
-        assert ours.recv()
+    with beside(_hold, 8 * size_of(2)) as (descriptor, other), mmap.mmap(descriptor, 0) as memory:
         seconds, said = (0.01 * tick for tick in range(10**6)), list[str]()  # one look at the clock after another
         monkeypatch.setattr(locks, "time", SimpleNamespace(monotonic=lambda: next(seconds), sleep=bool))
-        with mmap.mmap(descriptor, 0) as memory:
-            Counts(np.frombuffer(memory, np.int64), 2, 0).turn = turn  # type: ignore[arg-type]  # whole numbers
-            turns, sentence = (
-                turns_of(0, 2, descriptor, memory),
-                f"for the lock of range 0, which process {other.pid} holds",
-            )
-            turns.enter()
-            with pytest.raises(JobFailed, match=f"waited 60 s {sentence}"):
-                turns.take([0], lambda: bool(said.append(turns.waits())) or len(said) > 10**5)
-            assert set(said) == {sentence}
-            assert turns.waits() == ""
-    finally:
-        other.kill()
-        other.join()
-        ours.close()
-        theirs.close()
-        os.close(descriptor)
+        Counts(np.frombuffer(memory, np.int64), 2, 0).turn = turn  # type: ignore[arg-type]  # whole numbers
+        turns = turns_of(0, 2, descriptor, memory)
+        sentence = f"for the lock of range 0, which process {other.pid} holds"
+        turns.enter()
+        with pytest.raises(JobFailed, match=f"waited 60 s {sentence}"):
+            turns.take([0], lambda: bool(said.append(turns.waits())) or len(said) > 10**5)
+        assert set(said) == {sentence}
+        assert turns.waits() == ""
 
 
 def _hold(supervisor: int, descriptor: int, connection: Any) -> None:
@@ -418,13 +410,7 @@ def _hold(supervisor: int, descriptor: int, connection: Any) -> None:
 
 def test_locks_are_the_kernels() -> None:
     """Another process has it until it dies."""
-    descriptor = os.memfd_create("locks")
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    other = context.Process(target=_hold, args=(os.getpid(), descriptor, theirs))
-    other.start()
-    try:
-        assert ours.recv()
+    with beside(_hold) as (descriptor, other):
         locks = Locks(descriptor)
         looks: list[str] = []
         assert not locks.take([0], lambda: bool(looks.append(locks.waits())) or len(looks) > 1)
@@ -433,12 +419,6 @@ def test_locks_are_the_kernels() -> None:
         other.kill()
         other.join()
         assert locks.take([0], lambda: True)
-    finally:
-        other.kill()
-        other.join()
-        ours.close()
-        theirs.close()
-        os.close(descriptor)
 
 
 @pytest.mark.parametrize("seed", range(4))
