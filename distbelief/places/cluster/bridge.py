@@ -6,6 +6,7 @@ import contextlib
 import select
 import socket
 import threading
+import time
 from multiprocessing.connection import Connection
 
 from distbelief.transport.secure import RECORD, TlsSocket
@@ -53,9 +54,7 @@ class Bridge:
         try:
             while self._turn():
                 pass
-            self._far.settimeout(PARTING_SECONDS)
-            while self._out:
-                del self._out[: self._far.send(bytes(self._out[:_PIECE]))]
+            self._part()
         except OSError:
             pass
         finally:
@@ -77,18 +76,33 @@ class Bridge:
             self._near.sendall(self._back)
         return near and far
 
+    def _part(self) -> None:
+        """Send the last words, and read until the other end closes too: were this one closed with anything unread, TCP
+        would reset the connection, and the last words could be lost on their way.
+        """
+        end = time.monotonic() + PARTING_SECONDS
+        self._far.settimeout(PARTING_SECONDS)
+        while self._out:
+            del self._out[: self._far.send(bytes(self._out[:_PIECE]))]
+        self._far.shutdown(socket.SHUT_WR)
+        while time.monotonic() < end and self._far.recv(_PIECE):
+            pass
+
     def _take(self, end: socket.socket, into: bytearray) -> bool:
-        """Read what is there; False at the end."""
+        """Read what is there; False at the end, also where that is a reset: what came before it is handed on."""
         room = bytearray(max(_PIECE, RECORD))
         with contextlib.suppress(BlockingIOError):
             while len(into) <= _MOST:
-                count = end.recv_into(room)
+                try:
+                    count = end.recv_into(room)
+                except ConnectionError:
+                    return False
                 if not count:
                     return False
                 into += room[:count]
         return True
 
     def _give(self, end: socket.socket, data: bytearray) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(BlockingIOError, ConnectionError):  # what is still to be read is not lost by it
             while data:
                 del data[: end.send(bytes(data[:_PIECE]))]

@@ -1,0 +1,54 @@
+"""The line to another host: its last words arrive, whatever the other end is still saying."""
+
+import socket
+import ssl
+import threading
+
+from distbelief.core import roles
+from distbelief.places.cluster.bridge import Bridge
+from distbelief.places.cluster.words import AgentWord, Beat, Dismiss, Line
+from distbelief.places.join.authority import Authority
+from distbelief.transport.secure import TlsSocket, context
+
+TIMES = 40
+AUTHORITY = Authority("line")
+FIRST = context(ssl.PROTOCOL_TLS_SERVER, AUTHORITY.issue(roles.SUPERVISOR))
+OTHER = context(ssl.PROTOCOL_TLS_CLIENT, AUTHORITY.issue("attendant"))
+
+
+def greeted() -> tuple[TlsSocket, TlsSocket]:
+    """Both ends of a connection under TLS."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = OTHER.wrap_socket(socket.create_connection(listener.getsockname()), do_handshake_on_connect=False)
+        far = FIRST.wrap_socket(listener.accept()[0], server_side=True, do_handshake_on_connect=False)
+    assert isinstance(near, TlsSocket)
+    assert isinstance(far, TlsSocket)
+    greeting = threading.Thread(target=near.greet)
+    greeting.start()
+    far.greet()
+    greeting.join()
+    return near, far
+
+
+def test_the_last_word_arrives_while_the_other_end_is_speaking() -> None:
+    """What it says then is read by nobody."""
+    for _ in range(TIMES):
+        near, far = map(Bridge, greeted())
+        speaking, dismissing = Line(near.line, near.line), Line(far.line, far.line)
+        heard: list[AgentWord] = []
+        speaking.say(Beat())
+        assert far.line.poll(10.0)
+
+        def dismiss(line: Line = dismissing) -> None:
+            line.say(Dismiss(130))
+            line.close()
+
+        dismissal = threading.Thread(target=dismiss)
+        dismissal.start()
+        while speaking.hear_all(heard.append):
+            speaking.say(Beat())
+        dismissal.join()
+        speaking.close()
+        assert near.wait(10.0)
+        assert far.wait(10.0)
+        assert heard == [Dismiss(130)]
