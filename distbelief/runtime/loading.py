@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import dropwhile
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -304,12 +305,37 @@ def _items(dataset: Any, numbers: list[int]) -> list[Any]:
     return list(together(numbers)) if together else [dataset[number] for number in numbers]
 
 
+def worker_traceback(error: BaseException) -> str:
+    """The traceback of what a loader's worker has raised, which is what the error that torch makes of it says; "" of
+    any other error.
+    """
+    _, worker, trace = str(error).partition("Original Traceback (most recent call last):\n")
+    return trace if worker else ""
+
+
+def said(error: BaseException) -> str:
+    r"""What an error says; what one in a loader's worker says there, without its traceback.
+
+    >>> said(ValueError("no"))
+    'no'
+    >>> trace = 'Traceback (most recent call last):\n  File "a.py", line 6, in f\n    1 / 0\n'
+    >>> said(ValueError(f"Caught ValueError in DataLoader worker process 1.\nOriginal {trace}ValueError: no\nmore\n"))
+    'no\nmore'
+    """
+    trace = worker_traceback(error)
+    if not trace:
+        return str(error)
+    # of errors that caused one another, the last
+    last = trace.rpartition("Traceback (most recent call last):\n")[2].splitlines()
+    return "\n".join(dropwhile(lambda line: not line or line.startswith(" "), last)).partition(": ")[2]
+
+
 def _place(batch: Batch) -> tuple[int, int]:
     return batch.epoch, batch.index
 
 
 class Batches:
-    """The minibatches that this replica is dealt: go through it once.
+    """The minibatches that this replica is dealt: go through it once, or once in each epoch of `replica.epochs()`.
 
     `len()` is the number of minibatches of an epoch, which all replicas share; of data of its own, of this one.
 
@@ -317,7 +343,7 @@ class Batches:
         data: as they were given.
         source: of the samples.
         batch_size: of the job.
-        within: the epoch that they are of; -1 for all.
+        within: the epoch that it was made in; -1 before the first, or where there is no loop over epochs.
         begin: runs the loop.
     """
 

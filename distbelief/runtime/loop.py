@@ -28,6 +28,7 @@ from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import STREAM
 from distbelief.core.records import Record
 from distbelief.core.settings import Holder, Plan, Settings
+from distbelief.core.values import shown
 from distbelief.errors import DataError, LocalProtocolError, UsageError
 from distbelief.replica.home_part import ScriptedPart
 from distbelief.runtime.driver import Driver
@@ -148,6 +149,8 @@ class Replica:
         self._reported: Batch | None = None
         self._loader: Loader | None = None
         self._batches_of: Batches | None = None
+        self._gone_through: int | None = None
+        """The epoch whose minibatches the script began to go through last; -1 where it has no loop over epochs."""
         self._epochs, self._epoch, self._order = 0, -1, ""
         self._steps, self._stopping = 0, False
         self._inside, self._turns = False, 0
@@ -261,6 +264,7 @@ class Replica:
             UsageError: the model cannot be trained, is given a second time, or when the training has begun; the
                 strategy trains one model, or has no optimizer that a script can name.
         """
+        _check_given(model, groups, optim)
         # of a compiled model the plain one: it has the same parameters, under the names that it is saved and loaded by
         model = getattr(model, "_orig_mod", model)
         self._check_model(model, optim)
@@ -330,11 +334,11 @@ class Replica:
             number: of epochs, the same in every replica.
 
         Raises:
-            UsageError: it is no whole number of 1 or more, or epochs were begun before.
+            UsageError: it is no whole number of 1 or more, or minibatches were had before.
         """
         if not hasattr(number, "__index__") or operator.index(number) < 1:
             raise UsageError(f"epochs({number!r}): must be a whole number, 1 or more")
-        if self._epochs or self._batches_of is not None:
+        if self._epochs or self._gone_through is not None:
             raise UsageError(f"epochs({number}) after the training has begun: go through the epochs of a job once")
         self._epochs = operator.index(number)
         return self._go_through(self._epochs)
@@ -346,15 +350,19 @@ class Replica:
             yield self._epoch
 
     def stop(self) -> None:
-        """End the job for all, once this minibatch is over: what has accrued is pushed, and the others do no more.
+        """End the job for all, once this minibatch is over, or, between epochs, the next: what has accrued is pushed,
+        and the others do no more. A job that has ended needs none.
 
         Raises:
-            UsageError: it is called outside of a minibatch of `batches()`.
+            UsageError: it is called before the first minibatch of `batches()`, or after the loop was left.
         """
-        if self._inside and self._batch is None:
-            return  # the job has ended in this minibatch: another has stopped it, or it was the last
+        if self._batch is None and (self._inside or self.over):
+            return  # the job has ended: another has stopped it, or this was its last minibatch
         if self._story is None or self._batch is None:
-            raise UsageError("stop() outside of a minibatch of replica.batches(): there is no job to end")
+            raise UsageError(
+                "stop() outside of a minibatch of replica.batches(): there is no job to end; call it in the loop, in "
+                "the place of break"
+            )
         self._check_leaving("stop()")
         self._story.stops = self._stopping = True
 
@@ -378,8 +386,9 @@ class Replica:
                 that hidden state can be carried from one minibatch to the next; that of the job (`--order`) where None.
 
         Returns:
-            What the minibatches are had from, once: as the data are stacked, on the device of the model. Its `len()` is
-            the number of minibatches of an epoch, of all replicas together; `dataset` and `epoch` are what they say.
+            What the minibatches are had from, once, or once in each epoch of `epochs()`: as the data are stacked, on
+            the device of the model. Its `len()` is the number of minibatches of an epoch, of all replicas together;
+            `dataset` and `epoch` are what they say.
 
         Raises:
             UsageError: no optimizer was made, it was called before (in this epoch, where there is a loop over
@@ -388,7 +397,9 @@ class Replica:
         """
         if not self._models:
             raise UsageError("batches() needs the model first: call replica.optimizer(model) before it")
-        self._check_once(enclosing_loop(sys._getframe(1)))
+        before = self._batches_of
+        again = before is not None and (not self._epochs or before.within == self._epoch)
+        self._check_once(again, enclosing_loop(sys._getframe(1)))
         if batch_size is not None and (not hasattr(batch_size, "__index__") or operator.index(batch_size) < 1):
             raise UsageError(
                 f"batches(batch_size={batch_size!r}): must be a whole number, 1 or more; leave it out to take that of "
@@ -396,7 +407,7 @@ class Replica:
             )
         if not hasattr(num_workers, "__index__") or operator.index(num_workers) < 0:
             raise UsageError(f"batches(num_workers={num_workers!r}): must be a whole number, 0 or more")
-        size, before = operator.index(batch_size or 0), self._batches_of
+        size = operator.index(batch_size or 0)
         source = before.source if before is not None and before.data is data else source_of(data, size, num_workers)
         if before is not None and (order or "") != self._order:
             raise UsageError(
@@ -415,24 +426,31 @@ class Replica:
         if before is not None and before.source is not source:
             before.source.close()
             self._loader = None
-        self._batches_of = Batches(data, source, self._settings.data.batch_size, self._epoch, self._batches)
+        self._batches_of = Batches(data, source, self._settings.data.batch_size, self._epoch, self._go_through_batches)
         return self._batches_of
 
-    def _check_once(self, loop: int) -> None:
+    def _check_once(self, again: bool, loop: int) -> None:
         """Refuse to go through the same epoch twice: before the training where the script has a loop around it."""
         remedy = "or have it be: for epoch in replica.epochs(n)"
-        if self._batches_of is not None and (not self._epochs or self._batches_of.within == self._epoch):
+        if again:
             raise UsageError(
                 "batches() a second time: the first hands out the minibatches of all epochs of the job (--epochs); "
                 f"drop the outer loop, {remedy}"
                 if not self._epochs
-                else f"batches() a second time in epoch {self._epoch}: each is gone through once"
+                else f"batches() a second time in epoch {self._epoch}: each is gone through once; data to evaluate on "
+                "are read without it"
             )
         if loop and not self._epochs:
             raise UsageError(
                 f"batches() within the loop of line {loop}: it hands out the minibatches of all epochs of the job "
                 f"(--epochs); drop the outer loop, {remedy}"
             )
+
+    def _go_through_batches(self, batches: Batches) -> Iterator[Any]:
+        # frames: this one, that of Batches, the script's
+        self._check_once(self._gone_through == self._epoch, enclosing_loop(sys._getframe(2)))
+        self._gone_through = self._epoch
+        return self._batches(batches)
 
     def _batches(self, batches: Batches) -> Iterator[Any]:
         device, source = self._optimizers[0].vectors.device, batches.source
@@ -698,6 +716,24 @@ class Replica:
         if self._pump is not None and self._plan is not None and self._plan.settings.strategy.pushing.prefetch:
             self._carried.enter_context(self._pump.running())
         return None
+
+
+def _check_given(model: Any, groups: Any, optim: Any) -> None:
+    """Refuse what an optimizer of torch's own would be given, with what this one takes."""
+    job = "which optimizer it is, and its rate, the job says (--optimizer, --lr)"
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"optimizer({shown(model)}): it takes the model itself, replica.optimizer(model); {job}")
+    if not isinstance(groups, Sequence | None) or not all(
+        isinstance(group, Mapping) and "params" in group for group in groups or ()
+    ):
+        raise UsageError(
+            f"optimizer(groups={shown(groups)}): parameter groups are a list of dictionaries, each with params; {job}"
+        )
+    if not isinstance(optim, Optimizer | None):
+        raise UsageError(
+            f"optimizer(optim={shown(optim)}): it is made by distbelief.optim(name, lr=..., ...), such as "
+            'distbelief.optim("adam", lr=1e-3)'
+        )
 
 
 def tensors_of(parameters: Any) -> list[torch.Tensor]:

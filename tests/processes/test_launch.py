@@ -16,7 +16,7 @@ from torch import nn
 
 from distbelief.core import records
 from distbelief.core.optimizer import Optimizer, optim
-from distbelief.errors import DistbeliefError, LayoutError, TrainingError, UsageError
+from distbelief.errors import DataError, DistbeliefError, LayoutError, TrainingError, UsageError
 from distbelief.places.processes.local import Local
 from distbelief.strategies import Allreduce, Bounded, Downpour, Softsync, Strategy, Synchronous
 
@@ -39,6 +39,10 @@ for number, (x, y) in enumerate(replica.batches(dataset, batch_size={batch})):
     replica.report(loss=loss)
 {after}
 """
+HEAD = "for number, (x, y) in enumerate("
+MADE = LOOP.replace(f"{HEAD}replica.batches(dataset, batch_size={{batch}}))", f"{HEAD}batches)")
+"""With the minibatches made before a loop over epochs."""
+MADE = MADE.replace(HEAD, "batches = replica.batches(dataset, batch_size={batch})\nfor epoch in range(3):\n  " + HEAD)
 FIELDS = {
     "before": "",
     "model": "jobs.net()",
@@ -227,6 +231,25 @@ def test_a_script_may_end_itself(tmp_path: Path, code: str) -> None:
     assert launch(tmp_path, after=f"sys.exit({code})")["outcome"] == "done"
 
 
+def test_minibatches_may_be_made_before_the_loop_over_epochs_and_a_stop_after_it_is_nothing(tmp_path: Path) -> None:
+    inside = "assert batches.epoch == epoch\n    gone[epoch] += 1"
+    source = MADE.format(**{**FIELDS, "inside": inside, "after": "  replica.stop()\nassert gone == [21] * 3, gone"})
+    source = source.replace("for epoch in range(3)", "gone = [0] * 3\nfor epoch in replica.epochs(3)")
+    source = source.replace("  replica.stop()", "  epoch == 2 and replica.stop()")
+    result = launch(tmp_path, Downpour(replicas=1), source.replace("{", "{{").replace("}", "}}"))
+    assert (result["outcome"], result["epochs"], result["samples"]) == ("done", 3, 3 * jobs.SAMPLES)
+
+
+LOADED = """
+class Loaded(torch.utils.data.Dataset):
+    def __len__(self):
+        return 330
+    def __getitem__(self, number):
+        if number == {number}:
+            raise KeyError("no picture 100")
+        return torch.randn(number % 3 + 1, 8), 0
+"""
+AGAIN = "\ndef again(batches):\n    while True:\n        yield from batches\n"
 EPOCHS = "epoch = next(db.join().epochs(2))"
 WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
     "never asks for minibatches": (
@@ -292,6 +315,29 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
         UsageError,
         r"batches\(\) within the loop of line \d+: .*for epoch in replica.epochs\(n\)",
     ),
+    "a loop around what was made before it": (
+        {"source": MADE.format(**FIELDS)},
+        UsageError,
+        r"batches\(\) within the loop of line 12: .*for epoch in replica.epochs\(n\)",
+    ),
+    "what was made before, a second time": (
+        {
+            "source": MADE.format(**{**FIELDS, "after": "for x, y in batches: pass"}).replace(
+                "for epoch in range(3)", "if 1"
+            )
+        },
+        UsageError,
+        r"batches\(\) a second time: .* all epochs .*drop the outer loop",
+    ),
+    "a generator that never ends": (
+        {
+            "source": LOOP.format(**{**FIELDS, "before": AGAIN, "batch": "16)"}).replace(
+                "(replica.b", "(again(replica.b"
+            )
+        },
+        UsageError,
+        r"batches\(\) within the loop of line 8: .*for epoch in replica.epochs\(n\)",
+    ),
     "an epoch twice": (
         {"before": EPOCHS, "after": "for x, y in replica.batches(dataset, 16): pass"},
         UsageError,
@@ -342,6 +388,16 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
         TrainingError,
         r"raised ValueError: Expected more than 1 value.*with --drop-last",
     ),
+    "raises in a worker": (
+        {"before": LOADED.format(number="number"), "samples": "); dataset = Loaded("},
+        TrainingError,
+        r"script.py, line 12, raised KeyError: 'no picture 100'\n",
+    ),
+    "samples that do not stack, in a worker": (
+        {"before": LOADED.format(number=-1), "samples": "); dataset = Loaded("},
+        DataError,
+        r"^replica \d: [^\n]*script.py, line \d+: the samples of Loaded do not stack .*: pass DataLoader",
+    ),
     "raises after the loop": ({"after": "1 / 0"}, TrainingError, r"script.py, line 18, raised ZeroDivisionError"),
     "raises before it joins": ({"before": "import nowhere"}, TrainingError, r"line 6, raised ModuleNotFoundError"),
     "no python": ({"before": "for"}, TrainingError, r"raised SyntaxError"),
@@ -384,6 +440,26 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
     ),
     "a dtype nobody trains": ({"model": "nn.Linear(8, 4, dtype=torch.complex64)"}, UsageError, "complex64"),
     "a device that is not there": ({"device": "cuda:77"}, UsageError, "--device cuda:77"),
+    "parameters in the place of a model": (
+        {"model": "jobs.net().parameters()"},
+        UsageError,
+        r"optimizer\(<generator .*it takes the model itself, replica.optimizer\(model\); .*--optimizer, --lr",
+    ),
+    "an optimizer in the place of a model": (
+        {"model": "torch.optim.Adam(jobs.net().parameters())"},
+        UsageError,
+        r"optimizer\(Adam .*it takes the model itself, replica.optimizer\(model\)",
+    ),
+    "a rate in the place of groups": (
+        {"groups": ", 0.1"},
+        UsageError,
+        r"optimizer\(groups=0.1\): parameter groups are a list of dictionaries",
+    ),
+    "an optimizer of torch's": (
+        {"groups": ", optim=torch.optim.Adam"},
+        UsageError,
+        r"optimizer\(optim=Adam\): it is made by distbelief.optim",
+    ),
     "nothing to train": ({"model": "nn.Flatten()"}, UsageError, "nothing to train"),
     "a foreign group": (
         {"groups": ", [{'params': nn.Linear(1, 1).parameters()}]"},

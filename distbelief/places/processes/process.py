@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import mmap
 import os
+import re
 import select
 import sys
 import time
@@ -57,6 +58,7 @@ from distbelief.runtime.clock import WallClock
 from distbelief.runtime.direct import DirectEndpoint, OwnedShard, reads_only
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.lasting import LastingHost
+from distbelief.runtime.loading import said, worker_traceback
 from distbelief.runtime.player import Answer, Compute, HasStory, Part, Shown, Worker, cannot
 from distbelief.runtime.pump import Pump
 from distbelief.server.shard import Shard
@@ -121,6 +123,7 @@ def _traced(error: BaseException, script: str = "") -> str:
 def _place_in(script: str, named: str, error: BaseException) -> str:
     """Where in a user's script an error comes from: its name, and the line."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script]
+    lines += re.findall(rf'^  File "{re.escape(script)}", line (\d+)', worker_traceback(error), re.MULTILINE)
     return f"{named}, line {lines[-1]}" if lines else named
 
 
@@ -562,12 +565,12 @@ class _Process:
             if end.code not in (None, 0):
                 self._fail(TrainingError.__name__, f"{named} ended itself with sys.exit({end.code!r})")
         except (UsageError, DataError, LayoutError, TrainingError) as error:
-            told = str(error).removeprefix(f"{self.role}: ")
+            told = said(error).removeprefix(f"{self.role}: ")
             self._fail(type(error).__name__, f"{_place_in(script, named, error)}: {told}")
         except DistbeliefError:
             raise
         except BaseException as error:
-            what = (f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) + hint(error)
+            what = ": ".join(word for word in (type(error).__name__, said(error)) if word) + hint(error)
             where = _place_in(script, named, error)
             self._fail(TrainingError.__name__, f"{where}{',' * (where != named)} raised {what}", _traced(error, script))
 
