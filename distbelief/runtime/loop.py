@@ -482,6 +482,7 @@ class Replica:
                 source.close()
                 if self._may_leave:  # else it is told when the script ends: nobody hears an error of a generator's end
                     self.leave()
+                self._inside = False
                 self.over = False  # nobody can tell a loop that was left from one that an error has ended
                 raise
             self._inside = False

@@ -355,6 +355,11 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
         DistbeliefError,
         r"goes through replica.epochs\(10000\d\), the job through 10000\d: it is one number for all",
     ),
+    "an end after the loop was left": (
+        {"inside": "if number == 1: break", "after": "replica.stop()", "epochs": jobs.MANY},
+        UsageError,
+        r"stop\(\) outside of a minibatch .* call it in the loop, in the place of break",
+    ),
     "an end before the beginning": ({"before": "db.join().stop()"}, UsageError, r"stop\(\) outside of a minibatch"),
     "a minibatch without a step": (
         {"inside": "if number == 1: continue", "strategy": Allreduce()},
