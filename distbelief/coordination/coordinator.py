@@ -365,7 +365,7 @@ class Coordinator(Answering):
         """Take the next closing step, once the replicas are gone and the last step is answered."""
         if self.may(May.AWAIT) and not self.membership.busy:
             self.enter(Phase.CLOSING)
-            if not (self.shards.ready or self.shards.inherited):
+            if not (self.shards.ready or self.shards.kept):
                 role = self.shards.unready[0]
                 return self.end(
                     Cause.SHARD_DESERTED, self.saving.unsaved(f"{role} is gone, and so are the replicas"), role

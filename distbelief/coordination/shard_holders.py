@@ -65,7 +65,7 @@ class ShardHolders:
         return effects + job.shards.tell_gone(job.plan, job.membership.lives.gone)
 
     def _restored(self, job: Coordinator, sender: str, event: initialising.Restored) -> list[Effect]:
-        if not job.shards.holds(sender):
+        if not job.shards.holds(sender, event.lasts):
             return []
         again = job.work.again(sender)
         if not job.shards.ready:
@@ -96,8 +96,8 @@ class ShardHolders:
         return []
 
     def lost(self, job: Coordinator, role: str, event: events.Lost) -> list[Effect]:
-        """Wait for a shard's next life: its standby, or one that goes on from the newest checkpoint; or end, where
-        neither is to be had.
+        """Wait for a shard's next life: its standby, or one that goes on from its memory, where that lasts, or from the
+        newest checkpoint; or end, where none is to be had.
         """
         if roles.kind(role) is roles.Kind.STANDBY:
             return job.standbys.lost(role, event.incarnation, event.reason)
@@ -107,25 +107,29 @@ class ShardHolders:
         if not job.shards.gone(role, life):
             return []
         begun, what = job.may(May.REPLACE), f"{role} is gone ({event.reason})"
+        if job.may(May.CLOSE) and job.saving.holds:
+            job.closing.steps.insert(0, ClosingStep.SAVE)
         if job.standbys.can_succeed(role):
-            if job.may(May.CLOSE) and job.saving.holds:
-                job.closing.steps.insert(0, ClosingStep.SAVE)
             note = records.Note(f"{what}; its standby takes its place")
             return [WriteRecord(note), *job.give_up(what), *job.standbys.succeed(role)]
         job.standbys.alone(role)
         if cause := self._ends(job, role, begun):
             return job.end(cause, job.saving.unsaved(what), role)
-        effects, whose = job.give_up(what), f"checkpoint {job.saving.kept}"
+        effects = job.give_up(what)
+        whose = "its memory" if job.shards.lasts(role) else f"checkpoint {job.saving.kept}"
         if begun and job.settings.strategy.one_moment:
             note = records.Note(f"{what}; all go back to {whose}")
             return [WriteRecord(note), *effects, *self._rewind(job), *job.shards.fall()]
-        note = records.Note(f"{what}; another takes its place{f' and goes on from {whose}' if begun else ''}")
+        goes_on = f" and goes on from {whose}" if begun or job.may(May.CLOSE) else ""
+        note = records.Note(f"{what}; another takes its place{goes_on}")
         return [WriteRecord(note), *effects, job.shards.grant(role, life + 1)]
 
     def _ends(self, job: Coordinator, role: str, begun: bool) -> Cause | None:
         """Why the job ends with a shard that has no standby, where it does."""
         if role in job.membership.lives.over:
             return Cause.SHARD_SPENT
+        if job.shards.lasts(role):
+            return None
         if job.may(May.CLOSE):
             return Cause.SHARD_CLOSING
         return Cause.SHARD_UNSAVED if begun and not job.saving.newest else None

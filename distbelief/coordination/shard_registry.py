@@ -39,6 +39,7 @@ class ShardRegistry:
         self._lives = dict.fromkeys(self.roles, 0)  # the life of each that is to be
         self._heirs: dict[str, int] = {}  # lives that are those of a standby
         self._doubted: set[tuple[str, int]] = set()
+        self._lasting: set[str] = set()
 
     def here(self, role: str, place: Address) -> bool:
         """A shard is there, in some life; whether that is the one that is to be.
@@ -152,8 +153,8 @@ class ShardRegistry:
     def _inherits(self, role: str) -> bool:
         return role in self._places and self._heirs.get(role) == self._places[role].incarnation
 
-    def holds(self, role: str) -> bool:
-        """A shard says that it holds its range; whether it had been told to.
+    def holds(self, role: str, lasts: bool = False) -> bool:
+        """A shard says that it holds its range, in memory that `lasts`; whether it had been told to.
 
         Raises:
             RemoteProtocolError: there is to be no such shard.
@@ -162,6 +163,8 @@ class ShardRegistry:
         if self._standing[role] is not ShardStanding.TOLD:
             return False
         self._move(role, ShardStanding.READY)
+        if lasts:
+            self._lasting.add(role)
         return True
 
     @property
@@ -174,10 +177,16 @@ class ShardRegistry:
         """Those who do not hold what they are to hold yet."""
         return [role for role in self.roles if self._standing[role] is not ShardStanding.READY]
 
+    def lasts(self, role: str) -> bool:
+        """Whether what a shard holds outlives its process."""
+        return role in self._lasting
+
     @property
-    def inherited(self) -> bool:
-        """Whether all who do not hold it yet are standbys that take their shards' places: they hold it already."""
-        return all(self._heirs.get(role) == self._lives[role] for role in self.unready)
+    def kept(self) -> bool:
+        """Whether all that was applied is kept for those who do not hold it yet: by standbys, which take their places,
+        or in memory that outlives their processes.
+        """
+        return all(self.lasts(role) or self._heirs.get(role) == self._lives[role] for role in self.unready)
 
     def waits(self) -> list[str]:
         """For whom the job waits, in words."""

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 import msgspec
 import torch
 
-from distbelief.core import messages, records, roles
+from distbelief.core import messages, roles
 from distbelief.core.conversations import attendance, initialising, pushing
-from distbelief.core.effects import Arrival, Effect, Payload, Save, Send, WriteRecord
+from distbelief.core.effects import Arrival, Effect, Payload, Save, Send
 from distbelief.core.events import Event
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import LocalProtocolError
@@ -83,7 +83,7 @@ class SharedShard:
 
     def held_by(self) -> str:
         """Who has the lock, and since when, where another process has it for longer than a turn takes."""
-        if not self._locks.holder(self._numbers[0]):
+        if not self._locks.is_held(self._numbers[0]):
             return ""
         place, began = self.held.signed()
         replicas = self.shard.own.plan.settings.replicas
@@ -154,9 +154,7 @@ class OwnedShard:
         self._shard.share(plan)
         self._shared = SharedShard(self._shard, held, self._locks)
         with self._shared.turn():
-            self._shard.begin_life(incarnation)
-        note = records.Note(f"{self._shard.role} goes on from shared memory: nothing that was applied is lost")
-        return [WriteRecord(note), Send(roles.COORDINATOR, initialising.Restored(loaded=True))]
+            return self._shard.begin_life(incarnation)
 
     def waits(self) -> str:
         """What it waits for, in one sentence."""

@@ -113,6 +113,8 @@ class PassedSlice:
         place: of this one among those who share it.
     """
 
+    lasts = True
+
     def __init__(self, layout: PassedLayout, shard: int, memory: torch.Tensor, place: int) -> None:
         self._layout, self._shard, self._memory = layout, shard, memory
         self._kept, self._size = layout.kept[shard]

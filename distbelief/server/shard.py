@@ -226,7 +226,10 @@ class Shard:
             met.append(self.mirror.lend(max(own.moving.size, own.frozen.size, own.slice.sum_size)))
         if event.checkpoint and self._inherits is None:
             return [*met, Load(event.checkpoint, event.plan, self.index)]
-        return [*met, Send(roles.COORDINATOR, initialising.Restored(loaded=self._inherits is not None))]
+        return [*met, self._restored(loaded=self._inherits is not None)]
+
+    def _restored(self, loaded: bool) -> Send:
+        return Send(roles.COORDINATOR, initialising.Restored(loaded, self.held.lasts))
 
     def hold(self, plan: Plan) -> HeldRange:
         """Make its slice of a plan."""
@@ -264,9 +267,11 @@ class Shard:
         self.ledger.restore(state.taken)
         self.policy.restore(state.policy)
 
-    def begin_life(self, incarnation: int) -> None:
-        """Be the next life of the shard whose state this one follows."""
+    def begin_life(self, incarnation: int) -> list[Effect]:
+        """Be the next life of the shard whose state this one follows, in memory that has outlived its process."""
         self.version, self._began = Version(incarnation, self.version.updates), self.version.updates
+        note = records.Note(f"{self.role} goes on from shared memory: nothing that was applied is lost")
+        return [WriteRecord(note), self._restored(loaded=True)]
 
     def inherit(
         self, incarnation: int, floor: int, rulings: list[agreement.Ruling], norms: Iterable[agreement.Norms]
@@ -291,7 +296,7 @@ class Shard:
             self.ledger.restore(PushTaken(*one) for one in event.facts.get("taken", ()))
         self.samples = event.facts["samples"]
         self.staleness = {int(staleness): count for staleness, count in event.facts["staleness"].items()}
-        return [Send(roles.COORDINATOR, initialising.Restored(loaded=True))]
+        return [self._restored(loaded=True)]
 
     def _initialise(self, sender: str, event: initialising.Initialise, payload: Payload | None) -> list[Effect]:
         frozen = self._which(sender, event.start, event.stop)

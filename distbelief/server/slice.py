@@ -26,6 +26,9 @@ MASTERED = (torch.bfloat16, torch.float16)
 class Slice(Protocol):
     """What a shard holds; a phantom one holds nothing and only counts."""
 
+    lasts: bool
+    """Whether it outlives the process of the shard."""
+
     def of(self, model: int) -> Slice:
         """What it holds of one of several models, which is stepped by itself."""
         ...
@@ -121,6 +124,7 @@ class TorchSlice:
         frozen: torch.Tensor | None = None,
         model: int = 0,
     ) -> None:
+        self.lasts = False
         own = plan.parts(shard)[model]
         frozen_size = plan.assignments[shard].frozen.size
         self._moving = torch.zeros(own.size, dtype=torch.uint8) if moving is None else moving
@@ -415,6 +419,7 @@ class PhantomSlice:
     """A slice of a plan that holds nothing: for simulations that compute nothing."""
 
     def __init__(self, plan: Plan, shard: int) -> None:
+        self.lasts = False
         own = plan.assignments[shard]
         self._moving, self._frozen = Phantom(own.moving.size), Phantom(own.frozen.size)
 

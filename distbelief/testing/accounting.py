@@ -76,6 +76,8 @@ class Accounting:
         self._mirrored: dict[str, tuple[int, list[list[tuple[str, int]]], list[tuple[str, int]]]] = {}
         """By shard: the updates its standby began with, those it has heard of since, and what is gathered for the next.
         """
+        self._lasting: set[str] = set()
+        """Shards whose memory outlives their processes."""
         self._generation = 0
         self._run = run
         self._clock = run.simulation.clock
@@ -111,6 +113,8 @@ class Accounting:
         self._generations[sender, self._lives[sender]] += 1
 
     def _note_restored(self, sender: str, _: str, message: initialising.Restored) -> None:
+        if message.lasts:
+            self._lasting.add(sender)
         if message.loaded:
             self._restored(sender)
 
@@ -166,7 +170,7 @@ class Accounting:
     def _committed(self, number: int, plan: Any, position: Position, samples: int) -> Any:
         """A checkpoint is sealed: hold it against what each of its parts has."""
         done = self._done(position)
-        for shard in self.shards if not any(isinstance(record, Vacant) for record in self._run.records) else ():
+        for shard in () if self._vacated else self.shards:
             groups = [group for version, group in self.groups[shard].items() if version <= self._parts[number, shard]]
             held = {minibatch for group in groups for minibatch in self.batches(group)}
             missing, more = done - held - self._passed_over, held - done
@@ -180,6 +184,11 @@ class Accounting:
             )
             self.checkpoints.add(number)
         return self._commit(number, plan, position, samples)
+
+    @property
+    def _vacated(self) -> set[str]:
+        """Shards and standbys in whose place another has come that did not find what they had held."""
+        return {record.role for record in self._run.records if isinstance(record, Vacant)} - self._lasting
 
     def _done(self, position: Position) -> set[Minibatch]:
         """What a position counts as done, of what was dealt."""
@@ -276,8 +285,9 @@ class Accounting:
     def _acknowledged(self, shard: str, who: str, message: pushing.Pushed) -> None:
         key = who, message.clock
         push = self.sent_pushes[who, shard, message.clock][0]
-        if self._began[shard] and any(key in group for group in self.groups[shard].values()):
-            return  # it is in the checkpoint, and its replica did not know
+        again = self._began[shard] or shard in self._lasting
+        if again and any(key in group for group in self.groups[shard].values()):
+            return  # the life before has applied it, and its replica did not know
         assert (who, shard, message.clock) not in self.fates, f"{shard} decides twice on push {message.clock} of {who}"
         self.fates[who, shard, message.clock] = message.dropped
         if message.dropped:
@@ -309,7 +319,10 @@ class Accounting:
         elif isinstance(message, pushing.Push):
             key = self._name(sender, message.incarnation), to, message.clock
             payload = self.sent_pushes[key][1]
-            assert payload is None or torch.equal(self._lent[key], payload), f"push {message.clock} was overwritten"
+            taken = key in self.fates  # what comes again is not read
+            assert taken or payload is None or torch.equal(self._lent[key], payload), (
+                f"push {message.clock} was overwritten"
+            )
             self.arrivals[to].append((key[0], message))
         elif isinstance(message, mirroring.StateSent | mirroring.Copied | mirroring.Decided):
             self._copied(sender, message)
@@ -341,10 +354,8 @@ class Accounting:
             for clock in range(record.first, record.last + 1)
         }
         assert told == self.forgotten, f"{told} pushes were told to be lost with their shard, {self.forgotten} were"
-        fallen = any(
-            isinstance(record, Vacant) and roles.kind(record.role) is roles.Kind.SHARD for record in self._run.records
-        )
-        fallen |= outcome == "failed" and any(roles.kind(role) is roles.Kind.SHARD for role in died)
+        gone = self._vacated | {*(died if outcome == "failed" else ())}
+        fallen = any(roles.kind(role) is roles.Kind.SHARD for role in gone)
         rounds = self.plan is not None and self.plan.settings.strategy.rounds
         died = [roles.lead_of(role) for role in died]
         mortal = [role for role in died if roles.is_replica(role)]

@@ -46,7 +46,7 @@ def attach(network: VirtualNetwork, *checkers: Checker) -> None:
     def sent(sender: str, to: str, message: Message) -> None:
         before(sender, to, message)
         again = to == roles.COORDINATOR and id(message) in said  # since one before has died
-        if not network.endpoints[sender].ended and not again:
+        if network.says(sender, message) and not again:
             if to == roles.COORDINATOR:
                 said[id(message)] = message
             for checker in checkers:

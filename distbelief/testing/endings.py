@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from distbelief.core import records, roles
-from distbelief.core.conversations import mirroring
+from distbelief.core.conversations import initialising, mirroring
 from distbelief.core.messages import Message
 from distbelief.core.outcomes import Cause, Outcome
 from distbelief.testing.simulations import Observed
@@ -30,6 +30,8 @@ class Death(NamedTuple):
     """Of a shard: whether the coordinator knew that a standby held all that it had acknowledged; None where that was on
     its way.
     """
+    lasts: bool = False
+    """Of a shard: whether the coordinator knew that what it holds outlives its process."""
 
 
 def causes(replicas: int, restarts: int, deaths: Sequence[Death], interrupted: bool) -> Collection[Cause]:
@@ -46,6 +48,8 @@ def causes(replicas: int, restarts: int, deaths: Sequence[Death], interrupted: b
     True
     >>> causes(2, 1, [shard._replace(saved=False)], interrupted=False) == DONE | {Cause.SHARD_UNSAVED}
     True
+    >>> causes(2, 1, [shard._replace(ending=True, lasts=True)], interrupted=False) == DONE
+    True
     >>> causes(2, 1, [shard._replace(life=1)], interrupted=False)
     {<Cause.SHARD_SPENT: 'a shard died in its last life'>}
     """
@@ -53,11 +57,12 @@ def causes(replicas: int, restarts: int, deaths: Sequence[Death], interrupted: b
     spent = [death for death in shards if death.life >= restarts]
     last = [death for death in deaths if roles.is_replica(death.role) and death.life >= restarts]
     failed = {Cause.SHARD_SPENT} if spent else set()
-    if any(not death.saved for death in shards):
+    lost = [death for death in shards if not death.lasts]
+    if any(not death.saved for death in lost):
         failed.add(Cause.SHARD_UNSAVED)
-    if any(death.ending for death in shards):
+    if any(death.ending for death in lost):
         failed |= {Cause.SHARD_CLOSING, Cause.SHARD_DESERTED}
-    if shards and len(last) == replicas:
+    if lost and len(last) == replicas:
         failed.add(Cause.SHARD_DESERTED)
     if any(death.started and not death.ending and death.covered is False for death in spent):
         return failed
@@ -78,6 +83,8 @@ class Endings:
         """How many records there were when somebody asked the job to end."""
         self._told: dict[str, tuple[int, int]] = {}
         """By shard: which life of it, and which of its standby, hold the same, as it has told the coordinator."""
+        self._lasting: set[str] = set()
+        """Shards of which the coordinator has heard that what they hold outlives their processes."""
         self._heard: dict[str, tuple[int, int]] = {}
         """What of that the coordinator has heard."""
         simulation: Any = run.simulation
@@ -91,9 +98,11 @@ class Endings:
             self._told[sender] = self._life(sender), message.life
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
-        """The coordinator hears that it does."""
+        """The coordinator hears that it does, or that nothing is lost with a shard's process."""
         if isinstance(message, mirroring.Mirrored):
             self._heard[sender] = self._told[sender]
+        elif isinstance(message, initialising.Restored) and message.lasts:
+            self._lasting.add(sender)
 
     def _asked(self) -> str | None:
         """Whether the job is to end, as somebody else has set."""
@@ -153,7 +162,8 @@ class Endings:
 
     def _death(self, role: str, life: int, covered: bool | None) -> Death:
         saved = any(isinstance(record, records.Checkpointed) and not record.error for record in self._run.records)
-        return Death(role, life, self._has(records.Started), saved, self._has(records.Ending), covered)
+        lasts = role in self._lasting
+        return Death(role, life, self._has(records.Started), saved, self._has(records.Ending), covered, lasts)
 
     def hold(self) -> Cause:
         """Hold the end of the run against what its faults allow; returns why it has ended."""

@@ -17,12 +17,12 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 
 import torch
 
 from distbelief.core import roles
-from distbelief.core.effects import Arrival, Payload
+from distbelief.core.effects import Arrival, Effect, Payload, Send
 from distbelief.core.events import Lost
 from distbelief.core.messages import Bulk, Message, SlotReply
 from distbelief.core.values import CheckedStruct
@@ -143,10 +143,8 @@ class VirtualNetwork:
         """Called as each message is delivered: where checkers stand."""
         self.adds: Callable[[Message], bool] = lambda _: False
         """Whether the bytes behind a message are added to others where they arrive, which costs `reduction`."""
-        self.passes: Callable[[str, Message], bool] = lambda *_: False
-        """Whether what a role says is done, or answered, in memory that it shares with whom it is for: by the replica,
-        under the shard's lock.
-        """
+        self.memories: dict[str, VirtualMemory] = {}
+        """By shard: what it holds, where replicas do there themselves what they would else tell it."""
         self.left: Callable[[str, int], None] = _nobody
         """Called with a role and its incarnation when it has ended by itself, and everything that it had to say has
         left.
@@ -156,6 +154,11 @@ class VirtualNetwork:
         """The endpoint of a role; one of an earlier incarnation, which must be closed, is replaced."""
         endpoint = self.endpoints[role] = VirtualEndpoint(role, self, incarnation)
         return endpoint
+
+    def says(self, role: str, message: Message) -> bool:
+        """Whether a role says that, since it lives, or its memory answers for it."""
+        memory = self.memories.get(role)
+        return not self.endpoints[role].ended or (memory is not None and type(message) in memory.answers)
 
     def host_of(self, role: str) -> int:
         """The number of the host that a role shares with others; -1 for a machine of its own."""
@@ -208,8 +211,6 @@ class VirtualEndpoint(Endpoint):
         """Roles to which there is no link, because opening one has failed."""
         self.callers: list[VirtualEndpoint] = []
         """Later lives of peers, whose first word is on its way."""
-        self.turns: deque[tuple[VirtualEndpoint, Message, Payload | None]] = deque()
-        """Who has the lock of this role's memory, and who waits for it, each for what it is to do there."""
 
     def allocate(self, held: Range, gradients: int, parameters: int) -> Arena:
         """Make this role's arena; an empty one where payloads are phantoms."""
@@ -250,6 +251,14 @@ class VirtualEndpoint(Endpoint):
         if self.closed:
             return
         network = self.network
+        if (memory := network.memories.get(to)) and roles.is_replica(self.role) and type(message) in memory.taken:
+            network.before_send(self.role, to, message)
+            if not self.ended:
+                memory.take(self, message, payload)
+            return
+        if (own := network.memories.get(self.role)) and type(message) in own.answers:
+            own.answer(network.endpoints[to], message, payload)
+            return
         peer = self.peers.get(to)
         if peer is None:
             peer = network.endpoints.get(to)
@@ -261,9 +270,6 @@ class VirtualEndpoint(Endpoint):
             lender = peer.arena if message.asked else self.arena
             whole = checked(message, payload, len(lender.vectors(message)), lender.held)
             payload = whole.clone() if message.asked else whole
-        if network.passes(self.role, message):
-            self._pass(peer, message, payload)
-            return
         seconds = 0.0 if self.work is None else self.work.saying(message, payload)
         if seconds or self.thread.busy:
             self.thread.do(seconds, self._leave, (peer, message, payload))
@@ -298,46 +304,6 @@ class VirtualEndpoint(Endpoint):
         self.last[to] = arrives = arrives if arrives > last else last
         network.clock.call_at(arrives, peer.take, (self, Arrival(self.role, message, payload)))
 
-    def _pass(self, peer: VirtualEndpoint, message: Message, payload: Payload | None) -> None:
-        """Do in memory what would else be said: a shard's answer is there at once, and a replica works for it when it
-        has the shard's lock.
-        """
-        self.network.before_send(self.role, peer.role, message)
-        if self.ended or peer in self.cut:
-            return
-        if not roles.is_replica(self.role):
-            answer = (self, Arrival(self.role, message, payload))
-            if seconds := 0.0 if peer.work is None else peer.work.landing(payload):
-                peer.thread.do(seconds, peer.take, answer)
-            else:
-                self.network.clock.call_at(self.network.clock.time, peer.take, answer)
-            return
-        peer.turns.append((self, message, payload))
-        if len(peer.turns) == 1:
-            peer._begin_turn()
-
-    def _begin_turn(self) -> None:
-        """Whoever is the first has the lock, and works."""
-        sender, message, payload = self.turns[0]
-        seconds = 0.0 if sender.work is None else sender.work.passing(message, payload)
-        sender.thread.do(seconds, self._end_turn, None)
-
-    def _end_turn(self, _: None) -> None:
-        """What was done is published, and the next has the lock."""
-        sender, message, payload = self.turns.popleft()
-        if self._hears(sender):
-            self._tell(Arrival(sender.role, message, payload))
-        if self.turns:
-            self._begin_turn()
-
-    def _leave_turns(self) -> None:
-        """Whoever dies gives back what locks it has, and has done nothing there."""
-        for peer in self.peers.values():
-            held = bool(peer.turns) and peer.turns[0][0] is self
-            peer.turns = deque(turn for turn in peer.turns if turn[0] is not self)
-            if held and peer.turns:
-                peer._begin_turn()
-
     def _late(self, model: NetworkModel) -> float:
         late = 0.0
         if model.jitter:
@@ -349,8 +315,16 @@ class VirtualEndpoint(Endpoint):
     def take(self, what: tuple[VirtualEndpoint, Arrival]) -> None:
         """Deliver what arrives now, unless this role is dead or has dropped the sender."""
         sender, arrival = what
-        if not self._hears(sender):
-            return
+        if self._hears(sender):
+            self._land(sender, arrival)
+
+    def find(self, what: tuple[VirtualEndpoint, Arrival]) -> None:
+        """Have what this role has done in a memory, whatever has become of the process that it belongs to."""
+        if not self.closed:
+            self._land(*what)
+
+    def _land(self, sender: VirtualEndpoint, arrival: Arrival) -> None:
+        """Bring what arrives where it was asked for."""
         event, payload = arrival.event, arrival.payload
         if payload is not None and isinstance(event, SlotReply):
             here = None
@@ -433,7 +407,8 @@ class VirtualEndpoint(Endpoint):
         self.thread.stop()
         self.closed = True
         self._end()
-        self._leave_turns()
+        for memory in self.network.memories.values():
+            memory.leave(self)
 
     def _end(self) -> None:
         if self.ended:
@@ -461,6 +436,94 @@ class VirtualEndpoint(Endpoint):
         if not self.closed and peer not in self.cut and self.peers[peer.role] is peer:
             self.cut.add(peer)
             self._hand(peer, Arrival(peer.role, Lost(reason, peer.incarnation)))
+
+
+class VirtualMemory:
+    """What a shard holds where replicas do there themselves what they would else tell it, one after another. It
+    outlives the shard's process.
+
+    Args:
+        network: on which they are.
+        role: the shard.
+        taken: the messages that are not sent, but done here.
+        answers: what comes of them.
+        may: whether a role may do that now, or waits for others to have done something.
+        do: does it; returns what the shard would answer.
+
+    Attributes:
+        turns: who has the lock, and who waits for it, each for what it is to do.
+    """
+
+    def __init__(
+        self, network: VirtualNetwork, role: str, taken: Collection[type], answers: Collection[type],
+        may: Callable[[str, Message], bool], do: Callable[[str, Message, Payload | None], Iterable[Effect]],
+    ) -> None:  # fmt: skip
+        self.role, self.taken, self.answers = role, taken, answers
+        self._network, self._may, self._do = network, may, do
+        self.turns: deque[Turn] = deque()
+        self._early: list[Turn] = []
+        """What could not be done in its turn yet."""
+
+    def take(self, sender: VirtualEndpoint, message: Message, payload: Payload | None) -> None:
+        """Have a role do something, as soon as it has the lock."""
+        self.turns.append((sender, message, payload))
+        if len(self.turns) == 1:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Whoever is the first has the lock, and works."""
+        sender, message, payload = self.turns[0]
+        seconds = 0.0 if sender.work is None else sender.work.passing(message, payload)
+        sender.thread.do(seconds, self._end, None)
+
+    def _end(self, _: None) -> None:
+        """What was done is published, and the next has the lock."""
+        turn = self.turns.popleft()
+        left = [] if self._done(turn) else [turn]
+        self.look()
+        self._early += left
+        if self.turns:
+            self._begin()
+
+    def look(self) -> None:
+        """Something has changed: do what could not be done before it."""
+        early, self._early = self._early, []
+        self._early = [turn for turn in early if not self._done(turn)]
+
+    def _done(self, turn: Turn) -> bool:
+        sender, message, payload = turn
+        if not self._may(sender.role, message):
+            return False
+        self._network.watch(sender.role, self.role, message)
+        for effect in self._do(sender.role, message, payload):
+            assert isinstance(effect, Send), f"{self.role} asks {sender.role} for {effect}"
+            assert effect.to == sender.role, f"{self.role} asks {sender.role} for {effect}"
+            self.answer(sender, effect.message, effect.payload)
+        return True
+
+    def answer(self, to: VirtualEndpoint, message: Message, payload: Payload | None) -> None:
+        """Answer at once; whoever has asked works to have it where it wants it."""
+        if payload is not None and isinstance(message, Bulk) and not self._network.phantom:
+            arena = to.arena
+            payload = checked(message, payload, len(arena.vectors(message)), arena.held).clone()
+        self._network.before_send(self.role, to.role, message)
+        answer = (self._network.endpoints[self.role], Arrival(self.role, message, payload))
+        if seconds := 0.0 if to.work is None else to.work.landing(payload):
+            to.thread.do(seconds, to.find, answer)
+        else:
+            self._network.clock.call_at(self._network.clock.time, to.find, answer)
+
+    def leave(self, dead: VirtualEndpoint) -> None:
+        """Whoever dies gives back the lock, and has done nothing."""
+        held = bool(self.turns) and self.turns[0][0] is dead
+        self.turns = deque(turn for turn in self.turns if turn[0] is not dead)
+        self._early = [turn for turn in self._early if turn[0] is not dead]
+        if held and self.turns:
+            self._begin()
+
+
+Turn = tuple[VirtualEndpoint, Message, Payload | None]
+"""Who is to do what in a memory."""
 
 
 def _nothing(sender: str, to: str, message: Message) -> None:

@@ -13,7 +13,7 @@ from distbelief.core import events, messages, records
 from distbelief.core.conversations import checkpointing, dealing, evaluating, initialising, membership
 from distbelief.core.effects import Commit, Discard, Effect, End, Send, Wake, WriteRecord
 from distbelief.core.events import Event
-from distbelief.core.messages import Message
+from distbelief.core.messages import Message, Version
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import OWN, Portion, Position, StartingPoint
 from distbelief.core.settings import Settings
@@ -70,13 +70,14 @@ class Office:
             self.tell(f"shard {i}", *events)
         return self
 
-    def gathered(self, role: str = "replica 0", **options: Any) -> Office:
+    def gathered(self, role: str = "replica 0", lasts: bool = False, **options: Any) -> Office:
         """All shards are there and know their ranges, which `role` has told."""
-        return self.shards(membership.Here()).join(role, **options).shards(initialising.Restored(loaded=False))
+        held = initialising.Restored(loaded=False, lasts=lasts)
+        return self.shards(membership.Here()).join(role, **options).shards(held)
 
-    def training(self, *more: str, **options: Any) -> Office:
+    def training(self, *more: str, lasts: bool = False, **options: Any) -> Office:
         """Training with replica 0 and others."""
-        self.gathered(**options).tell("replica 0", initialising.Ready((0, 0)))
+        self.gathered(lasts=lasts, **options).tell("replica 0", initialising.Ready((0, 0)))
         for role in more:
             self.join(role, **options)
         self.said(membership.Welcome)
@@ -254,6 +255,40 @@ def test_a_shard_that_is_lost_before_there_is_a_checkpoint_ends_the_job() -> Non
     [finished] = office.recorded(records.Finished)
     assert (finished.outcome, finished.cause, finished.role) == ("failed", Cause.SHARD_UNSAVED, "shard 1")
     assert set(office.said(membership.Stop)) == {"shard 0", "shard 1", "replica 0"}
+
+
+def killed(office: Office, life: int = 0) -> Office:
+    """Shard 1 dies, and comes again on its memory."""
+    assert office.tell("shard 1", events.Lost("killed", life)).recorded(records.Finished) == []
+    office.said(checkpointing.Snapshot)
+    again = initialising.Restored(loaded=True, lasts=True)
+    return office.tell("shard 1", membership.Here(life + 1), again)
+
+
+def test_a_job_ends_with_everything_whenever_a_shard_dies_whose_memory_outlives_it() -> None:
+    office = Office(made(replicas=1, epochs=1, restarts=5)).training(samples=1, lasts=True)
+    killed(office)  # there is no checkpoint yet
+    epoch(office)
+    assert office.said(membership.Finish) == ["replica 0"]
+    office.tell("shard 1", events.Lost("killed", 1)).tell("replica 0", membership.Leave())
+    assert office.recorded(records.Finished) == office.said(checkpointing.Snapshot) == [], "it waits for shard 1"
+    office.tell("shard 1", membership.Here(2), initialising.Restored(loaded=True, lasts=True))
+    assert office.said(checkpointing.Snapshot) == ["shard 0", "shard 1"]
+    assert killed(office.tell("shard 0", checkpointing.SnapshotDone(1, "")), 2).said(checkpointing.Snapshot) == []
+    office.tell("store", events.Saved(1, "shard 1 is gone"))
+    assert office.said(checkpointing.Snapshot) == ["shard 0", "shard 1"], "what was given up is made"
+    office.shards(checkpointing.SnapshotDone(2, "")).tell("store", events.Saved(2, "", "there"))
+    office.tell("shard 0", checkpointing.Description(Version(0, 6), 8, {0: 6}))
+    office.said(checkpointing.Describe)
+    assert killed(office, 3).said(checkpointing.Describe) == ["shard 1"]
+    office.tell("shard 1", checkpointing.Description(Version(4, 6), 8, {0: 6}))
+    assert [record.cause for record in office.recorded(records.Finished)] == [Cause.EPOCHS_DONE]
+
+
+def test_a_shard_whose_memory_outlives_it_is_waited_for_as_often_as_it_may_come_again() -> None:
+    office = killed(Office(made(replicas=1, restarts=1)).training(lasts=True))
+    office.tell("shard 1", events.Lost("killed", 1))
+    assert [record.cause for record in office.recorded(records.Finished)] == [Cause.SHARD_SPENT]
 
 
 def rounds(**options: Any) -> Office:

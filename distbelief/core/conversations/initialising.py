@@ -31,6 +31,8 @@ class Restored(Message, frozen=True, array_like=True, tag=True, gc=False):
     """The shard knows its range; `loaded` where it also holds parameters."""
 
     loaded: bool
+    lasts: bool = False
+    """Whether what it holds outlives its process: then nothing is lost when that dies."""
 
 
 class Initialise(Bulk, frozen=True, array_like=True, tag=True, gc=False):

@@ -17,7 +17,7 @@ from torch import nn
 
 from distbelief.core import events, roles
 from distbelief.core.conversations import grouping, membership
-from distbelief.core.effects import Story
+from distbelief.core.effects import Machine, Story
 from distbelief.core.messages import Message
 from distbelief.core.portions import ANEW
 from distbelief.core.records import Ending, Finished, Iterated, Record, Rewound, Started, Stepped, Succeeded, Vacant
@@ -28,6 +28,7 @@ from distbelief.places.channel_messages import ChannelMessage, Died, Interrupt, 
 from distbelief.places.paths import DIRECT
 from distbelief.places.place import NEVER, Effect, Ended, Event, Interruption, Moved, Said, Tick, TickLater, carry_out
 from distbelief.places.simulated.handling import INSTANT, Labour
+from distbelief.places.simulated.memory import ShardInMemory
 from distbelief.places.simulated.timed import phantom, timed, timed_work
 from distbelief.places.simulated.virtual_cluster import VirtualCluster
 from distbelief.places.supervisor import Supervisor
@@ -85,11 +86,6 @@ def _adds(message: Message) -> bool:
     return isinstance(message, grouping.ReducedPiece) and message.adds
 
 
-def _passes(sender: str, message: Message) -> bool:
-    """Whether a message is of what a replica does in the shards' memory, or an answer from there."""
-    return type(message) in (direct.DIRECT if roles.is_replica(sender) else direct.ANSWERS)
-
-
 @dataclass
 class Simulation:
     """One run of a simulated cluster; tests reach into its network, driver and shards."""
@@ -136,8 +132,8 @@ class Simulation:
         )
         self.network.left, self.network.adds = self._left, _adds
         self._direct = cluster.path_of(self.job.strategy, settings) == DIRECT
-        if self._direct:
-            self.network.passes = _passes
+        self._in_memory: dict[str, ShardInMemory] = {}
+        """The shards that replicas update themselves, each as its latest process plays it."""
         self._moved: set[tuple[str, int]] = set()
         """Lives of standbys that play their shards."""
         self.task = task_of(self.job)
@@ -261,8 +257,13 @@ class Simulation:
 
     def _play_shard(self, role: str, shard: Shard, endpoint: VirtualEndpoint) -> None:
         index = roles.index_of(role)
+        machine: Machine = shard
+        if self._direct:
+            before, incarnation = self._in_memory.get(role), endpoint.incarnation
+            machine = self._in_memory[role] = ShardInMemory(self.network, shard, incarnation, before)
+            shard = machine.shard
         self.shards[index : index + 1] = [shard]
-        self.driver.add_machine(role, shard, endpoint, self._store)
+        self.driver.add_machine(role, machine, endpoint, self._store)
         self._report(role, endpoint.incarnation)
 
     def _report(self, role: str, incarnation: int) -> None:
@@ -405,9 +406,10 @@ class Simulation:
     def _slice(self, plan: Plan, shard: int) -> Slice:
         self._lengths[shard] = plan.assignments[shard].moving.size
         servers = self.players.served
-        return (
-            servers.phantom_slice(plan, shard) if self.cluster.phantom else servers.torch_slice(plan, shard, None, None)
-        )
+        phantom = self.cluster.phantom
+        made: Slice = servers.phantom_slice(plan, shard) if phantom else servers.torch_slice(plan, shard, None, None)
+        made.lasts = self._direct
+        return made
 
     def _plan_crashes(self) -> None:
         """Kill roles as they are about to send the message that their crash names."""

@@ -41,7 +41,8 @@ any. A strategy names those of its own.
 class Crash(CheckedStruct, frozen=True):
     """A replica or a shard dies, as by kill -9: as it is about to send its `message`-th message. Its second crash is
     one of its second life, and so on; those that are killed because another shard died, in a synchronous job, begin a
-    new life too.
+    new life too. On the direct path a shard's answers that replicas find in its memory count as its messages, and its
+    death is that of its process: the memory lasts.
     """
 
     role: str
@@ -113,9 +114,6 @@ class VirtualCluster(Checked):
             "replicas and shards are on machines of their own; put all on one with --hosts cores=N": self.hosts is None,
             "only the roles of one host share memory; --hosts without replicas=N puts all on one": bool(
                 self.hosts and self.hosts.replicas
-            ),
-            "a shard's memory outlives its process, and a simulated crash takes both": any(
-                roles.kind(crash.role) is roles.Kind.SHARD for crash in self.crashes
             ),
         }
         lacking = next((reason for reason, holds in reasons.items() if holds), "")

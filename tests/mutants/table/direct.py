@@ -4,27 +4,33 @@ from mutants import Mutant
 
 DIRECT = "On the direct path (`--path`, where a job allows it by itself) replicas make the shards' updates themselves"
 
+WAITS = "A job on the direct path ends with all that was applied, whenever the process of a shard dies"
+
 PASSED = "tests/machines/test_passed.py::"
 PROCESSES = "tests/processes/test_direct.py::"
 KILLED = PROCESSES + "test_whoever_is_killed_at_any_step_of_an_update_has_made_it_or_not"
 
 SIMULATED = "tests/simulated/test_direct_path.py::"
+LOST = SIMULATED + "test_a_shard_whose_process_dies_at_any_message_has_lost_nothing_as_the_job_ends"
+
+COORDINATOR = "tests/machines/test_coordinator.py::"
+ENDS = COORDINATOR + "test_a_job_ends_with_everything_whenever_a_shard_dies_whose_memory_outlives_it"
 
 MUTANTS = [
     Mutant(
         "a-simulated-holder-keeps-its-lock-when-it-dies",
         DIRECT,
         "transport/virtual.py",
-        "        self._leave_turns()\n",
-        "",
+        "            memory.leave(self)\n",
+        "            pass\n",
         (SIMULATED + "test_a_holder_that_dies_in_the_middle_of_an_update_has_made_none",),
     ),
     Mutant(
         "a-simulated-lock-is-for-many",
         DIRECT,
         "transport/virtual.py",
-        "        if len(peer.turns) == 1:\n            peer._begin_turn()",
-        "        peer._begin_turn()",
+        "        if len(self.turns) == 1:\n            self._begin()",
+        "        self._begin()",
         (SIMULATED + "test_a_shard_is_updated_by_one_replica_at_a_time_in_the_replicas_own_time",),
     ),
     Mutant(
@@ -58,5 +64,63 @@ MUTANTS = [
         "if isinstance(held, PassedSlice) and held.changes:",
         "if isinstance(held, PassedSlice) and held.changes < 0:",
         (PROCESSES + "test_the_next_life_of_a_shard_goes_on_where_its_replicas_are",),
+    ),
+    Mutant(
+        "a-shard-does-not-tell-that-its-memory-lasts",
+        WAITS,
+        "server/passed.py",
+        "    lasts = True\n",
+        "    lasts = False\n",
+        (PROCESSES + "test_the_next_life_of_a_shard_goes_on_where_its_replicas_are",),
+    ),
+    Mutant(
+        "a-job-without-replicas-waits-for-no-shard",
+        WAITS,
+        "coordination/shard_registry.py",
+        "all(self.lasts(role) or self._heirs",
+        "all(self._heirs",
+        (LOST,),
+    ),
+    Mutant(
+        "a-job-that-closes-waits-for-no-shard",
+        WAITS,
+        "coordination/shard_holders.py",
+        "        if job.shards.lasts(role):\n            return None\n",
+        "",
+        (ENDS,),
+    ),
+    Mutant(
+        "a-shard-whose-memory-lasts-comes-again-for-ever",
+        WAITS,
+        "coordination/shard_holders.py",
+        "        if role in job.membership.lives.over:\n            return Cause.SHARD_SPENT\n"
+        "        if job.shards.lasts(role):\n            return None\n",
+        "        if job.shards.lasts(role):\n            return None\n"
+        "        if role in job.membership.lives.over:\n            return Cause.SHARD_SPENT\n",
+        (COORDINATOR + "test_a_shard_whose_memory_outlives_it_is_waited_for_as_often_as_it_may_come_again",),
+    ),
+    Mutant(
+        "a-last-checkpoint-that-was-given-up-is-not-made",
+        WAITS,
+        "coordination/shard_holders.py",
+        "            job.closing.steps.insert(0, ClosingStep.SAVE)\n",
+        "            pass\n",
+        (ENDS,),
+    ),
+    Mutant(
+        "a-simulated-shard-takes-its-memory-with-it",
+        WAITS,
+        "places/simulated/memory.py",
+        "before is not None and not before.shard.waits()",
+        "False",
+        (LOST,),
+    ),
+    Mutant(
+        "a-simulated-memory-is-out-of-reach-without-its-shards-process",
+        WAITS,
+        "transport/virtual.py",
+        "        if not self._may(sender.role, message):",
+        "        if not self._may(sender.role, message) or self._network.endpoints[self.role].closed:",
+        (LOST,),
     ),
 ]

@@ -1,0 +1,47 @@
+"""A shard on the direct path of a virtual cluster: its machine and its slice are in memory, where replicas do
+themselves what they would else tell it; the processes that play it for everybody else come and go.
+"""
+
+from __future__ import annotations
+
+from distbelief.core.conversations import initialising, pushing
+from distbelief.core.effects import Effect, Payload
+from distbelief.core.events import Event
+from distbelief.core.messages import Message
+from distbelief.runtime import direct
+from distbelief.server.shard import Shard
+from distbelief.transport.virtual import VirtualMemory, VirtualNetwork
+
+
+class ShardInMemory:
+    """What one process of a shard plays.
+
+    Args:
+        network: on which the shard is.
+        shard: the machine.
+        incarnation: of the process.
+        before: what the process before it has played, which this one goes on with where that held its parameters.
+    """
+
+    def __init__(
+        self, network: VirtualNetwork, shard: Shard, incarnation: int, before: ShardInMemory | None = None
+    ) -> None:
+        self._incarnation = incarnation
+        self._goes_on = before is not None and not before.shard.waits()
+        self.shard: Shard = before.shard if before is not None and self._goes_on else shard
+        if not self._goes_on:
+            made = VirtualMemory(network, shard.role, direct.DIRECT, direct.ANSWERS, self._may, shard.handle)
+            network.memories[shard.role] = made
+        self._memory = network.memories[shard.role]
+
+    def _may(self, who: str, message: Message) -> bool:
+        return not isinstance(message, pushing.Fetch) or self.shard.may_fetch(who, message.tick)
+
+    def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
+        """Take one event; replicas may do then what they could not before."""
+        if self._goes_on and isinstance(event, initialising.Restore):
+            effects = self.shard.begin_life(self._incarnation)
+        else:
+            effects = self.shard.handle(sender, event, payload)
+        self._memory.look()
+        return effects
