@@ -1,6 +1,7 @@
 """What the jobs of these tests train, and how the tests watch them: `jobs:tiny` is a task like any user's own."""
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import signal
@@ -22,6 +23,7 @@ from distbelief.fabric.process_group import ProcessGroup
 from distbelief.job import Job
 from distbelief.places.attempt import Attempt
 from distbelief.places.processes.local import Local
+from distbelief.server.passed import PassedSlice
 from distbelief.strategies import Downpour
 from distbelief.tasks import Task, TensorData
 from distbelief.testing import tally
@@ -333,6 +335,24 @@ def without_process_groups() -> Task:
 
     ProcessGroup.__init__ = refuse  # type: ignore[method-assign,assignment]
     return tiny()
+
+
+def stops_amid() -> Task:
+    """That of `once`; replica 1 stops in the third update that it makes in memory, with the shard's lock, behind the step
+    of the update that `AMID` names. Once: then there is the file `CAUGHT`.
+    """
+    step, calls = getattr(PassedSlice, os.environ["AMID"]), itertools.count(1)
+
+    def last(*args: object) -> None:
+        step(*args)
+        if next(calls) == 3:
+            with contextlib.suppress(FileExistsError):
+                Path(os.environ["CAUGHT"]).touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+    if getproctitle().endswith("replica 1"):
+        setattr(PassedSlice, os.environ["AMID"], last)
+    return once()
 
 
 def _dying(form: Callable[..., bool]) -> Callable[..., bool]:

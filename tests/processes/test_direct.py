@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from made import made
 from safetensors.torch import load_file
 
 from distbelief.core import records
-from distbelief.core.conversations import initialising, pushing
+from distbelief.core.conversations import checkpointing, initialising, pushing
 from distbelief.core.messages import Version
-from distbelief.core.optimizer import LAYERWISE, LEARNING_RATES, Optimizer, optim
+from distbelief.core.optimizer import LEARNING_RATES, Optimizer, optim
 from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
+from distbelief.places.place import Deadlines
+from distbelief.places.processes import running
 from distbelief.places.processes.local import Local
 from distbelief.runtime.direct import OwnedShard, SharedShard
 from distbelief.server.passed import PassedLayout, PassedSlice
@@ -36,8 +39,8 @@ from distbelief.transport.locks import Locks
 
 DIRECT, SERVED = Local(path="direct"), Local(path="served")
 EPOCHS = 3
-EPOCHS_OF_A_LIFE = 400
-"""So many that a shard that dies in the beginning is there again before the job ends."""
+EPOCHS_OF_A_LIFE = 12
+"""In which a shard dies; the job ends when it has come again, also where all is done before that."""
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -120,6 +123,22 @@ def test_a_replica_that_is_killed_loses_no_sample(tmp_path: Path, watch: jobs.Wa
     assert (result["outcome"], result["samples"]) == ("done", 12 * jobs.SAMPLES)
 
 
+@pytest.mark.parametrize("step", ["_write_note", "_point_to"])
+def test_a_replica_that_is_stopped_amid_an_update_is_ended_and_its_work_is_dealt_again(
+    tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    monkeypatch.setattr(running, "DEADLINES", Deadlines(ending=2.0))
+    monkeypatch.setattr(running, "TICK", 0.05)
+    monkeypatch.setenv("AMID", step)
+    monkeypatch.setenv("CAUGHT", str(tmp_path / "caught"))
+    strategy = Downpour(replicas=3, optimizer=optim("sgd", lr=1.0))
+    result = jobs.run(tmp_path / "run", strategy, DIRECT, task="jobs:stops_amid", epochs=12, evaluate_every=0)
+    assert (tmp_path / "caught").exists()
+    assert next(record.role for record in watch.of(records.Gone) if record.died) == "replica 1"
+    assert min(jobs.times_trained(tmp_path / "run")) >= 12
+    assert (result["outcome"], result["samples"]) == ("done", 12 * jobs.SAMPLES)
+
+
 @pytest.mark.parametrize(
     ("strategy", "place", "why"),
     [
@@ -147,7 +166,11 @@ LAYOUT = lay_out([
 ])  # fmt: skip
 WHOLE = Range(0, LAYOUT.moving)
 POINTS = ("_copy", "apply", "_settle", "_write_note", "_point_to")
-"""The steps of an update, each of which may be the last of its process, before it and behind it."""
+"""The steps of an update."""
+MOMENTS = [(point, behind) for point in POINTS for behind in (False, True)]
+"""When a process may die: before each of them, and behind it."""
+DEATHS = int(os.environ.get("DISTBELIEF_DEATHS", str(len(MOMENTS))))
+"""Of each optimizer's updates; `make test-slow` has 200."""
 
 
 class Memory:
@@ -172,6 +195,10 @@ class Memory:
         one = Shard(0, lambda *_: held)
         one.share(self.plan)
         return SharedShard(one, held, self.locks())
+
+    def heir(self) -> OwnedShard:
+        """What the process of the shard's second life plays."""
+        return OwnedShard(lambda make: Shard(0, make, 1), lambda _: self.bytes, self.locks())
 
     def locks(self) -> Locks:
         """Locks of whoever asks, as a process has them."""
@@ -236,6 +263,7 @@ def child() -> Iterator[Callable[[Callable[[], object]], int]]:
 
 
 def with_none_left(process: int) -> None:
+    """Kill a process, and wait for its end."""
     try:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
@@ -255,7 +283,7 @@ def dies_at(point: str, behind: bool, patched: pytest.MonkeyPatch) -> None:
     patched.setattr(PassedSlice, point, last)
 
 
-@pytest.mark.parametrize("optimizer", [name for name in LEARNING_RATES if name not in LAYERWISE])
+@pytest.mark.parametrize("optimizer", LEARNING_RATES)
 def test_whoever_is_killed_at_any_step_of_an_update_has_made_it_or_not(
     optimizer: str, child: Callable[[Callable[[], object]], int], memory_of: Callable[[str], Memory]
 ) -> None:
@@ -263,8 +291,8 @@ def test_whoever_is_killed_at_any_step_of_an_update_has_made_it_or_not(
     other, twin = memory.shared(1), TorchSlice(memory.plan, 0)
     twin.fill(numbers(0), frozen=False)
     clock = made_by_dead = 0
-    for number, (point, behind) in enumerate((point, behind) for point in POINTS for behind in (False, True)):
-        clock, seed = clock + 1, 100 + number
+    for number, (point, behind) in zip(range(DEATHS), cycle(MOMENTS)):
+        clock, seed = clock + 1, 1000 + number
 
         def dying(point: str = point, behind: bool = behind, clock: int = clock, seed: int = seed) -> None:
             dies_at(point, behind, pytest.MonkeyPatch())
@@ -272,7 +300,7 @@ def test_whoever_is_killed_at_any_step_of_an_update_has_made_it_or_not(
 
         os.waitpid(child(dying), 0)
         began = time.monotonic()
-        assert memory.push(other, "replica 1", number + 1, 200 + number)
+        assert memory.push(other, "replica 1", number + 1, 2000 + number)
         assert time.monotonic() - began < 1.0, "the lock of the dead was not to be had"
         updates = other.shard.version.updates
         made_it = updates == 2 * number + 2
@@ -280,13 +308,13 @@ def test_whoever_is_killed_at_any_step_of_an_update_has_made_it_or_not(
         assert updates in (2 * number + 1, 2 * number + 2)
         # what the dead had not made, its next life pushes again; what it had, is not made twice
         assert memory.push(memory.shared(0), "replica 0", clock, seed)
-        for one in [seed, 200 + number] if made_it else [200 + number, seed]:
+        for one in [seed, 2000 + number] if made_it else [2000 + number, seed]:
             twin.apply("", 0, numbers(one), 1.0)
         with other.turn():
             assert torch.equal(other.held.moving(), twin.moving()), f"torn by a death at {point}"
             assert other.shard.version.updates == sum(other.shard.staleness.values()) == 2 * number + 2
             assert other.shard.samples == 4 * (2 * number + 2)
-    assert made_by_dead == 1, "the one store is what makes an update count"
+    assert made_by_dead == DEATHS // len(MOMENTS), "the one store is what makes an update count"
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
@@ -295,7 +323,7 @@ def test_killed_at_random_moments_nobody_leaves_anything_torn(
 ) -> None:
     memory, chance = memory_of(optimizer), torch.Generator().manual_seed(1)
     other = memory.shared(1)
-    for clock in range(1, 41):
+    for clock in range(1, max(40, DEATHS) + 1):
 
         def pushes() -> None:
             own = memory.shared(0)
@@ -338,18 +366,50 @@ def test_who_is_stopped_with_a_lock_is_named_and_waited_for_until_it_is_killed(
     assert other.held_by() == ""
 
 
+@pytest.mark.parametrize("both", [False, True], ids=["the replica lives", "both die"])
+def test_a_shard_whose_process_dies_while_a_replica_updates_goes_on_after_that(
+    both: bool, child: Callable[[Callable[[], object]], int], memory_of: Callable[[str], Memory]
+) -> None:
+    memory, (amid, tell), (go, let) = memory_of("adagrad"), os.pipe(), os.pipe()
+    memory.opened += [amid, tell, go, let]
+    write_note = PassedSlice._write_note
+
+    def waits(*args: Any) -> None:
+        os.write(tell, b".")
+        os.read(go, 1)
+        if both:
+            os.kill(os.getpid(), signal.SIGKILL)
+        write_note(*args)
+
+    def updates() -> None:
+        pytest.MonkeyPatch().setattr(PassedSlice, "_write_note", waits)
+        memory.push(memory.shared(0), "replica 0", 1, 1)
+
+    replica = child(updates)
+    assert os.read(amid, 1)
+    with_none_left(child(lambda: memory.owner.handle("coordinator", checkpointing.Describe(), None)))
+    os.write(let, b".")
+    heir = memory.heir()
+    heir.handle("coordinator", initialising.Restore(memory.plan, ""), None)
+    os.waitpid(replica, 0)
+    assert heir.standing()["version"] == (not both)
+    assert memory.push(memory.shared(0), "replica 0", 1, 1), "its next life, or itself, has not heard of it"
+    other, twin = memory.shared(1), TorchSlice(memory.plan, 0)
+    twin.fill(numbers(0), frozen=False)
+    twin.apply("", 0, numbers(1), 1.0)
+    with other.turn():
+        assert other.shard.version == Version(1, 1)
+        assert torch.equal(other.held.moving(), twin.moving())
+
+
 def test_the_next_life_of_a_shard_goes_on_where_its_replicas_are(memory_of: Callable[[str], Memory]) -> None:
     memory = memory_of("adagrad")
     other = memory.shared(1)
     assert memory.push(other, "replica 1", 1, 1)
-    heir = OwnedShard(
-        lambda make: Shard(0, make, 1),
-        lambda _: memory.bytes,
-        memory.locks(),
-    )
+    heir = memory.heir()
     note, restored = heir.handle("coordinator", initialising.Restore(memory.plan, "checkpoint 1"), None)
     assert "nothing that was applied is lost" in note.record.text
-    assert restored.message == initialising.Restored(loaded=True)
+    assert restored.message == initialising.Restored(loaded=True, lasts=True)
     with other.turn():
         assert other.shard.version == Version(1, 1)
     assert memory.push(other, "replica 1", 2, 2)

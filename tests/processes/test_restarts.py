@@ -18,8 +18,6 @@ from distbelief.places.processes.local import Local
 from distbelief.strategies import Bounded, Downpour, Softsync, Strategy, Synchronous
 
 EPOCHS = 12
-LONG = 48
-"""Epochs of a job that is not over before a shard comes again, also where the machine is busy."""
 STRATEGIES = [
     Downpour(2, 2), Downpour(2, 2, push_every=3, fetch_every=2, prefetch=1), Synchronous(2, 2), Synchronous(3, 2,
         backup_workers=1),
@@ -53,12 +51,12 @@ def test_a_killed_shard_comes_again_and_the_job_does_its_work(
             jobs.kill(role)
 
     watch.act = kill
-    result = jobs.run(tmp_path, strategy, epochs=LONG, snapshot_every="20")
+    result = jobs.run(tmp_path, strategy, epochs=EPOCHS, snapshot_every="20")
     assert result["outcome"] == "done"
-    assert result["samples"] >= LONG * jobs.SAMPLES
+    assert result["samples"] >= EPOCHS * jobs.SAMPLES
     assert any(f"{role} is gone" in record.text for record in watch.of(records.Note)), "it died too late to be missed"
     if strategy.name == "synchronous":
-        assert result["samples"] == LONG * jobs.SAMPLES
+        assert result["samples"] == EPOCHS * jobs.SAMPLES
         assert result["forgotten"] == 0
         assert watch.of(records.Rewound)
 
