@@ -1,4 +1,4 @@
-"""How one waits for a count in shared memory: one looks, and gives the core away between two looks."""
+"""How one waits for what others do in shared memory: one looks, and gives the core away between two looks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAP_SHARE = 1 / 16
 
 
 def rest(waited: float) -> None:
-    """Give the core away between two looks at a count, for which one has waited so many seconds."""
+    """Give the core away between two looks at what one has waited for so many seconds."""
     if waited < SPIN_SECONDS:
         os.sched_yield()
     else:

@@ -11,13 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from distbelief.errors import JobFailed
+from distbelief.fabric.waiting import Wait
 
 LOCK_SECONDS = 60.0
 """How long a lock may be waited for: much longer than a process that was stopped (SIGSTOP) is let live."""
-SPIN_SECONDS = 100e-6
-"""How long who waits tries again at once, before it sleeps between two tries."""
-NAP_SECONDS, NAPS_SECONDS = 50e-6, 1e-3
-"""The first sleep, and the longest."""
 _FLOCK = struct.Struct("hhqqi4x")  # kind, whence, start, length, process
 
 
@@ -101,16 +98,11 @@ class Locks:
 
 
 def try_until(done: Callable[[], bool], told: Callable[[], bool]) -> bool:
-    """Try again and again: at once for `SPIN_SECONDS`, then with sleeps between, which double up to `NAPS_SECONDS`;
-    False where `told` says then that something has arrived.
+    """Try again and again; False where `told` says that something has arrived, which is asked after each rest that is
+    longer than a look.
     """
-    began, nap = time.monotonic(), NAP_SECONDS
+    wait = Wait()
     while not done():
-        if time.monotonic() - began < SPIN_SECONDS:
-            os.sched_yield()
-            continue
-        if told():
+        if wait.rest() and told():
             return False
-        time.sleep(nap)
-        nap = min(2 * nap, NAPS_SECONDS)
     return True

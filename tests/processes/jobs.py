@@ -338,8 +338,8 @@ def without_process_groups() -> Task:
 
 
 def stops_amid() -> Task:
-    """That of `once`; replica 1 stops in the third update that it makes in memory, with the shard's lock, behind the step
-    of the update that `AMID` names. Once: then there is the file `CAUGHT`.
+    """That of `once`; replica 1 stops in the third update that it makes in memory, with the lock, behind that step
+    of it which `AMID` names. Once: then there is the file `CAUGHT`.
     """
     step, calls = getattr(PassedSlice, os.environ["AMID"]), itertools.count(1)
 

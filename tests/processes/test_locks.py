@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from distbelief.errors import JobFailed
+from distbelief.fabric import waiting
 from distbelief.strategies.shared_memory.counts import Counts, size_of
 from distbelief.strategies.shared_memory.turns import UpdateTurns
 from distbelief.transport import locks
@@ -39,15 +40,16 @@ def test_who_waits_for_a_lock_gives_up_after_60_s_and_says_who_holds_it(
         assert holder.stdout
         assert int(holder.stdout.readline()) == holder.pid
         seconds = (0.01 * tick for tick in range(10**6))  # one look at the clock after another
-        monkeypatch.setattr(locks, "time", SimpleNamespace(monotonic=lambda: next(seconds), sleep=bool))
-        waiting = Locks(descriptor, "replica of process {}".format)
+        monkeypatch.setattr(locks, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+        monkeypatch.setattr(waiting, "sleep", bool)
+        own = Locks(descriptor, "replica of process {}".format)
         with pytest.raises(
             JobFailed, match=rf"waited 60 s for the lock of range 3, which replica of process {holder.pid} holds"
         ):
-            waiting.take([3], lambda: False)
+            own.take([3], lambda: False)
         assert 60 <= next(seconds) <= 61
         holder.communicate()
-    assert waiting.take([3], lambda: False)
+    assert own.take([3], lambda: False)
     os.close(descriptor)
 
 
@@ -74,10 +76,11 @@ def test_a_lock_is_held_by_who_has_no_process_number() -> None:
 
 def test_a_turn_is_waited_for_with_longer_and_longer_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of who has no process number too."""
-    naps, seconds = list[float](), (0.01 * tick for tick in range(100))
-    monkeypatch.setattr(locks, "time", SimpleNamespace(monotonic=lambda: next(seconds), sleep=naps.append))
+    naps, moments = list[float](), iter([0.0, *(1e-3 * 2**count for count in range(7))])
+    monkeypatch.setattr(waiting, "perf_counter", lambda: next(moments))
+    monkeypatch.setattr(waiting, "sleep", naps.append)
     counts = Counts([0] * size_of(2), 2, 0)
     counts.turn = 1
     with without_a_process(2) as found:  # which a replica 1 that takes part has
-        assert not UpdateTurns(found, lambda: counts, 0, 2).take([0], lambda: len(naps) == 7)
-    assert naps == [50e-6, 100e-6, 200e-6, 400e-6, 800e-6, 1e-3, 1e-3]
+        assert not UpdateTurns(found, lambda: counts, 0, 2).take([0], lambda: len(naps) == 6)
+    assert naps == [62.5e-6, 125e-6, 250e-6, 500e-6, 1e-3, 1e-3]
