@@ -412,6 +412,9 @@ class JoinOptions:
     """Torch threads of the replica."""
     strategy: str = ""
     """The strategy of the job as module:Class, where that is no name of ours; a ticket imports nothing."""
+    leave_within: float = 0.0
+    """Seconds in which what was begun is to be finished, once this replica is told to go (Ctrl-C, SIGTERM); 0 gives it
+    as long as it takes."""
     quiet: bool = False
     """Show nothing but errors."""
 
@@ -433,7 +436,7 @@ def join(args: list[str]) -> int:
     tell(f"joining by {args[0]}")
     from distbelief.places.join.guest import Guest
 
-    Guest(args[0], script, asked.data_dir, asked.device, asked.threads, tell, asked.strategy).run()
+    Guest(args[0], script, asked.data_dir, asked.device, asked.threads, tell, asked.strategy, asked.leave_within).run()
     return 0
 
 

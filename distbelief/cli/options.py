@@ -111,7 +111,8 @@ class VirtualOptions:
     """1:4 makes replica 1 take 4 times as long; 5%x10 makes 5 % of the steps take 10 times as long."""
     faults: tuple[str, ...] = ()
     """crash=1@500 kills replica 1 as it sends its 500th message, crash=shard0@500 shard 0, crash=coordinator@9 the
-    coordinator; restart=2s lets them come back so late; outage=2s+500ms@1/shard0 cuts replica 1 and shard 0 off from
+    coordinator; restart=2s lets them come back so late; leave=1@500+2s tells the host of replica 1 to go within 2 s, as
+    that sends its 500th message; outage=2s+500ms@1/shard0 cuts replica 1 and shard 0 off from
     the others for 500 ms, from 2 s on; delay=1%x50ms delays 1 % of all messages."""
     phantom: bool = False
     """Compute nothing, move no bytes: only the time that passes, to which learning rates and clipping are nothing."""
@@ -464,7 +465,7 @@ class Options:
             cluster = Cluster(**own, compute=compute)
             cluster.attend()
             return cluster
-        for name in ("tickets", "remote_shell", "interface", "oversubscribe", "dry_run"):
+        for name in ("tickets", "remote_shell", "interface", "oversubscribe", "leave_within", "dry_run"):
             if (value := self.values.get(name)) and value != getattr(Cluster, name, False):
                 raise UsageError(f"{option(name)} {value}: is of several hosts; name them with --hosts or --hostfile")
         return Local(**self._of(Local), compute=compute)

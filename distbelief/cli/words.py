@@ -217,6 +217,8 @@ class Faults(NamedTuple):
     """The fields of `NetworkModel` for delays."""
     place: dict[str, float]
     """Those of `Simulated` for restarts."""
+    leaves: list[tuple[str, int, float]]
+    """Which replica's host is told to go, as it sends its how manieth message, and how many seconds it has."""
 
 
 def faults(texts: Iterable[str]) -> Faults:
@@ -227,19 +229,21 @@ def faults(texts: Iterable[str]) -> Faults:
 
     >>> faults(["crash=1@500", "crash=shard0@9", "delay=1%x50ms", "restart=2s"])
     Faults(crashes=[('replica 1', 500), ('shard 0', 9)], outages=[], delays={'delay_chance': 0.01, 'delay': 0.05},
-           place={'restart_seconds': 2.0})
+           place={'restart_seconds': 2.0}, leaves=[])
+    >>> faults(["leave=1@500+2s"]).leaves
+    [('replica 1', 500, 2.0)]
     >>> faults(["crash=coordinator@9"]).crashes
     [('coordinator', 9)]
     >>> faults(["outage=2s+500ms@replica1/shard0"]).outages
     [(2.0, 2.5, ('replica 1', 'shard 0'))]
     """
-    found = Faults([], [], {}, {})
+    found = Faults([], [], {}, {}, [])
     for item in _items(texts):
         kind, value = _pair(
             item,
             "=",
             "--faults",
-            "crash=1@500, crash=shard0@500, outage=2s+500ms@1/shard0, delay=1%x50ms or restart=2s",
+            "crash=1@500, crash=shard0@500, leave=1@500+2s, outage=2s+500ms@1/shard0, delay=1%x50ms or restart=2s",
         )
         if kind == "crash":
             who, message = _pair(
@@ -248,6 +252,8 @@ def faults(texts: Iterable[str]) -> Faults:
             found.crashes.append(
                 (_role(who, "--faults crash", ("coordinator",)), _count(message, "--faults crash message"))
             )
+        elif kind == "leave":
+            found.leaves.append(_leave(value))
         elif kind == "outage":
             found.outages.append(_outage(value))
         elif kind == "delay":
@@ -256,13 +262,21 @@ def faults(texts: Iterable[str]) -> Faults:
         elif kind == "restart":
             found.place.update(restart_seconds=duration(value, "--faults restart"))
         else:
-            raise unknown("fault in --faults", kind, ("crash", "outage", "delay", "restart"))
+            raise unknown("fault in --faults", kind, ("crash", "leave", "outage", "delay", "restart"))
     if found.place and not found.crashes:
         raise UsageError(
             "--faults restart: says when those who crashed come back, and nobody crashes: add crash=1@500, or leave "
             "it off"
         )
     return found
+
+
+def _leave(text: str) -> tuple[str, int, float]:
+    where = "--faults leave"
+    example = "leave=1@500+2s: the host of replica 1 is told to go as that sends its 500th message, and has 2 s"
+    who, rest = _pair(text, "@", where, example)
+    message, seconds = _pair(rest, "+", where, example)
+    return _role(who, where), _count(message, f"{where} message"), duration(seconds, f"{where} time")
 
 
 def _outage(text: str) -> tuple[float, float, tuple[str, ...]]:

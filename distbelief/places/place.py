@@ -53,11 +53,15 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 class Interruption(msgspec.Struct, frozen=True):
-    """Event: the person who runs the job wants it to end."""
+    """Event: the person who runs the job wants it to end, or a host of it to go."""
 
     why: str
     host: str = ""
     """Where he said so; "" for here. A launcher tells all hosts at once, which is once."""
+    lives: tuple[tuple[str, int], ...] = ()
+    """Those of that host."""
+    within: float = 0.0
+    """Seconds in which the host may leave a job that goes on; 0 where it may not."""
 
 
 class Unable(msgspec.Struct, frozen=True):
@@ -83,6 +87,12 @@ class Kill(msgspec.Struct, frozen=True):
     incarnation: int
 
 
+class Vacate(msgspec.Struct, frozen=True):
+    """Effect: begin no more lives on a host, and let it go as soon as none is there; of places with several."""
+
+    host: str
+
+
 class Tell(msgspec.Struct, frozen=True):
     """Effect: say a word to the latest life of a role."""
 
@@ -96,7 +106,7 @@ class TickLater(msgspec.Struct, frozen=True):
     seconds: float
 
 
-Effect = Start | Kill | Tell | TickLater | effects.WriteRecord
+Effect = Start | Kill | Vacate | Tell | TickLater | effects.WriteRecord
 
 
 class Deadlines(msgspec.Struct, frozen=True):

@@ -31,6 +31,7 @@ from distbelief.places.place import (
     Tick,
     TickLater,
     Unable,
+    Vacate,
 )
 
 NAMES = 8
@@ -59,6 +60,8 @@ class _Life:
         """Its last words, where these tell only of somebody else who is gone."""
         self.why = ""
         """Why it was killed."""
+        self.host, self.leave_by = "", float("inf")
+        """The host that was told to go, with this life on it, and when it has to be gone."""
 
 
 class Supervisor:
@@ -109,6 +112,8 @@ class Supervisor:
         self._moving: dict[str, _Life] = {}
         """By standby: who is its shard as soon as it has heard so."""
         self._interrupts: list[Interruption] = []
+        self._leaving: set[str] = set()
+        """Hosts that were told to go."""
         self._heard = self._hushed = 0.0
         self._late: DistbeliefError | None = None
         """What a script has raised whose part of the job was done."""
@@ -278,14 +283,14 @@ class Supervisor:
         life = self._take_away(ended.role, ended.incarnation)
         if life is None:
             return []
-        told: list[Effect] = []
+        told: list[Effect] = self._end_servers(life.host)
         if self._moving.get(ended.role) is life:
             del self._moving[ended.role]
             told += self._fill(now, ended.role)
         if life.role == roles.COORDINATOR and self.finished:
             died = Died(life.role, "the job is over", life.incarnation)
             told += [Tell(role, died) for role in self._here]
-        after = self._script and life.left and roles.is_replica(life.role)
+        after = (self._script or life.host) and life.left and roles.is_replica(life.role)
         if after or (ended.done and (life.role != roles.COORDINATOR or self.finished)):
             self._gone[life.role] = Died(life.role, "it was done", life.incarnation, left=True)
             return told
@@ -428,6 +433,8 @@ class Supervisor:
             return self._kill(life, "the job was over and it did not end")
         if now > self._leave_by and roles.is_replica(life.role) and not life.left:
             return self._kill(life, f"it did not leave within {seconds} of being asked to, and was killed")
+        if now >= life.leave_by:
+            return self._cut_short(life)
         if not stopped or life.stopped_at is None:
             life.stopped_at = now if stopped else None
         elif (self._lasts or not self._needs(life.role)) and now > life.stopped_at + self.deadlines.ending:
@@ -435,7 +442,13 @@ class Supervisor:
         return []
 
     def _interrupted(self, now: float, event: Interruption) -> list[Effect]:
-        """The first time: let the job end in peace, with a checkpoint. The second: end it now."""
+        """The first time: let the job end in peace, with a checkpoint, or the host leave that was told to. The second:
+        end it now.
+        """
+        if event.host in self._leaving:
+            return []
+        if self._spares(event):
+            return self._let_leave(now, event)
         again = any(event.host == one.host for one in self._interrupts)
         elsewhere = bool(self._interrupts) and not again
         self._interrupts.append(event)
@@ -452,6 +465,8 @@ class Supervisor:
             self.ending = True
             asked = Interrupt("this replica was asked to leave")
             told = effects.WriteRecord(records.Note("leaving, once what has begun is applied"))
+            for life in self._lives():
+                life.leave_by = now + event.within if event.within else float("inf")
             return [told, *(Tell(role, asked) for role in self._here)]
         elif not self._listened:
             early = Interrupted("interrupted before the job began")
@@ -463,3 +478,63 @@ class Supervisor:
             heads = [role for role in (roles.COORDINATOR, roles.SINGLE) if role in self._here]
             return [Tell(role, Interrupt(event.why)) for role in heads]
         return []
+
+    # hosts that leave
+
+    def _replicas_of(self, event: Interruption) -> set[str]:
+        """Those that compute on a host, though some of their partitions may be elsewhere."""
+        return {roles.lead_of(role) for role, _ in event.lives if roles.is_replica(role)}
+
+    def _spares(self, event: Interruption) -> bool:
+        """Whether the job goes on without a host: others have replicas, and its shards standbys or a checkpoint."""
+        if not event.within or not self.started or self.ending or self._interrupts or self.over:
+            return False
+        leads = self._replicas_of(event)
+        stay = {life.role for life in self._lives() if life.name not in event.lives and not life.host}
+        shards = [role for role, _ in event.lives if roles.kind(role) is roles.Kind.SHARD]
+        kept = self.explanation.checkpoint > 0
+        return any(roles.is_replica(role) and roles.lead_of(role) not in leads for role in stay) and all(
+            kept or roles.standby_of(shard) in stay for shard in shards
+        )
+
+    def _let_leave(self, now: float, event: Interruption) -> list[Effect]:
+        """Ask the replicas of a host to finish what they have begun; what serves there does so until they have."""
+        self._leaving.add(event.host)
+        leads = self._replicas_of(event)
+        for life in self._lives():
+            if life.name in event.lives or (roles.is_replica(life.role) and roles.lead_of(life.role) in leads):
+                life.host, life.leave_by = event.host, now + event.within
+        who = roles.named(sorted(role for role, _ in event.lives), NAMES) or "nobody"
+        told = f"host {event.host} leaves within {event.within:g} s ({event.why}): {who}; the others go on"
+        asked = Interrupt(f"host {event.host} was told to go")
+        return [
+            effects.WriteRecord(records.Note(told)),
+            Vacate(event.host),
+            *(Tell(lead, asked) for lead in sorted(leads)),
+            *self._end_servers(event.host),
+            TickLater(event.within),
+        ]
+
+    def _end_servers(self, host: str) -> list[Effect]:
+        """End what is left on a host that leaves, as soon as no replica is."""
+        there = [life for life in self._lives() if host and life.host == host]
+        if any(roles.is_replica(life.role) for life in there):
+            return []
+        return [effect for life in there for effect in self._kill(life, f"host {host} leaves")]
+
+    def _cut_short(self, life: _Life) -> list[Effect]:
+        """End one that has not left its host in time: what a replica has not finished is dealt again."""
+        if self._guest:
+            self.failure = Interrupted(
+                "what was begun took longer than --leave-within: ended at once, and what this replica held is dealt "
+                "to others"
+            )
+            return []
+        told: list[Effect] = []
+        why = f"host {life.host} leaves, and it was not done in time"
+        if roles.is_replica(life.role) and not life.left:
+            lead = roles.lead_of(life.role)
+            for one in self._lives():
+                one.left |= roles.is_replica(one.role) and roles.lead_of(one.role) == lead
+            told = self._tell_of(Died(lead, why, life.incarnation, left=True))
+        return [*told, *self._kill(life, why)]

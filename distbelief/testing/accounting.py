@@ -36,8 +36,8 @@ def life(role: str, incarnation: int) -> str:
 class Accounting:
     """The accounts of a run.
 
-    - A minibatch is held by one living replica at a time; a push holds the next ones dealt; a dropped push gives its
-      own back.
+    - A minibatch is held by one living replica at a time, which has not been let go; a push holds the next ones dealt;
+      a dropped push gives its own back.
     - A push is applied at a shard at most once, and is applied or dropped, not both; shards do not disagree about it.
     - Versions of a shard grow by one with each update.
     - A shard that comes again holds what its checkpoint holds; what it had acknowledged beyond that is counted, once,
@@ -54,6 +54,7 @@ class Accounting:
         self.network = run.simulation.network
         self.plan: Any = None
         self.holder: dict[Minibatch, str] = {}
+        self._let_go: set[str] = set()
         self.dealt: set[Minibatch] = set()
         """All that there were, but for what a stream had not."""
         self.waiting: defaultdict[str, list[Minibatch]] = defaultdict(list)
@@ -122,12 +123,15 @@ class Accounting:
         portion = message.portion
         for index in range(portion.first, portion.first + portion.count):
             holder, who = self.holder.get((portion.epoch, index)), self._name(to, self._members[to])
-            assert holder is None or not self._lives_on(holder), (
+            assert holder is None or holder in self._let_go or not self._lives_on(holder), (
                 f"{(portion.epoch, index)} is dealt to {who} and to {holder}"
             )
             self.holder[portion.epoch, index] = who
             self.dealt.add((portion.epoch, index))
             self.waiting[who].append((portion.epoch, index))
+
+    def _note_farewell(self, _: str, to: str, _message: membership.Farewell) -> None:
+        self._let_go.add(self._name(to, self._members[to]))
 
     def _note_ended(self, sender: str, _: str, message: dealing.Ended) -> None:
         who = self._name(sender, self._lives[sender])
@@ -445,6 +449,7 @@ NOTES: Mapping[type[Message], Callable[[Accounting, str, str, Any], None]] = {
     membership.Join: Accounting._note_join,
     membership.Welcome: Accounting._note_welcome,
     membership.Anew: Accounting._note_anew,
+    membership.Farewell: Accounting._note_farewell,
     initialising.Restored: Accounting._note_restored,
     dealing.Deal: Accounting._note_deal,
     dealing.Ended: Accounting._note_ended,

@@ -87,7 +87,7 @@ class Rules:
       of several models, the first of a minibatch does, and those after it hold the same.
     - A replica reports steps and samples only when all shards have acknowledged their push, and all of them before it
       leaves.
-    - A minibatch is dealt to one living replica at a time.
+    - A minibatch is dealt to one living replica at a time, which has not been let go.
     - `finish`: every minibatch is applied at every shard to every model, exactly once where nobody died.
 
     Args:
@@ -113,6 +113,7 @@ class Rules:
         self._fetched: defaultdict[tuple[Life, str], set[Version]] = defaultdict(set)
         self._versions: set[tuple[str, int]] = set()
         self._holder: dict[Minibatch, Life] = {}
+        self._let_go: set[Life] = set()
         self._times: Counter[tuple[str, Minibatch, tuple[Range, ...]]] = Counter()
 
     def sent(self, sender: str, to: str, message: Message) -> None:
@@ -128,6 +129,8 @@ class Rules:
             case membership.Welcome():
                 assert self.plan in (None, message.plan), "two replicas were told different plans"
                 self.plan = message.plan
+            case membership.Farewell():
+                self._let_go.add(self._life(to))
             case dealing.Deal():
                 self._deal(to, message)
             case pushing.Push():
@@ -215,7 +218,7 @@ class Rules:
         for index in range(portion.first, portion.first + portion.count):
             minibatch = (portion.epoch, index)
             holder = self._holder.get(minibatch)
-            assert holder is None or not self._alive(*holder), (
+            assert holder is None or holder in self._let_go or not self._alive(*holder), (
                 f"minibatch {minibatch} is dealt to {to} and to {holder}, which lives"
             )
             life = to, self._members[to]  # a later one may have been born, of which the coordinator has not heard

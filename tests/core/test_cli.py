@@ -51,7 +51,7 @@ OWN = {
 VIRTUAL = "--network --handling --hosts --path --compute --stragglers --faults --phantom --keep --sweep"
 LOCAL = (
     "--transport --path --bind --advertise --insecure --tls --listen --logs --pad --straggle "
-    "--hosts --hostfile --on --remote-shell --interface --tickets --oversubscribe --dry-run"
+    "--hosts --hostfile --on --remote-shell --interface --tickets --oversubscribe --leave-within --dry-run"
 )
 FROZEN = {
     ("train", "single"): f"{SCALED} {SPLIT} {SHARED} {TASK}",
@@ -144,13 +144,15 @@ def test_every_option_of_a_command_reaches_its_job() -> None:
         "--interface",
         "eth1",
         "--oversubscribe",
+        "--leave-within",
+        "30",
         "--insecure",
         "--pad",
         "5ms",
     ]
     asked = options.parse("train", "mnist", "downpour", words)
     assert asked.place() == db.Cluster(
-        hosts="a:2,b:2", remote_shell="cat", interface="eth1", oversubscribe=True, insecure=True,
+        hosts="a:2,b:2", remote_shell="cat", interface="eth1", oversubscribe=True, leave_within=30.0, insecure=True,
         compute=db.ComputeModel(step=0.005, spread="constant"),
     )  # fmt: skip
     assert asked.job("mnist").strategy.replicas == 4  # type: ignore[attr-defined]  # of Downpour

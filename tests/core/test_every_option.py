@@ -156,7 +156,14 @@ SMALL: dict[str, dict[str, str]] = {
         "json": "",
     },
     "status": {"watch": "", "json": ""},
-    "join": {"data_dir": "there", "device": "cuda:1", "threads": "2", "strategy": "mine:Own", "quiet": ""},
+    "join": {
+        "data_dir": "there",
+        "device": "cuda:1",
+        "threads": "2",
+        "strategy": "mine:Own",
+        "leave_within": "30",
+        "quiet": "",
+    },
     "draw": {"ranks": "6", "per_host": "2", "network": "latency=1ms"},
     "draw 1f1b": {"partitions": "3", "microbatches": "5", "weight_gradients": "once", "svg": "drawn.svg"},
     "cost": {

@@ -28,6 +28,7 @@ from distbelief.places.place import (
     Tick,
     TickLater,
     Unable,
+    Vacate,
 )
 from distbelief.places.supervisor import Supervisor
 
@@ -379,6 +380,80 @@ def test_what_several_hosts_are_told_at_once_is_told_once() -> None:
     assert told.error.startswith("Interrupted: interrupted twice")
 
 
+GOES = Interruption("SIGTERM on host n1", "n1", (("replica 1", 0), ("shard 0", 0)), within=5.0)
+
+
+def test_a_host_that_is_told_to_go_leaves_and_the_job_goes_on() -> None:
+    """Its replica is asked, what serves there does so until it has left, and its end is no death."""
+    told = Told().training()
+    did = told.at(1.0, GOES)
+    assert did[1:3] == [Vacate("n1"), Tell("replica 1", Interrupt("host n1 was told to go"))]
+    assert notes(did) == ["host n1 leaves within 5 s (SIGTERM on host n1): replica 1, shard 0; the others go on"]
+    assert kills(did) == []
+    assert told.at(1.1, GOES) == [], "who is told again has its time all the same"
+    told.say(records.Gone("replica 1", 0, "it was done", died=False))
+    did = told.done("replica 1")
+    assert (kills(did), words(did)) == ([("shard 0", 0)], [])
+    assert starts(told.at(7.0, Tick())) == []
+    assert told.supervisor.failure is None
+    did = told.at(8.0, Interruption("Ctrl-C"))
+    assert words(did) == [Interrupt("Ctrl-C")], "the first of the job itself"
+
+
+def test_what_a_host_has_not_finished_in_time_is_cut_short_and_is_no_death() -> None:
+    told = Told().training()
+    told.at(1.0, GOES)
+    assert told.at(5.9, Tick()) == []
+    did = told.at(6.0, Tick())
+    [word] = words(did)
+    assert (word.role, word.incarnation, word.left) == ("replica 1", 0, True)
+    assert kills(did) == [("shard 0", 0), ("replica 1", 0)]
+    did = told.kill("replica 1")
+    assert (words(did), starts(did)) == ([], [])
+
+
+def test_what_dies_on_a_host_that_leaves_comes_again_elsewhere() -> None:
+    told = Told().training()
+    told.at(1.0, GOES)
+    assert starts(told.kill("replica 1")) == [("replica 1", 1)]
+
+
+def test_the_partitions_of_a_replica_leave_together_whichever_of_their_hosts_goes() -> None:
+    told = Told("coordinator", "replica 0.0", "replica 0.1", "replica 1.0", "replica 1.1").training()
+    did = told.at(1.0, Interruption("SIGTERM", "n1", (("replica 1.1", 0),), within=5.0))
+    assert words(did, "replica 1.0") == [Interrupt("host n1 was told to go")]
+    assert words(did, "replica 1.1") == []
+    did = told.at(6.0, Tick())
+    assert [word.role for word in words(did)] == ["replica 1.0"]
+    assert kills(did) == [("replica 1.0", 0), ("replica 1.1", 0)]
+
+
+@pytest.mark.parametrize(
+    ("before", "event"),
+    [
+        ((), Interruption("SIGTERM", "n1", GOES.lives)),
+        ((), Interruption("SIGTERM", "n1", (("replica 0", 0), ("replica 1", 0)), 5.0)),
+        ((Interruption("SIGTERM", "n0", (("replica 0", 0),), 5.0),), GOES),
+        ((ENDING,), GOES),
+    ],
+    ids=["it may not", "nobody else computes", "all others leave too", "the job ends already"],
+)
+def test_without_a_host_that_cannot_be_spared_the_job_ends_in_peace(
+    before: tuple[Any, ...], event: Interruption
+) -> None:
+    told = Told().training()
+    for one in before:
+        told.at(0.5, one) if isinstance(one, Interruption) else told.say(one)
+    assert words(told.at(1.0, event)) == [Interrupt(event.why)]
+
+
+@pytest.mark.parametrize(("saved", "standby", "leaves"), [(1, False, True), (0, True, True), (0, False, False)])
+def test_a_shard_leaves_that_has_a_standby_or_a_checkpoint(saved: int, standby: bool, leaves: bool) -> None:
+    cast = ["coordinator", "shard 0", "replica 0", "replica 1", *["standby 0"] * standby]
+    told = Told(*cast, explanation=Explanation(saved)).training()
+    assert (Vacate("n1") in told.at(1.0, GOES)) == leaves
+
+
 def test_an_interruption_before_anybody_listens_ends_the_job() -> None:
     told = Told()
     told.at(0.0, Interruption("Ctrl-C"))
@@ -499,6 +574,15 @@ def test_a_guest_leaves_when_asked_and_at_once_when_asked_twice() -> None:
     told.at(0.0, Interruption("Ctrl-C"))
     told.at(0.0, Interruption("Ctrl-C"))
     assert told.error == "Interrupted: interrupted twice: ended at once, and what this replica held is dealt to others"
+
+
+def test_a_guest_has_as_long_as_it_was_given() -> None:
+    told = Told("replica 5", guest=True)
+    told.at(0.0, Interruption("SIGTERM", within=5.0))
+    assert told.at(4.9, Tick()) == []
+    assert told.supervisor.failure is None
+    told.at(5.0, Tick())
+    assert told.error.startswith("Interrupted: what was begun took longer than --leave-within")
 
 
 # any history

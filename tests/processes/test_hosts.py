@@ -321,3 +321,43 @@ def test_a_replica_of_allreduce_that_dies_on_a_host_begins_again_there(train: Ca
     told.until(lambda one: one.get("event") == "Stepped" and one["role"] == "replica 1")
     result = told.until(lambda one: "per_replica" in one)
     assert (result["outcome"], result["samples"]) == ("done", 60 * jobs.SAMPLES)
+
+
+@pytest.mark.parametrize(("within", "pad"), [("60", "10ms"), ("1e-3", "300ms")], ids=["in time", "cut short"])
+def test_a_host_that_is_told_to_go_leaves_and_the_job_goes_on(
+    train: Callable[..., Told], within: str, pad: str
+) -> None:
+    """Its shard is its standby; its agent ends before the job does, which makes every sample once."""
+    told = train(
+        "--hosts", "a:1,b:1", "--shards", "2", "--standby", "1", "--pad", pad, "--leave-within", within,
+        "--epochs", "60" if within == "60" else "3",
+    )  # fmt: skip
+    told.until(trains)
+    _, second = told.agents()
+    os.kill(second, signal.SIGTERM)
+    died: set[str] = set()
+    gone = told.until(lambda one: one.get("event") == "Gone" or _died(one, died))
+    assert (gone["role"], gone["died"]) == ("replica 1", False), gone
+    result = told.until(lambda one: "per_replica" in one or (_agent_is_gone(second) and _died(one, died)))
+    assert _is_dead(second)
+    assert died == {"shard 1"}
+    assert (result["outcome"], result["samples"]) == ("done", (60 if within == "60" else 3) * jobs.SAMPLES)
+    assert told.process.wait(SECONDS) == 0
+
+
+def _agent_is_gone(agent: int) -> bool:
+    """Wait for its end."""
+    end = monotonic() + SECONDS
+    while not _is_dead(agent):
+        assert monotonic() < end, "its host has left, and its agent has not"
+        sleep(0.05)
+    return True
+
+
+def test_a_host_that_is_told_to_go_without_a_time_ends_the_job_in_peace(train: Callable[..., Told]) -> None:
+    told = train("--hosts", "a:1,b:1", "--shards", "1", "--epochs", "10000")
+    told.until(trains)
+    os.kill(told.agents()[1], signal.SIGTERM)
+    _, printed = told.process.communicate(timeout=SECONDS)
+    assert told.process.returncode == 130
+    assert "interrupted; go on with: " in printed

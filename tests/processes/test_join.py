@@ -184,6 +184,26 @@ def test_a_guest_leaves_and_what_it_had_not_begun_is_dealt_to_others(
     assert "leaving, once what has begun is applied" in said
 
 
+def test_a_guest_is_given_no_longer_than_it_has(tmp_path: Path, watch: jobs.Watch, guests: Guests) -> None:
+    """What it had begun is dealt to others."""
+
+    def act(record: Record) -> None:
+        if isinstance(record, records.Started):
+            guests.join(tmp_path, "--leave-within", "1e-6")
+        elif worked(record) and not asked:
+            asked.append(record)
+            guests.started[0].send_signal(signal.SIGTERM)
+        elif isinstance(record, records.Gone):
+            watch.interrupt()
+
+    asked: list[Record] = []
+    watch.act = act
+    result = jobs.run(tmp_path, Downpour(1, 2), PLAIN, epochs=jobs.MANY)
+    assert result["outcome"] == "interrupted"
+    [(status, said)] = guests.ended()
+    assert (status, "what was begun took longer than --leave-within" in said) == (130, True), said
+
+
 def test_a_guest_that_is_killed_is_a_death_like_any_other(tmp_path: Path, watch: jobs.Watch, guests: Guests) -> None:
     def act(record: Record) -> None:
         if isinstance(record, records.Started):

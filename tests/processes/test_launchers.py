@@ -151,3 +151,24 @@ def test_another_command_of_a_script_that_a_launcher_has_started_is_a_job_of_its
     assert second.until("per_replica")["samples"] == jobs.SAMPLES
     assert second.statuses() == [0] * SIZE
     assert sorted((first.folder / "first").rglob("*")) == before
+
+
+def test_a_host_that_a_launcher_tells_to_go_leaves_and_its_process_ends_well(start: Callable[..., Start]) -> None:
+    """As do the others, when the job is over; where all are told, that is an interruption of the job."""
+    words = ("--leave-within", "60", "--standby", "1", "--pad", "10ms", "--out")
+    one = start("--replicas", "2", "--epochs", "30", *words, "r")
+    one.until("Stepped")
+    one.processes[2].send_signal(signal.SIGTERM)
+    assert one.until("Gone")["died"] is False
+    assert one.processes[2].wait(SECONDS) == 0
+    assert one.processes[0].poll() is None, "the job goes on"
+    result = one.until("per_replica")
+    assert (result["outcome"], result["samples"]) == ("done", 30 * jobs.SAMPLES)
+    assert one.statuses() == [0] * SIZE
+
+    all_of_them = start("--replicas", "2", "--epochs", "10000", *words, "s")
+    all_of_them.until("Stepped")
+    for process in all_of_them.processes:
+        process.send_signal(signal.SIGTERM)
+    assert all_of_them.statuses()[:2] == [130, 130]
+    assert list((all_of_them.folder / "s" / "checkpoints").iterdir())

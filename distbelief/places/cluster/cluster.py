@@ -53,6 +53,9 @@ class Cluster(Local):
     else the working directory."""
     oversubscribe: bool = False
     """Let a host have more replicas than slots."""
+    leave_within: float = 0.0
+    """Seconds that a host has whose agent is told to go (SIGTERM): its replicas finish what they have begun and leave,
+    and the others go on. Else the whole job ends then."""
 
     @property
     def named(self) -> tuple[Host, ...]:
@@ -157,6 +160,11 @@ class Cluster(Local):
             UsageError: as of `Local`; also of hosts that are not written well, or have too few slots.
         """
         self.attend()
+        if not 0 <= self.leave_within < float("inf"):
+            raise UsageError(
+                f"--leave-within {self.leave_within:g}: is a number of seconds, 0 or more; leave it off to have the "
+                "whole job end when a host is told to go"
+            )
         for name, instead in ELSEWHERE.items():
             if getattr(self, name) != getattr(Local, name):
                 raise UsageError(
@@ -267,7 +275,7 @@ class Cluster(Local):
                 sites.append(Site(host.name, host.slots or own, greeting.keeps))
             return self._place(settings, cast, sites)
 
-        return lambda hooks: HostProcesses(hooks, begin, place)
+        return lambda hooks: HostProcesses(hooks, begin, place, self.leave_within)
 
 
 class Ray(Cluster):

@@ -45,12 +45,14 @@ class HostProcesses:
         hooks: as of `Processes`.
         open_hosts: starts the agents.
         place: says who is where, once these have greeted.
+        leave_within: seconds that a host which is told to go has; 0 where the whole job ends then.
     """
 
     def __init__(
-        self, hooks: Hooks, open_hosts: Callable[[Connection], Opened], place: Callable[[Opened], Placement]
-    ) -> None:
-        self._hooks, self._open, self._place = hooks, open_hosts, place
+        self, hooks: Hooks, open_hosts: Callable[[Connection], Opened], place: Callable[[Opened], Placement],
+        leave_within: float = 0.0,
+    ) -> None:  # fmt: skip
+        self._hooks, self._open, self._place, self._leave_within = hooks, open_hosts, place, leave_within
         self._local = Processes.of(hooks)
         self._opened: Opened | None = None
         self._placement: Placement | None = None
@@ -118,6 +120,14 @@ class HostProcesses:
         if lives:
             max(lives, key=lambda life: life.incarnation).say(word)
 
+    def vacate(self, host: str) -> None:
+        """Begin no more lives on a host, and let its agent go as soon as none is there."""
+        assert self._placement
+        for at, agent in enumerate(self._agents):
+            if agent.name == host:
+                agent.leaves = True
+                self._placement.lose(at)
+
     # what a supervisor's process does with it
 
     @property
@@ -157,6 +167,8 @@ class HostProcesses:
                 self._lose(at, agent, agent.why())
             elif now > agent.heard + SILENCE_SECONDS:
                 self._lose(at, agent, f"nothing was heard from it for {SILENCE_SECONDS:.0f} s")
+            elif agent.leaves and not any(life.agent is agent for life in self._lives.values()):
+                agent.let_go()
             elif beats:
                 agent.line.say(Beat())
         news, self._news = self._news, []
@@ -177,7 +189,9 @@ class HostProcesses:
             case Broken():
                 self._hooks.happens(Unable(JobFailed(f"host {agent.name}: {word.why}")))
             case ToldToEnd():
-                self._hooks.happens(Interruption(f"{word.why} on host {agent.name}", agent.name))
+                there = tuple((one.role, one.incarnation) for one in self._lives.values() if one.agent is agent)
+                why = f"{word.why} on host {agent.name}"
+                self._hooks.happens(Interruption(why, agent.name, there, self._leave_within))
             case StoppedLives():
                 agent.stopped = word.lives
             case LifeStarted() if life:

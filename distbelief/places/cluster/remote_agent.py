@@ -9,7 +9,18 @@ import time
 
 from distbelief.places.channel_messages import ChannelMessage
 from distbelief.places.cluster.engines import Started
-from distbelief.places.cluster.words import MARK, AgentWord, Greeting, Line, Looked, Measured, Part, Reached, TellLife
+from distbelief.places.cluster.words import (
+    MARK,
+    AgentWord,
+    Dismiss,
+    Greeting,
+    Line,
+    Looked,
+    Measured,
+    Part,
+    Reached,
+    TellLife,
+)
 
 REMEDIES = {
     "Permission denied": "log in there once without a password: ssh-copy-id {host}",
@@ -52,6 +63,8 @@ class RemoteAgent:
         """Lives that are stopped by a signal."""
         self.gone = ""
         """Why it is; "" while it is there."""
+        self.leaves = False
+        """Whether its host was told to go, and the job goes on."""
         self._before, self._last_words = b"", ""
         os.set_blocking(self.printed, False)
 
@@ -110,6 +123,12 @@ class RemoteAgent:
             self.line.say(Part())
         else:
             self.line.close()
+
+    def let_go(self) -> None:
+        """Have it end, with nothing left to do: its host leaves a job that goes on."""
+        self.gone = "it has left"
+        self.line.say(Dismiss(0))
+        self.line.close()
 
     def bury(self, until: float) -> None:
         """Wait until a moment for the process here to end, and end it then."""

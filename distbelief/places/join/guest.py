@@ -22,7 +22,7 @@ from distbelief.places import signals
 from distbelief.places.channel_messages import ChannelMessage, Failed, Listening, Noted
 from distbelief.places.join import join_server
 from distbelief.places.join.join_server import JoinGrant, JoinRefusal, JoinRequest, Ticket, read_ticket, wrong_strategy
-from distbelief.places.place import NEVER, Effect, Event, Interruption, Said, carry_out
+from distbelief.places.place import NEVER, Effect, Event, Interruption, Said, Tick, carry_out
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.child import Child
 from distbelief.places.processes.processes import Processes
@@ -32,6 +32,8 @@ from distbelief.transport.secure import check_user
 
 WAIT_SECONDS, PAUSE = 60.0, 0.5
 """How long to wait for a job that has not begun, and between two requests."""
+TICK = 1.0
+"""Seconds between two looks at the clock."""
 DOORS = 64
 """Guests of one job on one machine that `leave` can find."""
 
@@ -55,6 +57,8 @@ class Guest:
     tell: Any = print
     strategy: str = ""
     """The job's, where it was written outside the package: nothing else of that kind is imported."""
+    leave_within: float = 0.0
+    """Seconds in which what was begun is to be finished, once this guest is told to go; 0 for as long as it takes."""
 
     def run(self) -> None:
         """Join, and stay until the job is over or this guest is asked to leave: then what it has begun is finished
@@ -66,6 +70,11 @@ class Guest:
         if self.script and self.data_dir:
             raise errors.UsageError(
                 f"--data-dir {self.data_dir}: is of a task, and a script reads its data by itself: leave it off"
+            )
+        if not 0 <= self.leave_within < float("inf"):
+            raise errors.UsageError(
+                f"--leave-within {self.leave_within:g}: is a number of seconds, 0 or more; leave it off to give what "
+                "was begun as long as it takes"
             )
         if self.strategy:
             find(self.strategy)
@@ -131,11 +140,13 @@ class _Stay:
         """Wait for words, the end of the process, signals, and who asks this guest to leave."""
         door = self._door
         waiting = [self._woken, *([door] if door else []), *self._processes.waitables]
-        ready = set(map(id, multiprocessing.connection.wait(waiting)))
+        ready = set(map(id, multiprocessing.connection.wait(waiting, TICK)))
+        within = self._guest.leave_within
         if id(self._woken) in ready:
-            self._happens(Interruption(self._woken.recv_bytes().decode()))
+            self._happens(Interruption(self._woken.recv_bytes().decode(), within=within))
         elif door and id(door) in ready and _is_ours(door) and not self._supervisor.ending:
-            self._happens(Interruption("distbelief leave"))
+            self._happens(Interruption("distbelief leave", within=within))
+        self._happens(Tick())
         self._processes.look(ready)
 
     def _take(self, child: Child, word: ChannelMessage) -> None:

@@ -22,7 +22,19 @@ from distbelief.places.cluster.host_processes import HostProcesses
 from distbelief.places.cluster.remote_agent import RemoteLife
 from distbelief.places.explanation import Explanation
 from distbelief.places.join.join_server import Guests, JoinGrant, JoinRefusal, JoinRequest, JoinServer, wrong_strategy
-from distbelief.places.place import Deadlines, Effect, Ended, Event, Interruption, Moved, Said, Tick, Unable, carry_out
+from distbelief.places.place import (
+    Deadlines,
+    Effect,
+    Ended,
+    Event,
+    Interruption,
+    Moved,
+    Said,
+    Tick,
+    Unable,
+    Vacate,
+    carry_out,
+)
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.addresses import host_and_port
 from distbelief.places.processes.options import LocalOptions
@@ -265,6 +277,8 @@ class Running:
     def _do(self, effect: Effect) -> None:
         if isinstance(effect, effects.WriteRecord):
             self.attempt.record(time.monotonic(), roles.SUPERVISOR, effect.record)
+        elif isinstance(effect, Vacate) and isinstance(self.processes, HostProcesses):
+            self.processes.vacate(effect.host)
         else:
             carry_out(self.processes, effect)
 

@@ -146,7 +146,7 @@ class Simulation:
         self._store = CheckpointStore(folder.path) if folder and not cluster.phantom else MemoryStore()
         self.coordinator = self._new_coordinator()
         self._do(self.supervisor.begin(self._roles()))
-        self._plan_crashes()
+        self._plan_faults()
 
     def run(self) -> None:
         """Play every role to its end."""
@@ -411,11 +411,12 @@ class Simulation:
         made.lasts = self._direct
         return made
 
-    def _plan_crashes(self) -> None:
-        """Kill roles as they are about to send the message that their crash names."""
+    def _plan_faults(self) -> None:
+        """Kill roles, and tell hosts to go, as they are about to send the message that their fault names."""
         due: dict[str, deque[int]] = {}
         for crash in self.cluster.crashes:
             due.setdefault(crash.role, deque()).append(crash.message)
+        leaves = {leave.role: (leave.message, leave.seconds) for leave in self.cluster.leaves}
 
         def strike(sender: str, _to: str, _message: Message) -> None:
             left = due.get(sender)
@@ -424,9 +425,20 @@ class Simulation:
                 if not left[0]:
                     left.popleft()
                     self.kill(sender)
+            if sender in leaves:
+                message, seconds = leaves.pop(sender)
+                if message > 1:
+                    leaves[sender] = message - 1, seconds
+                else:
+                    self._tell_to_go(sender, seconds)
 
-        if due:
+        if due or leaves:
             self.network.before_send = strike
+
+    def _tell_to_go(self, replica: str, seconds: float) -> None:
+        """Tell the host of a replica, or of the partition that leads one, to go: it has this alone."""
+        life = replica, self.network.endpoints[replica].incarnation
+        self._happens(Interruption("told to go", replica, (life,), seconds))
 
     # what the supervisor asks for, and what it is told
 
@@ -456,10 +468,11 @@ class Simulation:
     def tell(self, role: str, word: ChannelMessage) -> None:
         """Say a word to a role; of a death, the coordinator hears by its link where it has one."""
         if isinstance(word, Interrupt):
-            self.driver.tell(role, roles.SUPERVISOR, membership.Stop(word.reason))
+            told = membership.Finish if roles.is_replica(role) else membership.Stop
+            self.driver.tell(role, roles.SUPERVISOR, told(word.reason))
         elif isinstance(word, Died) and word.role == roles.COORDINATOR:
             self.driver.end_wait(role)
-        elif isinstance(word, Died) and not self._is_heard(word):
+        elif isinstance(word, Died) and (self._is_let_go(word) or not self._is_heard(word)):
             lost = events.Lost(word.reason or f"{word.role} ended before it joined", word.incarnation)
             self.driver.tell(role, word.role, word.event if word.left else lost)
 
@@ -508,6 +521,10 @@ class Simulation:
 
     def _tick(self, _: None) -> None:
         self._do(self.supervisor.handle(self.clock.time, Tick()))
+
+    def _is_let_go(self, died: Died) -> bool:
+        """Whether a life is to count as one that has left, and is about to be ended."""
+        return died.left and not self.network.endpoints[died.role].ended
 
     def _is_heard(self, died: Died) -> bool:
         """Whether the coordinator has a link to a life of a role, or will have before it hears of its end."""

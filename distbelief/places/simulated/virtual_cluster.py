@@ -38,6 +38,10 @@ any. A strategy names those of its own.
 """
 
 
+DESCRIBED = (*("network", "compute", "handling", "hosts", "crashes", "leaves", "restart_seconds", "phantom", "path"),)
+"""The options that say what a virtual cluster is like."""
+
+
 class Crash(CheckedStruct, frozen=True):
     """A replica or a shard dies, as by kill -9: as it is about to send its `message`-th message. Its second crash is
     one of its second life, and so on; those that are killed because another shard died, in a synchronous job, begin a
@@ -47,6 +51,16 @@ class Crash(CheckedStruct, frozen=True):
 
     role: str
     message: int
+
+
+class Leave(CheckedStruct, frozen=True):
+    """The host of a replica is told to go as that is about to send its `message`-th message: within so many seconds it
+    finishes what it has begun, and leaves.
+    """
+
+    role: str
+    message: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -72,13 +86,12 @@ class VirtualCluster(Checked):
     path: str = AUTO
     """Who makes the updates: served (the shards), direct (each replica, in the memory of one host that all are on,
     under the shards' locks), or auto (direct where the job allows it)."""
+    leaves: tuple[Leave, ...] = ()
+    """Which replicas' hosts are told to go, and when."""
 
     def described(self) -> dict[str, Any]:
         """What this cluster is like, as results tell it."""
-        own = {
-            name: getattr(self, name)
-            for name in ("network", "compute", "handling", "hosts", "crashes", "restart_seconds", "phantom", "path")
-        }
+        own = {name: getattr(self, name) for name in DESCRIBED}
         return dict(msgspec.to_builtins(own, str_keys=True))
 
     def settings(self, job: Job) -> Settings:
@@ -100,6 +113,7 @@ class VirtualCluster(Checked):
             self.hosts.check()
             self._check_hosts(settings, self.hosts)
         self._check_crashes(job.strategy, settings)
+        self._check_leaves(job.strategy, settings)
         self._check_outages(job.strategy, settings)
         self.path_of(job.strategy, settings)
         return settings
@@ -165,7 +179,7 @@ class VirtualCluster(Checked):
     @property
     def faulty(self) -> bool:
         """Whether roles crash, or would come back after another time than usual."""
-        return bool(self.crashes) or self.restart_seconds != 1.0
+        return bool(self.crashes or self.leaves) or self.restart_seconds != 1.0
 
     # what it refuses
 
@@ -200,6 +214,26 @@ class VirtualCluster(Checked):
                 raise UsageError(
                     f"the coordinator cannot crash {many} times: it comes back {settings.restarts} times "
                     "(--restarts), and ends the job"
+                )
+
+    def _check_leaves(self, strategy: Strategy, settings: Settings) -> None:
+        going = [leave.role for leave in self.leaves]
+        if going and strategy.needs_memory(settings, "virtual"):
+            raise UsageError(f"{going[0]} cannot leave: replicas of strategy {strategy.name} share one host's memory")
+        for leave in self.leaves:
+            if leave.role not in strategy.replica_roles():
+                raise UsageError(
+                    f"{leave.role} cannot leave: only replicas do, and there are 0 to {settings.replicas - 1}"
+                )
+            if going.count(leave.role) > 1:
+                raise UsageError(f"{leave.role} cannot leave twice: it does not come back; name it once")
+            if not 1 <= leave.message < 1 << 63:
+                raise UsageError(
+                    f"{leave.role} cannot leave at message {leave.message}: its messages are counted from 1, in 64 bits"
+                )
+            if not 0 < leave.seconds < float("inf"):
+                raise UsageError(
+                    f"{leave.role} cannot leave within {leave.seconds} s: it must have some time, and a finite one"
                 )
 
     def _check_outages(self, strategy: Strategy, settings: Settings) -> None:

@@ -7,6 +7,8 @@ LIVES = "A replica that dies is started anew"
 PREDICTED = "What `predict` writes is what the model answers"
 
 WHERE = "On several hosts an error of a role says"
+LEAVES = "A host that is told to go leaves a job"
+SUPERVISOR = "tests/machines/test_supervisor.py::"
 LAUNCHED = "The processes that srun, torchrun or mpirun has started"
 AGAIN = (
     "tests/processes/test_launchers.py::"
@@ -35,6 +37,66 @@ MUTANTS = [
         (
             "tests/machines/test_supervisor.py::test_words_that_every_life_would_repeat_end_a_job_that_has_not_begun[hosts1]",
         ),
+    ),
+    Mutant(
+        "a-host-that-is-told-to-go-ends-the-job",
+        LEAVES,
+        "places/cluster/host_processes.py",
+        "agent.name, there, self._leave_within))",
+        "agent.name, there))",
+        ("tests/processes/test_hosts.py::test_a_host_that_is_told_to_go_leaves_and_the_job_goes_on",),
+        seconds=30,
+    ),
+    Mutant(
+        "a-host-that-leaves-has-for-ever",
+        LEAVES,
+        "places/supervisor.py",
+        "if now >= life.leave_by:",
+        "if False:",
+        (f"{SUPERVISOR}test_what_a_host_has_not_finished_in_time_is_cut_short_and_is_no_death",),
+    ),
+    Mutant(
+        "what-is-cut-short-is-not-told-of",
+        LEAVES,
+        "places/supervisor.py",
+        "told = self._tell_of(Died(lead, why, life.incarnation, left=True))",
+        "pass",
+        (f"{SUPERVISOR}test_what_a_host_has_not_finished_in_time_is_cut_short_and_is_no_death",),
+    ),
+    Mutant(
+        "shards-go-before-the-replicas-of-their-host",
+        LEAVES,
+        "places/supervisor.py",
+        "        if any(roles.is_replica(life.role) for life in there):\n            return []\n",
+        "",
+        (f"{SUPERVISOR}test_a_host_that_is_told_to_go_leaves_and_the_job_goes_on",),
+    ),
+    Mutant(
+        "a-partition-leaves-alone",
+        LEAVES,
+        "places/supervisor.py",
+        "*(Tell(lead, asked) for lead in sorted(leads)),",
+        "*(Tell(role, asked) for role, _ in event.lives),",
+        (f"{SUPERVISOR}test_the_partitions_of_a_replica_leave_together_whichever_of_their_hosts_goes",),
+    ),
+    Mutant(
+        "the-last-host-leaves-too",
+        LEAVES,
+        "places/supervisor.py",
+        "if life.name not in event.lives and not life.host}",
+        "if life.name not in event.lives}",
+        (f"{SUPERVISOR}test_without_a_host_that_cannot_be_spared_the_job_ends_in_peace",),
+    ),
+    Mutant(
+        "the-agent-of-a-host-that-has-left-stays",
+        LEAVES,
+        "places/cluster/host_processes.py",
+        "                agent.let_go()\n",
+        "                pass\n",
+        (
+            "tests/processes/test_launchers.py::test_a_host_that_a_launcher_tells_to_go_leaves_and_its_process_ends_well",
+        ),
+        seconds=60,
     ),
     Mutant(
         "a-ticket-is-anybodys",
