@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from distbelief.fabric.hook import Reduce, comm_hook
     from distbelief.job import Job
     from distbelief.places.attempt import View
-    from distbelief.places.cluster.cluster import Cluster, Ray
+    from distbelief.places.cluster.cluster import Cluster, Ray, Slurm
     from distbelief.places.compute_model import ComputeModel
     from distbelief.places.evaluate import evaluate
     from distbelief.places.prediction.predict import predict
     from distbelief.places.processes.local import Local
     from distbelief.places.simulated.handling import INSTANT, Handling
     from distbelief.places.simulated.simulated import Simulated
-    from distbelief.places.simulated.virtual_cluster import Crash
+    from distbelief.places.simulated.virtual_cluster import Crash, LeavingHost
     from distbelief.planner.plan import plan
     from distbelief.runtime.loop import join
     from distbelief.split.options import Split
@@ -57,8 +57,10 @@ _PLACES = {
     "Local": "places.processes.local",
     "Cluster": "places.cluster.cluster",
     "Ray": "places.cluster.cluster",
+    "Slurm": "places.cluster.cluster",
     "Simulated": "places.simulated.simulated",
     "Crash": "places.simulated.virtual_cluster",
+    "LeavingHost": "places.simulated.virtual_cluster",
     "ComputeModel": "places.compute_model",
     "View": "places.attempt",
     **dict.fromkeys(("INSTANT", "Handling"), "places.simulated.handling"),
@@ -93,10 +95,11 @@ _NAMED = {"local": "Local", "simulated": "Simulated"}
 
 __all__ = [
     "Allreduce", "Bounded", "CheckpointError", "Cluster", "Compression", "Crash", "DataError", "DistbeliefError",
-    "Downpour", "Handling", "Hogwild", "Hosts", "INSTANT", "Job", "JobFailed", "Local", "Locking", "Outage",
-    "ComputeModel", "Ray", "Reduce", "Sandblaster", "Simulated", "Single", "Softsync", "Split", "Synchronous",
-    "Task", "TensorData", "TrainingError", "UsageError", "View", "NetworkModel", "__version__", "comm_hook", "compress",
-    "evaluate", "expand", "integrations", "join", "load", "optim", "plan", "predict", "run", "split", "tasks",
+    "Downpour", "Handling", "Hogwild", "Hosts", "INSTANT", "Job", "JobFailed", "LeavingHost", "Local", "Locking",
+    "Outage", "ComputeModel", "Ray", "Reduce", "Sandblaster", "Simulated", "Single", "Slurm", "Softsync", "Split",
+    "Synchronous", "Task", "TensorData", "TrainingError", "UsageError", "View", "NetworkModel", "__version__",
+    "comm_hook", "compress", "evaluate", "expand", "integrations", "join", "load", "optim", "plan", "predict", "run",
+    "split", "tasks",
 ]  # fmt: skip
 
 

@@ -27,12 +27,12 @@ def cluster(virtual: VirtualOptions) -> Callable[[], Simulated]:
         from distbelief.places.compute_model import ComputeModel
         from distbelief.places.simulated.handling import Handling
         from distbelief.places.simulated.simulated import Simulated
-        from distbelief.places.simulated.virtual_cluster import Crash, Leave
+        from distbelief.places.simulated.virtual_cluster import Crash, LeavingHost
         from distbelief.transport.processors import Hosts
         from distbelief.transport.virtual import NetworkModel, Outage
 
         crashes, outages = tuple(Crash(*one) for one in faults.crashes), tuple(Outage(*one) for one in faults.outages)
-        leaves = tuple(Leave(*one) for one in faults.leaves)
+        leaves = tuple(LeavingHost(*one) for one in faults.leaves)
         return Simulated(
             NetworkModel(**line, **faults.delays, outages=outages), ComputeModel(**steps), crashes,
             phantom=virtual.phantom, keep=virtual.keep, handling=Handling(**handling),

@@ -51,7 +51,7 @@ OWN = {
 VIRTUAL = "--network --handling --hosts --path --compute --stragglers --faults --phantom --keep --sweep"
 LOCAL = (
     "--transport --path --bind --advertise --insecure --tls --listen --logs --pad --straggle "
-    "--hosts --hostfile --on --remote-shell --interface --tickets --oversubscribe --leave-within --dry-run"
+    "--hosts --hostfile --on --remote-shell --interface --tickets --oversubscribe --ship-data --leave-within --dry-run"
 )
 FROZEN = {
     ("train", "single"): f"{SCALED} {SPLIT} {SHARED} {TASK}",

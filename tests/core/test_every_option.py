@@ -251,7 +251,10 @@ def test_no_option_of_a_small_command_is_dead(
     monkeypatch.setattr(
         guest.Guest,
         "run",
-        lambda self: [asked.append((self.data_dir, self.device, self.threads, self.strategy)), self.tell("joined")],
+        lambda self: [
+            asked.append((self.data_dir, self.device, self.threads, self.strategy, self.leave_within)),
+            self.tell("joined"),
+        ],
     )
     monkeypatch.setattr(tasks, "resolve", lambda *words: asked.append(words))
     monkeypatch.setattr(costing, "measure", lambda *_, **more: [asked.append({**more, "told": 0}), Told()][1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -17,9 +18,12 @@ from time import monotonic, sleep
 
 import jobs
 import pytest
+import torch
 
 from distbelief.places.attempt import Attempt
+from distbelief.places.cluster import shipping
 from distbelief.places.cluster.cluster import Cluster
+from distbelief.places.cluster.words import DataFile, DataPiece, DataTaken, OfferData
 from distbelief.places.place import Event
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.processes import Hooks
@@ -361,3 +365,146 @@ def test_a_host_that_is_told_to_go_without_a_time_ends_the_job_in_peace(train: C
     _, printed = told.process.communicate(timeout=SECONDS)
     assert told.process.returncode == 130
     assert "interrupted; go on with: " in printed
+
+
+# data that are sent
+
+LACKS = (
+    "from distbelief.places.cluster import agent, shipping; has = shipping._has; "
+    "shipping._has = lambda folder, file: 'distbelief-data-' in str(folder) and has(folder, file); agent.main()"
+)
+"""Runs an agent as one on a host where nothing of the data is at the path that it has here."""
+
+
+@pytest.fixture
+def stored(tmp_path: Path, shell: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Data of `jobs:kept`, in a folder that host a has and host b lacks; b keeps temporary files in a folder beside."""
+    folder, temporary = tmp_path / "data", tmp_path / "temporary"
+    (folder / "some").mkdir(parents=True)
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    torch.save(jobs.data().inputs, folder / "some" / "inputs.pt")
+    (folder / "large").write_bytes(os.urandom(3 * shipping.PIECE + 1))
+    (folder / "empty").touch()
+    Path(shell).write_text(
+        f'#!/bin/sh\nname=$1; shift; command="$*"\n[ $name = a ] || command=$(printf %s "$*" | sed "s/-m '
+        f'distbelief.places.cluster.agent/-c \\"{LACKS}\\"/")\nexec sh -c "$command"\n'
+    )
+    return folder
+
+
+KEPT = ("--hosts", "a:1,b:1", "--shards", "1", "--ship-data")
+
+
+def test_data_are_sent_to_the_hosts_that_lack_them_and_go_with_the_job(
+    train: Callable[..., Told], stored: Path
+) -> None:
+    told = train(*KEPT, "--data-dir", str(stored), task="jobs:kept")
+    said = told.until(lambda one: "were sent to" in str(one.get("text")))
+    assert said["text"] == f"data: 3.2 MB of {stored} were sent to b, until the job ends"
+    _, printed = told.process.communicate(timeout=SECONDS)
+    assert told.process.returncode == 0, printed
+    assert f"[replica 0 on a] read in {stored}" in printed
+    assert f"[replica 1 on b] read in {stored.parent}/temporary/distbelief-data-" in printed
+    told.leaves_nobody()
+    assert not list((stored.parent / "temporary").glob("distbelief-data-*"))
+
+
+def test_data_that_were_sent_go_with_an_agent_that_is_killed(train: Callable[..., Told], stored: Path) -> None:
+    told = train(*KEPT, "--data-dir", str(stored), "--epochs", "10000", task="jobs:kept")
+    told.until(trains)
+    [there] = (stored.parent / "temporary").glob("distbelief-data-*")
+    assert {str(one.relative_to(there)) for one in there.rglob("*")} == {"empty", "large", "some", "some/inputs.pt"}
+    os.kill(told.agents()[1], signal.SIGKILL)
+    end = monotonic() + SECONDS
+    while there.exists():
+        assert monotonic() < end
+        sleep(0.05)
+
+
+def test_a_host_without_room_for_the_data_is_told_of(train: Callable[..., Told], stored: Path, shell: str) -> None:
+    full = "shipping.shutil.disk_usage = lambda _: agent; agent.free = 5000; has = shipping"
+    Path(shell).write_text(Path(shell).read_text().replace("has = shipping", full))
+    told = train(*KEPT, "--data-dir", str(stored), task="jobs:kept")
+    _, printed = told.process.communicate(timeout=SECONDS)
+    assert told.process.returncode != 0
+    why = r"host b: the data cannot be kept in .*/temporary: 0 MB are free; make room there"
+    assert re.search(why, printed), printed
+    told.leaves_nobody()
+
+
+def _offer(folder: Path, **files: bytes) -> OfferData:
+    return OfferData(
+        str(folder), [DataFile(name, len(data), hashlib.sha256(data).digest()) for name, data in files.items()]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "sent", "wrong"),
+    [
+        ("../above", b"data", "is no name of a file in a folder"),
+        ("/etc/above", b"data", "is no name of a file in a folder"),
+        ("a", b"dato", "a is another than was sent"),
+        ("a", b"data and more", "a is another than was sent"),
+    ],
+)
+def test_what_is_not_what_was_offered_is_never_used(tmp_path: Path, name: str, sent: bytes, wrong: str) -> None:
+    kept = shipping.ShippedData()
+    try:
+        taken = kept.take_offer(_offer(tmp_path / "nowhere", **{name: b"data"}))
+        if not taken.error:
+            taken = kept.take_piece(DataPiece(sent))
+        assert wrong in taken.error
+        assert kept.folder == ""
+    finally:
+        kept.close()
+
+
+def test_part_of_the_data_is_never_used(tmp_path: Path) -> None:
+    kept = shipping.ShippedData()
+    try:
+        assert kept.take_offer(_offer(tmp_path / "nowhere", a=b"data", b=b"more")) == DataTaken(8)
+        assert (kept.take_piece(DataPiece(b"data")), kept.folder) == (DataTaken(4), "")
+        assert kept.take_piece(DataPiece(b"more")) == DataTaken(0)
+        assert (Path(kept.folder) / "b").read_bytes() == b"more"
+        assert kept.take_piece(DataPiece(b"beyond")).error
+    finally:
+        kept.close()
+
+
+def test_a_full_disk_is_told_of_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / "a").symlink_to("/dev/full")
+    monkeypatch.setattr(shipping.tempfile, "mkdtemp", lambda **_: str(made))
+    kept = shipping.ShippedData()
+    assert kept.take_offer(_offer(tmp_path / "nowhere", a=b"data")).missing == 4
+    assert "No space left on device; make room there" in kept.take_piece(DataPiece(b"data")).error
+    kept.close()
+    assert not made.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), "which folder? Name the one that holds the data, with --data-dir"),
+        (("--data-dir", "nowhere"), "nowhere is no folder here"),
+        (("--data-dir", "data"), "holds 0 MB in 2 files, and at most 0 MB in 4096 are sent; copy it to the hosts"),
+        (("--data-dir", "empty"), "empty is empty"),
+    ],
+)
+def test_data_that_cannot_be_sent_are_told_of_before_the_job(
+    stored: Path, shell: str, words: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    from distbelief.cli import main
+
+    monkeypatch.chdir(stored.parent)
+    monkeypatch.delenv("DISTBELIEF_DATA", raising=False)
+    monkeypatch.setattr(shipping, "SHIP_LIMIT", 1000)
+    (stored / "large").unlink()
+    Path("empty").mkdir()
+    command = ["train", "jobs:kept", "downpour", "--remote-shell", shell, *KEPT, *words, "--out", "run"]
+    assert main.run(command) == 2
+    assert told in " ".join(capsys.readouterr().err.split())
+    assert not Path("run").exists()

@@ -13,7 +13,7 @@ from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
-from distbelief.places.simulated.virtual_cluster import Leave
+from distbelief.places.simulated.virtual_cluster import LeavingHost
 from distbelief.strategies import Allreduce, Downpour, Hogwild, Sandblaster, Synchronous
 from distbelief.testing import Observed
 from distbelief.testing.accounting import Accounting
@@ -33,7 +33,7 @@ LONG, SHORT = 1000.0, 1e-4
 """Time for anything, and for less than a step."""
 
 
-def play(plain: SimpleNamespace, strategy: Any, *leaves: Leave, **cluster: Any) -> Observed:
+def play(plain: SimpleNamespace, strategy: Any, *leaves: LeavingHost, **cluster: Any) -> Observed:
     fit = {} if isinstance(strategy, Sandblaster) else {"epochs": EPOCHS, "batch_size": 4}
     job = Job(plain.classes(plain.mlp, samples=SAMPLES), strategy, snapshot_every="0", **fit)
     slow = Simulated(NetworkModel(latency=1e-3), ComputeModel(step=5e-3, slow={1: 3.0}), leaves=leaves, **cluster)
@@ -64,7 +64,7 @@ def test_a_host_that_is_told_to_go_leaves_at_whichever_message_and_the_others_do
 ) -> None:
     left = 0
     for message in range(2, 26):
-        run = play(plain, WAYS[way], Leave(_name(way), message, seconds))
+        run = play(plain, WAYS[way], LeavingHost(_name(way), message, seconds))
         if not any(isinstance(one, records.Joined) for one in run.records):
             assert run.outcome == "interrupted", f"message {message}: the job had not begun, and ends"
             continue
@@ -91,4 +91,4 @@ def test_a_host_that_is_told_to_go_leaves_at_whichever_message_and_the_others_do
 )
 def test_who_cannot_leave_is_told_why(strategy: Any, leaves: list[tuple[str, int, float]], told: str) -> None:
     with pytest.raises(UsageError, match=re.escape(told)):
-        Simulated(leaves=tuple(Leave(*one) for one in leaves)).settings(Job("digits", strategy))
+        Simulated(leaves=tuple(LeavingHost(*one) for one in leaves)).settings(Job("digits", strategy))

@@ -24,6 +24,7 @@ from distbelief.errors import DistbeliefError
 from distbelief.places import signals
 from distbelief.places.channel_messages import ChannelMessage, Noted
 from distbelief.places.cluster import launched, network
+from distbelief.places.cluster.shipping import ShippedData
 from distbelief.places.cluster.words import (
     BEAT_SECONDS,
     MARK,
@@ -32,6 +33,7 @@ from distbelief.places.cluster.words import (
     Beat,
     Begin,
     Broken,
+    DataPiece,
     Dismiss,
     EndLife,
     Greeting,
@@ -43,6 +45,7 @@ from distbelief.places.cluster.words import (
     Looked,
     Measure,
     Measured,
+    OfferData,
     Part,
     Printed,
     Reach,
@@ -73,6 +76,7 @@ class Agent:
         self._specs: dict[tuple[str, int], bytes] = {}
         self._lives: dict[tuple[str, int], int] = {}
         self._processes = Processes(self._spec, self._take, self._happens, self._print)
+        self._data = ShippedData()
         self._probe = network.open_probe()
         self._heard = self._beaten = time.monotonic()
         self._status = 1
@@ -84,6 +88,7 @@ class Agent:
                 pass
         finally:
             self._processes.close()
+            self._data.close()
         return self._status
 
     def _turn(self, woken: Connection) -> bool:
@@ -110,12 +115,8 @@ class Agent:
             case Begin():
                 os.environ.update(word.environment)
                 self._line.say(greeting(self._probe.getsockname()[1], word.mark))
-            case Reach():
-                self._line.say(Reached(network.try_all(word.others)))
-            case Look():
-                self._line.say(look(word))
-            case Measure():
-                self._line.say(Measured(network.measure_all(word.others)))
+            case Reach() | Look() | Measure() | OfferData() | DataPiece():
+                self._line.say(self._answer(word))
             case StartLife():
                 self._specs[word.role, word.incarnation] = word.spec
                 self._lives[word.role, word.incarnation] = word.life
@@ -125,11 +126,25 @@ class Agent:
                     self._processes.end(child.role, child.incarnation)
             case Part():
                 self._processes.close()
+                self._data.close()
             case Dismiss():
                 self._status = word.status
             case TellLife():
                 if (child := self._child(word.life)) is not None:
                     child.say(word.word)
+
+    def _answer(self, word: Reach | Look | Measure | OfferData | DataPiece) -> AgentWord:
+        """What the supervisor asks of this host before anything is started."""
+        match word:
+            case Reach():
+                return Reached(network.try_all(word.others))
+            case Look():
+                return look(word)
+            case Measure():
+                return Measured(network.measure_all(word.others))
+            case OfferData():
+                return self._data.take_offer(word)
+        return self._data.take_piece(word)
 
     def _start(self, word: StartLife) -> None:
         try:
@@ -148,10 +163,13 @@ class Agent:
 
         told = self._specs.pop((role, incarnation))
         find(msgspec.msgpack.decode(told, type=Opening).strategy)
+        theirs, environment = msgspec.msgpack.decode(told, type=Spec, dec_hook=read_own), dict(os.environb)
+        if self._data.folder:
+            environment[b"DISTBELIEF_DATA"] = os.fsencode(self._data.folder)
         own = msgspec.structs.replace(
-            msgspec.msgpack.decode(told, type=Spec, dec_hook=read_own),
+            theirs,
             supervisor=os.getpid(), forkserver=forkserver.pid(), path=[os.getcwd(), *sys.path], directory=os.getcwd(),
-            environment=dict(os.environb), output=output,
+            environment=environment, output=output, data_dir=theirs.data_dir and (self._data.folder or theirs.data_dir),
         )  # fmt: skip
         return msgspec.msgpack.encode(own)
 

@@ -24,7 +24,8 @@ from distbelief.places.cluster.hosts import Host, parse_hostfile, parse_hosts
 from distbelief.places.cluster.opening import Opened, open_hosts
 from distbelief.places.cluster.placement import Placement, Site
 from distbelief.places.cluster.ray_cluster import address_of
-from distbelief.places.cluster.slurm import Slurm, allocated_hosts, is_allocated
+from distbelief.places.cluster.shipping import data_folder, list_data, ship
+from distbelief.places.cluster.slurm import SlurmSteps, allocated_hosts, is_allocated
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.processes import Hooks
 
@@ -53,6 +54,9 @@ class Cluster(Local):
     else the working directory."""
     oversubscribe: bool = False
     """Let a host have more replicas than slots."""
+    ship_data: bool = False
+    """Send the folder of the data (--data-dir, or $DISTBELIEF_DATA) to the hosts that lack it, where it is small: each
+    keeps it in its temporary folder, until the job ends."""
     leave_within: float = 0.0
     """Seconds that a host has whose agent is told to go (SIGTERM): its replicas finish what they have begun and leave,
     and the others go on. Else the whole job ends then."""
@@ -175,6 +179,8 @@ class Cluster(Local):
                 f"strategy {job.strategy.name} is of replicas that share one memory, and hosts have each their own: "
                 "train with another, such as downpour"
             )
+        if self.ship_data:
+            list_data(data_folder(job.data_dir))
         settings = super().settings(job)
         if self.slots:
             self.plan(settings, job.strategy.roles(measured=True))
@@ -200,6 +206,8 @@ class Cluster(Local):
         self, job: Job, settings: Settings, view: View | None, began: float, evaluated: bool,
         script: list[str] | None = None,
     ) -> dict[str, Any]:  # fmt: skip
+        if self.ship_data and script:
+            raise UsageError("--ship-data: is of a task, and a script reads its data by itself: leave it off")
         self._starter()  # before there is a run folder
         if self.engine not in (LAUNCHED, RAY):
             return super()._run(job, settings, view, began, evaluated, script)
@@ -228,7 +236,7 @@ class Cluster(Local):
             return RemoteShell(self.remote_shell)
         if self.remote_shell != "ssh":
             raise UsageError(f"--remote-shell {self.remote_shell}: Slurm starts the agents; leave it off, or --on ssh")
-        return Slurm({host.name: host.slots for host in self.named})
+        return SlurmSteps({host.name: host.slots for host in self.named})
 
     def check(self, task: str = "", data_dir: str = "") -> list[HostReport]:
         """Whether the hosts are ready for a job: what each is like, and what is wrong there, with what to do.
@@ -262,9 +270,16 @@ class Cluster(Local):
             mark.touch()
             try:
                 names = [host.name for host in self.named]
-                return open_hosts(self._starter(), names, str(mark), self.interface, woken)
+                opened = open_hosts(self._starter(), names, str(mark), self.interface, woken)
             finally:
                 mark.unlink(missing_ok=True)
+            try:
+                if self.ship_data:
+                    opened.told.append(ship(opened, data_folder(job.data_dir)))
+            except BaseException:
+                opened.close()
+                raise
+            return opened
 
         def place(opened: Opened) -> Placement:
             sites = []
@@ -288,6 +303,17 @@ class Ray(Cluster):
 
     def __init__(self, address: str = "", **options: Any) -> None:
         super().__init__(on=f"ray:{address}" if address else "ray", **options)
+
+
+class Slurm(Cluster):
+    """The nodes of the allocation that this process is in (salloc, sbatch): `Slurm()`.
+
+    Args:
+        options: as those of `Cluster`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(on="slurm", **options)
 
 
 def _again(job: Job, before: Path) -> Job:

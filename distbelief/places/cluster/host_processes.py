@@ -69,7 +69,7 @@ class HostProcesses:
         """
         self._opened = self._open(woken)
         self._placement = self._place(self._opened)
-        for line in self._placement.lines():
+        for line in [*self._opened.told, *self._placement.lines()]:
             self._hooks.note(line)
 
     @property

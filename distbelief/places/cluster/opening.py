@@ -57,6 +57,8 @@ class Opened:
         self._woken = woken
         self.agents: list[RemoteAgent] = []
         self.home = ""
+        self.told: list[str] = []
+        """What the person who runs the job should know of how they were opened."""
 
     def close(self, seconds: float = 10.0) -> None:
         """End the agents, and what they have started."""
@@ -77,7 +79,7 @@ class Opened:
                     agent.line.say(Begin(mark, passed_on()))
             return all(agent.greeting for agent in self.agents)
 
-        self._until(greeted, "does not answer")
+        self.until(greeted, "does not answer")
         for agent in self.agents:
             assert agent.greeting
             if agent.greeting.version != VERSION:
@@ -104,20 +106,29 @@ class Opened:
                 chosen = others if len(self.agents) <= ALL_PAIRS else others[:2]
                 agent.line.say(Reach({name: where[name] for name in (HERE, *chosen)}))
             own = network.try_all({name: several for name, several in where.items() if name != HERE})
-            self._until(lambda: all(agent.reached for agent in self.agents), "is still trying to reach others", probe)
+            self.until(lambda: all(agent.reached for agent in self.agents), "is still trying to reach others", probe)
         said = {HERE: own, **{agent.name: agent.reached.others for agent in self.agents if agent.reached}}
         told = {name: {other: found[name] for other, found in said.items() if name in found} for name in tried}
         self.home = network.choose(HERE, tried[HERE], told[HERE])
         for agent in self.agents:
             agent.address = network.choose(agent.name, tried[agent.name], told[agent.name])
 
-    def _until(self, reached: Callable[[], bool], late: str, probe: socket.socket | None = None) -> None:
+    def until(
+        self, reached: Callable[[], bool], late: str, probe: socket.socket | None = None, seconds: float = 0.0
+    ) -> None:
         """Hear agents until something is so.
+
+        Args:
+            reached: whether it is; asked again and again.
+            late: what is wrong with one by which it takes too long.
+            probe: where others try this host.
+            seconds: how long it may take; 0 for as long as a start may.
 
         Raises:
             JobFailed: some have ended, or it takes too long; all that is wrong with any of them is told.
         """
-        end = time.monotonic() + START_SECONDS
+        allowed = seconds or START_SECONDS
+        end = time.monotonic() + allowed
         while not reached():
             waiting: list[Any] = [self._woken, *([probe] if probe else [])]
             for agent in self.agents:
@@ -132,7 +143,7 @@ class Opened:
                 if (agent.find_mark() and not agent.line.hear_all(agent.take)) or agent.over:
                     agent.gone = agent.why()
                 elif time.monotonic() > end:
-                    agent.gone = f"it {late} after {START_SECONDS:.0f} s"
+                    agent.gone = f"it {late} after {allowed:.0f} s"
             if any(agent.gone for agent in self.agents):
                 self._refuse()
 

@@ -12,6 +12,7 @@ from distbelief.places.cluster.engines import Started
 from distbelief.places.cluster.words import (
     MARK,
     AgentWord,
+    DataTaken,
     Dismiss,
     Greeting,
     Line,
@@ -54,6 +55,9 @@ class RemoteAgent:
         self.reached: Reached | None = None
         self.looked: Looked | None = None
         self.measured: Measured | None = None
+        self.taken: DataTaken | None = None
+        """What it has last said of the data that it is sent, until that is acted on."""
+        self.has_data = False
         self.clock_ahead = 0.0
         """Seconds by which the clock of its host was ahead of this one when it greeted, and its word's way here."""
         self.address = ""
@@ -90,6 +94,8 @@ class RemoteAgent:
             self.looked = word
         elif isinstance(word, Measured):
             self.measured = word
+        elif isinstance(word, DataTaken):
+            self.taken = word
         elif isinstance(word, Reached):
             self.reached = word
 

@@ -59,7 +59,7 @@ def allocated_hosts(environment: Mapping[str, str]) -> tuple[Host, ...]:
     return tuple(Host(name, count) for name, count in zip(names, cores, strict=True))
 
 
-class Slurm:
+class SlurmSteps:
     """Starts an agent as a step of the allocation, on one of its nodes.
 
     Args:

@@ -106,6 +106,37 @@ class Measured(AgentWord, frozen=True, tag=True):
     ways: dict[str, Way]
 
 
+class DataFile(msgspec.Struct, frozen=True):
+    """A file of the data of a job."""
+
+    name: str
+    """Below their folder."""
+    size: int
+    digest: bytes
+    """SHA-256 of what it holds."""
+
+
+class OfferData(AgentWord, frozen=True, tag=True):
+    """To an agent: these are the data; say whether they are there too, at the same path, or what is missing."""
+
+    folder: str
+    files: list[DataFile]
+
+
+class DataPiece(AgentWord, frozen=True, tag=True):
+    """To an agent: what comes next of the files that were offered, one after the other."""
+
+    data: bytes
+
+
+class DataTaken(AgentWord, frozen=True, tag=True):
+    """Of an agent: how many bytes of the data are still to be sent."""
+
+    missing: int
+    error: str = ""
+    """Why they cannot be kept."""
+
+
 class StartLife(AgentWord, frozen=True, tag=True):
     """To an agent: begin a life of a role; from now on it goes by a number."""
 
@@ -215,7 +246,7 @@ class Beat(AgentWord, frozen=True, tag=True):
 
 
 AnyAgentWord = (
-    Begin | Greeting | Reach | Reached | Look | Looked | Measure | Measured
+    Begin | Greeting | Reach | Reached | Look | Looked | Measure | Measured | OfferData | DataPiece | DataTaken
     | StartLife | EndLife | TellLife | LifeStarted | LifeSaid | LifeEnded | Printed
     | StoppedLives | Broken | ToldToEnd | Attend | Appoint | Part | Dismiss | Beat
 )  # fmt: skip

@@ -53,7 +53,7 @@ class Crash(CheckedStruct, frozen=True):
     message: int
 
 
-class Leave(CheckedStruct, frozen=True):
+class LeavingHost(CheckedStruct, frozen=True):
     """The host of a replica is told to go as that is about to send its `message`-th message: within so many seconds it
     finishes what it has begun, and leaves.
     """
@@ -86,7 +86,7 @@ class VirtualCluster(Checked):
     path: str = AUTO
     """Who makes the updates: served (the shards), direct (each replica, in the memory of one host that all are on,
     under the shards' locks), or auto (direct where the job allows it)."""
-    leaves: tuple[Leave, ...] = ()
+    leaves: tuple[LeavingHost, ...] = ()
     """Which replicas' hosts are told to go, and when."""
 
     def described(self) -> dict[str, Any]:
