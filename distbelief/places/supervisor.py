@@ -433,7 +433,7 @@ class Supervisor:
             return self._kill(life, "the job was over and it did not end")
         if now > self._leave_by and roles.is_replica(life.role) and not life.left:
             return self._kill(life, f"it did not leave within {seconds} of being asked to, and was killed")
-        if now >= life.leave_by:
+        if now >= life.leave_by and (self._guest or not self._ends):
             return self._cut_short(life)
         if not stopped or life.stopped_at is None:
             life.stopped_at = now if stopped else None
@@ -481,13 +481,18 @@ class Supervisor:
 
     # hosts that leave
 
+    @property
+    def _ends(self) -> bool:
+        """Whether the job ends for all, so that no host leaves by itself."""
+        return self.ending or bool(self._interrupts) or self.over
+
     def _replicas_of(self, event: Interruption) -> set[str]:
         """Those that compute on a host, though some of their partitions may be elsewhere."""
         return {roles.lead_of(role) for role, _ in event.lives if roles.is_replica(role)}
 
     def _spares(self, event: Interruption) -> bool:
         """Whether the job goes on without a host: others have replicas, and its shards standbys or a checkpoint."""
-        if not event.within or not self.started or self.ending or self._interrupts or self.over:
+        if not event.within or not self.started or self._ends:
             return False
         leads = self._replicas_of(event)
         stay = {life.role for life in self._lives() if life.name not in event.lives and not life.host}
@@ -516,9 +521,9 @@ class Supervisor:
         ]
 
     def _end_servers(self, host: str) -> list[Effect]:
-        """End what is left on a host that leaves, as soon as no replica is."""
+        """End what is left on a host that leaves, as soon as no replica is; a job that ends needs it to its end."""
         there = [life for life in self._lives() if host and life.host == host]
-        if any(roles.is_replica(life.role) for life in there):
+        if self._ends or any(roles.is_replica(life.role) for life in there):
             return []
         return [effect for life in there for effect in self._kill(life, f"host {host} leaves")]
 

@@ -412,6 +412,16 @@ def test_what_a_host_has_not_finished_in_time_is_cut_short_and_is_no_death() -> 
     assert (words(did), starts(did)) == ([], [])
 
 
+@pytest.mark.parametrize("ends", [ENDING, Interruption("SIGTERM")], ids=["by itself", "since all were told"])
+def test_what_serves_on_a_host_that_leaves_is_there_to_the_end_of_a_job_that_ends_first(ends: Any) -> None:
+    told = Told().training()
+    told.at(1.0, GOES)
+    told.at(1.1, ends) if isinstance(ends, Interruption) else told.say(ends)
+    told.say(records.Gone("replica 1", 0, "it was done", died=False))
+    assert kills(told.done("replica 1")) == []
+    assert kills(told.at(7.0, Tick())) == []
+
+
 def test_what_dies_on_a_host_that_leaves_comes_again_elsewhere() -> None:
     told = Told().training()
     told.at(1.0, GOES)

@@ -74,6 +74,14 @@ MUTANTS = [
         (f"{SUPERVISOR}test_a_host_that_is_told_to_go_leaves_and_the_job_goes_on",),
     ),
     Mutant(
+        "a-host-that-leaves-takes-its-shards-from-a-job-that-ends",
+        LEAVES,
+        "places/supervisor.py",
+        "if self._ends or any(",
+        "if any(",
+        (f"{SUPERVISOR}test_what_serves_on_a_host_that_leaves_is_there_to_the_end_of_a_job_that_ends_first",),
+    ),
+    Mutant(
         "a-partition-leaves-alone",
         LEAVES,
         "places/supervisor.py",
