@@ -68,6 +68,21 @@ def test_a_line_that_is_cut_for_5_s_costs_time_only(start: Start, hosts: Hosts) 
     assert job.died() == set()
 
 
+@pytest.mark.parametrize("engine", ["ssh", "salloc", "srun", "ray", "mpirun"], indirect=True)
+def test_a_host_whose_agent_is_told_to_go_leaves(start: Start, hosts: Hosts, engine: Engine) -> None:
+    """Its replica is no death, its shard is its standby, and what the engine has started there ends well."""
+    job = start(*DOWNPOUR, "--epochs", str(EPOCHS), "--leave-within", "60")
+    job.until_all_work()
+    hosts.kill([process(hosts, "n1", AGENT)], signal.SIGTERM)
+    result = job.result()
+    assert (result["outcome"], result["samples"]) == ("done", EPOCHS * jobs.SAMPLES), job.errors()
+    assert job.died() == {"shard 1"}
+    left = [one for one in job.records if one.get("event") == "Gone" and one["role"] == "replica 1"]
+    assert [one["died"] for one in left] == [False]
+    assert set(job.wait()) == {0}, job.errors()
+    hosts.wait_until_empty(20.0, but=engine.daemons)
+
+
 def begin(start: Start, run: Path, *words: str) -> Command:
     """Start a job with a run folder, and wait until there is a checkpoint to go on from."""
     job = start(*DOWNPOUR, "--epochs", str(EPOCHS), "--out", str(run), *words)
