@@ -166,6 +166,8 @@ def test_a_dry_run_shows_who_would_be_where_and_asks_nobody(capsys: pytest.Captu
         ("--dry-run", "--dry-run True: is of several hosts"),
         ("--oversubscribe", "--oversubscribe True: is of several hosts"),
         ("--leave-within 30", "--leave-within 30.0: is of several hosts"),
+        ("--ship-data", "--ship-data True: is of several hosts"),
+        ("--hosts a:2 --ship-data --data-dir nowhere", "nowhere is no folder here"),
         ("--hosts a:2 --leave-within -1", "--leave-within -1: is a number of seconds, 0 or more"),
         ("--hosts a:2 --leave-within nan", "--leave-within nan: is a number of seconds, 0 or more"),
         ("--hosts a:2 --listen 0.0.0.0", "--listen 0.0.0.0: is of one host, and there are several"),
@@ -175,6 +177,23 @@ def test_a_dry_run_shows_who_would_be_where_and_asks_nobody(capsys: pytest.Captu
 def test_what_means_nothing_on_hosts_is_refused(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["train", "digits", "downpour", *words.split()]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_scripts_read_their_data_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text("")
+    monkeypatch.setenv("DISTBELIEF_DATA", str(tmp_path))
+    assert main.run(["launch", "downpour", "--hosts", "a:2", "--ship-data", "own.py"]) == 2
+    assert "--ship-data: is of a task, and a script reads its data by itself" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_slurm_is_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    with pytest.raises(UsageError, match="this is no allocation; get one with salloc"):
+        db.run(db.Job("digits", db.Downpour()), on=db.Slurm(interface="eth1"))
 
 
 def test_strategies_of_one_memory_have_no_hosts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,7 @@ from distbelief.places.simulated import simulated
 from distbelief.places.simulated.handling import Handling
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.simulation import Simulation
-from distbelief.places.simulated.virtual_cluster import Crash
+from distbelief.places.simulated.virtual_cluster import Crash, LeavingHost
 from distbelief.strategies import STRATEGIES, Allreduce, Downpour, Hogwild, Locking, Strategy
 from distbelief.tasks import Task
 from distbelief.tasks.worker import build_model
@@ -454,6 +454,7 @@ PLACES: dict[type, dict[str, tuple[tuple[Any, str, Mapping[str, Any], Strategy],
         "network": ((NetworkModel(latency=1e-3), "traffic", {}, Downpour()),),
         "compute": ((ComputeModel(step=2e-3), "traffic", {}, Downpour()),),
         "crashes": (((Crash("replica 1", 8),), "told", {}, Downpour()),),
+        "leaves": (((LeavingHost("replica 1", 8, 9.0),), "told", {}, Downpour()),),
         "restart_seconds": ((1e-3, "traffic", {"crashes": (Crash("replica 1", 8),)}, Downpour()),),
         "phantom": ((True, "weights", {}, Downpour()),),
         "keep": ((True, "files", {}, Downpour()),),
