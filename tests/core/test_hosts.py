@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import distbelief as db
 from distbelief.cli import main
 from distbelief.core import roles
 from distbelief.errors import JobFailed, UsageError
