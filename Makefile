@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train study test test-fast test-slow test-mutants test-gpu test-frameworks test-clusters scripts bench clean
+.PHONY: train study test test-fast test-slow test-mutants test-gpu test-browser test-frameworks test-clusters scripts bench clean
 
 train: .venv/installed
 	@task=mnist; why=$$($(BIN)/python -c 'from distbelief.tasks import available; print(available("mnist") or "")'); \
@@ -36,6 +36,11 @@ test-mutants: .venv/tools
 
 test-gpu: .venv/tools
 	$(BIN)/pytest tests/gpu
+
+# the page of a report in headless Chromium, which root has installed for it
+test-browser: .venv/browser
+	@command -v chromium > /dev/null || { echo "test-browser needs chromium: install it, or run this as root" >&2; exit 1; }
+	$(BIN)/pytest -rs tests/slow/test_study_page.py
 
 # ways to train MNIST beside each other, some five minutes; again goes on where it was
 study: .venv/reports
@@ -76,6 +81,12 @@ clean:
 
 .venv/tools: .venv/installed
 	$(PIP) --editable '.[digits,plots,dev]'
+	@touch $@
+
+.venv/browser: .venv/tools
+	if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	apt-get update --quiet --quiet; apt-get install --yes --quiet --no-install-recommends chromium; fi
+	$(PIP) --editable '.[digits,plots,dev,report,browser]'
 	@touch $@
 
 .venv/frameworks: .venv/tools

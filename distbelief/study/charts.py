@@ -18,6 +18,8 @@ SYMBOLS = {"local": "circle", "simulated": "diamond-open"}
 DASHES = {"local": "solid", "simulated": "dot"}
 DIGITS = 3
 """Digits after the point of the seconds of a curve's points."""
+MARKED = 10
+"""So many points of a curve are marked at most: thousands of marks take a browser seconds."""
 Chart = dict[str, Any]
 
 
@@ -63,7 +65,8 @@ def _curves(found: Report, trials: Sequence[Trial], of: Callable[[Point], float]
         by["samples"].append([point.samples for point in one.points])
         data.append(
             {
-                "x": by["seconds"][-1], "y": [round(of(point), 5) for point in one.points], "mode": "lines+markers",
+                "x": by["seconds"][-1], "y": [round(of(point), 5) for point in one.points],
+                "mode": "lines+markers" if len(one.points) <= MARKED else "lines",
                 "name": one.arm, "legendgroup": one.arm, "showlegend": one.arm not in seen,
                 "line": {"color": _colour(found, one.arm), "width": 1.2, "dash": DASHES[one.place]},
                 "marker": {"size": 3}, "hovertemplate": f"%{{x}}: %{{y}}<extra>{one.arm}, seed {one.seed}</extra>",

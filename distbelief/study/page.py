@@ -12,13 +12,15 @@ from pathlib import Path
 import msgspec
 
 from distbelief.record.folder import write_atomically
-from distbelief.study.charts import charts
+from distbelief.study.charts import Chart, charts
 from distbelief.study.figures import SHRUNK_HEAD, Report, number, percent, told_interval
 
 PAGE = "report.html"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 PATIENCE = 120.0
 """Seconds in which a picture of a page is made."""
+HEIGHT = 450
+"""Pixels of a chart that does not say."""
 STYLE = """
 :root{color-scheme:light dark;--ink:#1b1f24;--paper:#fff;--soft:#f3f4f6;--line:#d0d7de;--grid:#e4e7eb}
 @media(prefers-color-scheme:dark){:root{--ink:#e6e8eb;--paper:#14171a;--soft:#1f2428;--line:#3a424a;--grid:#2c333a}}
@@ -27,18 +29,27 @@ main{max-width:1100px;margin:0 auto;padding:1rem}h1{font-size:1.6rem;line-height
 h2{font-size:1.15rem;margin-top:2rem}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem}th,td{padding:.3rem .6rem;text-align:right;
 border-bottom:1px solid var(--line);white-space:nowrap}th:first-child,td:first-child{text-align:left}
-code{font-size:.8rem;overflow-wrap:anywhere}.chart{width:100%;min-height:380px}details{background:var(--soft);
+code{font-size:.8rem;overflow-wrap:anywhere}.chart{width:100%}details{background:var(--soft);
 padding:.6rem;border-radius:6px;margin:.6rem 0}li{margin:.2rem 0}
 """
+# each chart is drawn when it comes into view, and plotly.js is run for the first: a large report would be held up for
+# seconds by all at once
 SCRIPT = """
 const dark=matchMedia("(prefers-color-scheme:dark)");
 const colours=()=>{const of=name=>getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const axis={gridcolor:of("--grid"),zerolinecolor:of("--line")};
 return {paper_bgcolor:"rgba(0,0,0,0)",plot_bgcolor:"rgba(0,0,0,0)",font:{color:of("--ink")},
 template:{layout:{xaxis:axis,yaxis:axis}}}};
-const draw=()=>{for(const [name,chart] of Object.entries(CHARTS))
-Plotly.react(name,chart.data,Object.assign({},chart.layout,colours()),{responsive:true,displaylogo:false})};
-draw();dark.addEventListener("change",draw);
+const load=()=>{const script=document.createElement("script");script.text=document.getElementById("plotly").text;
+document.head.append(script)};
+const draw=name=>Plotly.react(name,CHARTS[name].data,Object.assign({},CHARTS[name].layout,colours()),
+{responsive:true,displaylogo:false});
+const drawn=new Set(),show=name=>{if(drawn.has(name))return;if(!drawn.size)load();drawn.add(name);draw(name)};
+const seen=new IntersectionObserver(found=>{for(const one of found)if(one.isIntersecting)show(one.target.id)},
+{rootMargin:"300px"});
+for(const name in CHARTS)seen.observe(document.getElementById(name));
+dark.addEventListener("change",()=>drawn.forEach(draw));
+addEventListener("beforeprint",()=>Object.keys(CHARTS).forEach(show));
 """
 
 
@@ -90,11 +101,18 @@ def page(found: Report, script: str) -> str:
         "<details><summary>The command of each arm</summary><ul>",
         *(f"<li>{told(one.name)}<br><code>{told(one.command)}</code></li>" for one in found.arms if one.command),
         "</ul></details>",
-        *(f"<h2>{told(heading)}</h2><div class='chart' id='{name}'></div>" for name, heading, _ in drawn),
+        *(f"<h2>{told(heading)}</h2><div class='chart' id='{name}' style='height:{_height(chart)}px'></div>"
+          for name, heading, chart in drawn),
         f"<h2>How it was made</h2>{_rules(found)}</main>",
-        f"<script>{script}</script><script>const CHARTS={figures};{SCRIPT}</script></body></html>",
+        f"<script type='text/plain' id='plotly'>{script}</script>",
+        f"<script>const CHARTS={figures};{SCRIPT}</script></body></html>",
     ]  # fmt: skip
     return "\n".join(parts)
+
+
+def _height(chart: Chart) -> int:
+    """Pixels that are kept free for a chart until it is drawn."""
+    return int(chart["layout"].get("height", HEIGHT))
 
 
 def write_picture(page: Path) -> str:
