@@ -114,7 +114,7 @@ def check(read: Study, file: Path, more: Sequence[str] = ()) -> None:
     """
     lines = file.read_text().splitlines()
     arms = [number for number, line in enumerate(lines, 1) if line.strip().startswith("[[arms]]")]
-    for arm in read.arms:
+    for arm in (*read.arms, *filter(None, [read.start])):
         words = arm.with_value(arm.grid[0] if arm.grid else None)
         try:
             check_task(arm.task)
@@ -131,7 +131,7 @@ def check(read: Study, file: Path, more: Sequence[str] = ()) -> None:
                 virtual.cluster(asked.virtual)
         except UsageError as error:
             named = _named(words, str(error))
-            line = _line(lines, named.removeprefix("--"), arms.index(arm.line) + 1)
+            line = _line(lines, named.removeprefix("--"), arms.index(arm.line) + 1) if arm.line in arms else arm.line
             raise UsageError(f"{file}:{line}: arm {arm.name!r}: {error}") from error
 
 

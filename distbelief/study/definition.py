@@ -17,6 +17,9 @@ from distbelief.study.claims import OF, SHAPES, VALUED, Claim
 STUDIES = Path(__file__).parent / "studies"
 """The package's own."""
 MOST_TRIALS = 100_000
+MOST_MEMBERS = 1000
+START = "start"
+"""The name of what trains the model from which all arms begin."""
 PLACES = ("local", "simulated")
 
 Value = str | int | float | bool | list[str | int | float]
@@ -37,6 +40,8 @@ class Arm(msgspec.Struct, frozen=True):
     """The option whose best value is looked for first, on other seeds."""
     grid: tuple[float, ...] = ()
     """The values that it may have."""
+    members: int = 1
+    """Models that it trains one after another, each with its part of the budget; their outputs are averaged."""
     compresses: str = ""
     """The arm whose models it makes smaller; "" where it trains one itself."""
     line: int = 0
@@ -66,6 +71,8 @@ class Study(msgspec.Struct, frozen=True):
     question: str = ""
     claims: tuple[Claim, ...] = ()
     """What is expected of the arms."""
+    start: Arm | None = None
+    """What trains the model from which all arms begin, with the same seed; none, where each has its own beginning."""
     cosine: bool = False
     """Whether each trial measures how alike a minibatch's gradient and the whole one are, at its end."""
 
@@ -118,10 +125,11 @@ class Reader:
         table: the same, as a table.
     """
 
-    TOP = ("title", "question", "seeds", "tuning_seeds", "targets", "baseline", "place", "cosine", "common", "cluster",
-           "claims", "arms")  # fmt: skip
+    TOP = ("title", "question", "seeds", "tuning_seeds", "targets", "baseline", "place", "cosine", "start", "common",
+           "cluster", "claims", "arms")  # fmt: skip
     CLAIM = ("says", "of", "arms", "shape", "values", "within")
-    ARM = ("name", "task", "strategy", "place", "compress", "options", "without", "each", "grid")
+    ARM = ("name", "task", "strategy", "place", "members", "compress", "options", "without", "each", "grid")
+    BEGINNING = ("task", "strategy", "options")
     SHRINKING = ("name", "compress", "options", "each")
     """What an arm may say that compresses what another has trained."""
 
@@ -145,6 +153,7 @@ class Reader:
             raise self._wrong("seeds: name one at least, such as seeds = [0, 1, 2, 3, 4]", "seeds")
         if both := sorted({*seeds} & {*tuning}):
             raise self._wrong(f"seed {both[0]} is in seeds and in tuning_seeds: tune on others", "tuning_seeds")
+        start = self._start(arms) if "start" in table else None
         self._check_arms(arms, tuning)
         baseline = self._text(table, "baseline", 0) if "baseline" in table else arms[0].name
         if baseline not in [arm.name for arm in arms]:
@@ -154,7 +163,7 @@ class Reader:
         question = self._text(table, "question", 0) if "question" in table else ""
         claims = tuple(self._claim(one, [arm.name for arm in arms]) for one in self._claims())
         cosine = table.get("cosine", False) is True
-        return Study(title, tuple(arms), seeds, self._targets(), baseline, tuning, question, claims, cosine)
+        return Study(title, tuple(arms), seeds, self._targets(), baseline, tuning, question, claims, start, cosine)
 
     def _claims(self) -> list[Table]:
         claims = self._table.get("claims", [])
@@ -183,8 +192,26 @@ class Reader:
         numbers = tuple(float(value) for value in values)
         return Claim(says, of, tuple(found), shape, numbers, float(within))  # type: ignore[arg-type]  # checked above
 
+    def _start(self, arms: Sequence[Arm]) -> Arm:
+        """What all arms begin with, which are of its task and name no other beginning."""
+        table, line = self._table["start"], self._line("start")
+        if not isinstance(table, dict):
+            raise self._wrong("start: must be a table: begin it with [start]", line)
+        self._known(table, self.BEGINNING, "a start", 0)
+        for key in ("task", "strategy"):
+            if not isinstance(table.get(key), str):
+                raise self._wrong(f'[start]: {key} is missing: write {key} = "..."', line)
+        place = str(self._table.get("place", "local"))
+        words = _words({**self._cluster(place), **self._options(table, "options", 0)})
+        for arm in arms:
+            if arm.task != table["task"]:
+                raise self._wrong(f"arm {arm.name!r}: its task is not that of [start], {table['task']}", arm.line)
+            if "--init-from" in arm.words:
+                raise self._wrong(f"arm {arm.name!r}: init-from: all begin with what [start] trains", arm.line)
+        return Arm(START, str(table["task"]), str(table["strategy"]), place, words, line=line)
+
     def _check_arms(self, arms: Sequence[Arm], tuning: Sequence[int]) -> None:
-        names: set[str] = set()
+        names = {START} if "start" in self._table else set[str]()
         for arm in arms:
             if arm.name in names:
                 raise self._wrong(f"two arms are called {arm.name!r}: give each a name of its own", arm.line)
@@ -217,19 +244,30 @@ class Reader:
             if str(word).replace("-", "_") not in shared:
                 raise self._wrong(f"arm {name!r}: without {word!r}: [common] has no such option", "without", index + 1)
             del shared[str(word).replace("-", "_")]
-        cluster = self._options(self._table, "cluster", 0) if place == "simulated" else {}
+        members, cluster = self._members(one, index + 1), self._cluster(str(place))
+        if members > 1 and (budget := {**shared, **own}.get("budget")):
+            own["budget"] = _part(str(budget), members)
         grid, line = self._grid(one, index + 1), self._line("", index + 1)
         return [
             Arm(f"{name}{told}", task, strategy, str(place), _words({**cluster, **shared, **own, **chosen}), *grid,
-                line=line)
+                members, line=line)
             for told, chosen in self._each(one, index + 1)
         ]  # fmt: skip
+
+    def _cluster(self, place: str) -> dict[str, Value]:
+        return self._options(self._table, "cluster", 0) if place == "simulated" else {}
+
+    def _members(self, one: Table, arm: int) -> int:
+        members = one.get("members", 1)
+        if type(members) is not int or not 1 <= members <= MOST_MEMBERS:
+            raise self._wrong(f"members: must be a whole number from 1 to {MOST_MEMBERS}", "members", arm)
+        return members
 
     def _compressing(self, index: int, one: Table, before: Sequence[Arm]) -> list[Arm]:
         """The arms that one table stands for which compress what another arm has trained."""
         self._known(one, self.SHRINKING, "an arm that compresses another", index + 1)
         name, other = (self._text(one, key, index + 1) for key in ("name", "compress"))
-        able = [arm for arm in before if arm.place == "local" and not arm.compresses]
+        able = [arm for arm in before if arm.place == "local" and not arm.compresses and arm.members == 1]
         if other not in [arm.name for arm in able]:
             names = [arm.name for arm in able]
             raise self._wrong(str(unknown("arm to compress", other, names)), "compress", index + 1)
@@ -318,6 +356,16 @@ def line_of(lines: Sequence[str], key: str, arm: int = 0) -> int:
     stop = (later or [len(lines) + 1])[0] if arm else len(lines) + 1
     asked = re.compile(rf"""(?:^|[\s{{,\[."']){re.escape(key).replace("_", "[-_]")}["']?\s*[=\].]""")
     return next((number for number in range(start, stop) if key and asked.search(lines[number - 1])), start)
+
+
+def _part(budget: str, members: int) -> str:
+    """The part of a budget that each of several has; what is no time is told of where options are checked.
+
+    >>> _part("45s", 4), _part("soon", 4)
+    ('11.25s', 'soon')
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(\D*)", budget)
+    return f"{float(found[1]) / members:g}{found[2]}" if found else budget
 
 
 def _several(value: object) -> list[str | int | float]:

@@ -13,6 +13,7 @@ import msgspec
 
 from distbelief.record.folder import write_atomically
 from distbelief.study.charts import Chart, charts
+from distbelief.study.definition import Study
 from distbelief.study.figures import SHRUNK_HEAD, Report, number, percent, told_interval
 
 PAGE = "report.html"
@@ -162,7 +163,21 @@ def _rules(found: Report) -> str:
         "median, and the ratios' intervals are of 95 % (percentile bootstrap).",
         "Models were measured after each run, as they were at its checkpoints: that cost no arm anything.",
         "What was measured (circles, solid) and what was simulated (diamonds, dotted) is never compared.",
+        *_beginnings(study),
         *([found.cost] if found.cost else []),
         "Machine: " + ", ".join(f"{name} {value}" for name, value in machine.items()) + ".",
     ]
     return "<ul>" + "".join(f"<li>{html.escape(rule)}</li>" for rule in rules) + "</ul>"
+
+
+def _beginnings(study: Study) -> list[str]:
+    """What all arms begin with, and which are several models."""
+    start = study.start
+    told = [f"All arms begin with the model that {start.strategy} {' '.join(start.words)} has trained with the same "
+            "seed, which counts for none of them."] if start else []  # fmt: skip
+    farms = [arm for arm in study.arms if arm.members > 1]
+    return told + [
+        f"{arm.name}: {arm.members} models are trained one after another, and their outputs averaged; seconds, samples "
+        "and steps are of all together."
+        for arm in farms
+    ]

@@ -14,7 +14,7 @@ from distbelief.record.folder import write_atomically
 from distbelief.study.claims import judge
 from distbelief.study.definition import Study
 from distbelief.study.figures import FIGURES, Report, figures, shrunk_figures
-from distbelief.study.running import StudyFolder, seconds_to
+from distbelief.study.running import StudyFolder, seconds_to, starts
 from distbelief.study.sentences import sentences
 from distbelief.study.trials import Trial
 
@@ -32,6 +32,7 @@ def make_report(study: Study, trials: Sequence[Trial], machine: Mapping[str, Any
     """
     counted = [one for one in trials if not one.tuning]
     whole = len(study.arms) * len(study.seeds) + sum(len(arm.grid) * len(study.tuning_seeds) for arm in study.arms)
+    whole += len(starts(study))
     trained = [arm for arm in study.arms if not arm.compresses]
     names = {arm.name for arm in trained}
     made = Report(

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -67,6 +67,21 @@ class Due:
     tuning: bool = False
     origin: str = ""
     """Where in the folder of the study is what it compresses."""
+
+    @property
+    def member_seeds(self) -> tuple[int, ...]:
+        """The seeds of the models that it trains: of a farm's no two are alike, nor those of two trials.
+
+        >>> Due(Arm("a", "digits", "single", "local", (), members=3), 2).member_seeds
+        (6, 7, 8)
+        """
+        return tuple(self.seed * self.arm.members + number for number in range(self.arm.members))
+
+    @property
+    def runs(self) -> list[str]:
+        """Where in the folder of the study are the runs of these models."""
+        several = [f"run-{number}" for number in range(self.arm.members)]
+        return [f"{self.folder}/{name}" for name in (several if len(several) > 1 else ["run"])]
 
     @property
     def folder(self) -> str:
@@ -224,7 +239,7 @@ def run(
     lock.lock()
     try:
         found: list[Trial] = []
-        for stage in (_candidates, _final):
+        for stage in STAGES:
             for due in stage(study, found):
                 trial = folder.trial(due)
                 if trial is None and time.monotonic() - began > 60 * minutes:
@@ -243,9 +258,18 @@ def kept_trials(path: Path) -> list[Trial]:
     """
     folder, found = StudyFolder(path), list[Trial]()
     study = folder.study()
-    for stage in (_candidates, _final):
+    for stage in STAGES:
         found += [trial for due in stage(study, found) if (trial := folder.trial(due))]
     return found
+
+
+def starts(study: Study, _: Sequence[Trial] = ()) -> list[Due]:
+    """What trains the models from which all others begin: one for each of their seeds."""
+    if study.start is None:
+        return []
+    trials = [*(Due(arm, seed) for arm in study.arms for seed in study.seeds),
+              *(Due(arm, seed) for arm in study.arms if arm.grid for seed in study.tuning_seeds)]  # fmt: skip
+    return [Due(study.start, seed) for seed in dict.fromkeys(seed for due in trials for seed in due.member_seeds)]
 
 
 def _candidates(study: Study, _: Sequence[Trial]) -> list[Due]:
@@ -260,6 +284,10 @@ def _final(study: Study, found: Sequence[Trial]) -> list[Due]:
     due = [Due(arm, seed, best[arm.name]) for arm, seed in order(study.arms, study.seeds)]
     return [replace(one, origin=Due(study.arm(one.arm.compresses), one.seed).folder if one.arm.compresses else "")
             for one in due]  # fmt: skip
+
+
+STAGES = (starts, _candidates, _final)
+"""What is due, one after the other; the last follows from what the second has found."""
 
 
 def choose(arm: Arm, targets: Sequence[float], found: Sequence[Trial]) -> float | None:
@@ -284,25 +312,29 @@ def seconds_to(trial: Trial, target: float) -> float:
 
 def _run(folder: StudyFolder, due: Due, prepare: Prepare, tell: Callable[[str], None]) -> Trial:
     """Run one trial, and keep it; one that cannot be run is kept with the reason."""
-    began, arm, words = time.monotonic(), due.arm, due.arm.with_value(due.value)
-    spent = Cost()
+    began, arm, study = time.monotonic(), due.arm, folder.study()
     tell(f"{arm.name}{f', {arm.tuned} {due.value:g}' if due.tuning else ''}, seed {due.seed}")
-    out = folder.path / due.folder / "run"
-    shutil.rmtree(out, ignore_errors=True)
-    prepared = prepare(arm, (*words, "--seed", str(due.seed)))
+    spent, start = Cost(), None if arm.compresses or arm == study.start else study.start
+    members = []
+    for seed in due.member_seeds:
+        begin = ("--init-from", str(folder.path / Due(start, seed).runs[0])) if start else ()
+        members.append(prepare(arm, (*arm.with_value(due.value), *begin, "--seed", str(seed))))
+    runs = [folder.path / run for run in due.runs]
+    for run in runs:
+        shutil.rmtree(run, ignore_errors=True)
     told: dict[str, Any]
     try:
-        if isinstance(prepared, PreparedCompression):
-            told, spent = _compress(prepared, folder.path / due.origin / "run", out)
+        if isinstance(members[0], PreparedCompression):
+            told, spent = _compress(members[0], folder.path / due.origin / "run", runs[0])
         else:
-            told, spent = _train(prepared, out, arm.place == "local", folder.study().cosine)
+            told, spent = _train(cast(list[Prepared], members), runs, arm.place == "local", study.cosine)
     except Interrupted:
         raise
     except DistbeliefError as error:
         told = {"outcome": str(Outcome.FAILED), "reason": " ".join(str(error).split())}
     trial = Trial(
-        arm=arm.name, seed=due.seed, value=due.value, tuning=due.tuning, command=prepared.command, task=arm.task,
-        strategy=arm.strategy, place=arm.place, **told,
+        arm=arm.name, seed=due.seed, value=due.value, tuning=due.tuning, task=arm.task, strategy=arm.strategy,
+        command="; ".join(member.command for member in members), place=arm.place, **told,
     )  # fmt: skip
     folder.keep(due, trial)
     whole = time.monotonic() - began
@@ -331,28 +363,36 @@ def _compress(prepared: PreparedCompression, run: Path, out: Path) -> tuple[dict
     return {"outcome": str(Outcome.DONE), "shrunk": shrunk}, Cost(jobs=time.monotonic() - began)
 
 
-def _train(prepared: Prepared, out: Path, measured: bool, cosines: bool) -> tuple[dict[str, Any], Cost]:
-    """Run a job, and measure its model as it was at each checkpoint."""
+def _train(
+    members: Sequence[Prepared], runs: Sequence[Path], measured: bool, cosines: bool
+) -> tuple[dict[str, Any], Cost]:
+    """Run jobs, one after the other, and measure their models, or their mean, as they were at each checkpoint."""
     from distbelief.tasks import resolve
 
-    out.parent.mkdir(parents=True, exist_ok=True)
-    job = replace(prepared.job, out=str(out), keep_checkpoints=KEPT, **_later(prepared.job))
     before = busy() if measured else None
     began = time.monotonic()
-    result = prepared.place.run(job)
+    results = [_play(prepared, run) for prepared, run in zip(members, runs, strict=True)]
     ran = time.monotonic() - began
     after = busy() if measured else None
+    began, job = time.monotonic(), members[0].job
+    task = resolve(job.reference, job.data_dir)
+    points = measure_points(runs, task, job.seed)
+    alike = cosine(runs[0], task, job.batch_size, job.seed) if cosines else None
+    cost = Cost(ran, time.monotonic() - began)
+    for run in runs:
+        tidy(run)
+    taken = None if before is None or after is None else (before + after) / 2
+    return {**of_result(*results), "points": points, "busy": taken, "cosine": alike}, cost
+
+
+def _play(prepared: Prepared, run: Path) -> dict[str, Any]:
+    """Run one job; returns its result."""
+    run.parent.mkdir(parents=True, exist_ok=True)
+    result = prepared.place.run(replace(prepared.job, out=str(run), keep_checkpoints=KEPT, **_later(prepared.job)))
     if result["outcome"] == Outcome.INTERRUPTED:
         with contextlib.suppress(OSError):
-            shutil.rmtree(out)
+            shutil.rmtree(run)
         raise Interrupted("the study was interrupted, and keeps all trials that had ended: the same command goes on")
     if result["cause"] == Cause.CHECKPOINT_FAILED:
         raise OSError(f"{result['reason']}; the same command goes on with the study")
-    began = time.monotonic()
-    task = resolve(job.reference, job.data_dir)
-    points = measure_points(out, task, job.seed)
-    alike = cosine(out, task, job.batch_size, job.seed) if cosines else None
-    cost = Cost(ran, time.monotonic() - began)
-    tidy(out)
-    taken = None if before is None or after is None else (before + after) / 2
-    return {**of_result(result), "points": points, "busy": taken, "cosine": alike}, cost
+    return result

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from distbelief.core import records
+from distbelief.core.outcomes import Outcome
 from distbelief.errors import UsageError
 from distbelief.record.checkpoints import read_manifest
 from distbelief.record.folder import RunFolder
@@ -94,17 +97,22 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         return self.points[-1].accuracy if self.points else None
 
 
-def of_result(result: dict[str, Any]) -> dict[str, Any]:
-    """What a trial keeps of what `result.json` holds."""
-    losses = [(row["seconds"], row["train_loss"]) for row in result["history"] if row["train_loss"] is not None]
+def of_result(*results: dict[str, Any]) -> dict[str, Any]:
+    """What a trial keeps of what `result.json` holds: of several runs, one after another, what they add up to; the
+    outcome is that of the first that was not done.
+    """
+    first = next((one for one in results if one["outcome"] != Outcome.DONE), results[0])
+    rows = [row for row in results[0]["history"] if row["train_loss"] is not None]
+    staleness = sum((Counter(one["staleness"]["histogram"]) for one in results), Counter[str]())
+    replicas = [replica for one in results for replica in one["per_replica"]]
     return {
-        **{name: result[name] for name in ("outcome", "reason", "replicas", "seconds", "epochs", "steps", "samples",
-                                           "updates")},
-        "bytes": sum(result["bytes"].values()),
-        "staleness": result["staleness"]["histogram"],
-        "losses": losses,
-        "parts": _parts([replica["times"] for replica in result["per_replica"] if replica.get("times")]),
-    }  # fmt: skip
+        **{name: first[name] for name in ("outcome", "reason", "replicas")},
+        **{name: sum(one[name] for one in results) for name in ("seconds", "epochs", "steps", "samples", "updates")},
+        "bytes": sum(sum(one["bytes"].values()) for one in results),
+        "staleness": dict(staleness),
+        "losses": [(row["seconds"], row["train_loss"]) for row in rows],
+        "parts": _parts([replica["times"] for replica in replicas if replica.get("times")]),
+    }
 
 
 def _parts(times: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -117,13 +125,32 @@ def _parts(times: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {name: sum(one[name] for one in times) / steps for name in PARTS} if steps else {}
 
 
-def measure_points(run: Path, task: Task, seed: int) -> list[Point]:
-    """Measure every checkpoint of a run, after its end: so that it cost the job nothing.
+class Farm(torch.nn.Module):
+    """Several models whose outputs are averaged, as `distbelief predict RUN...` does.
 
     Args:
-        run: the run folder.
+        models: of which.
+    """
+
+    def __init__(self, models: Sequence[torch.nn.Module]) -> None:
+        super().__init__()
+        self.models = torch.nn.ModuleList(models)
+
+    def forward(self, inputs: Any) -> Any:
+        """The mean of what they answer; of one model, its answer."""
+        outputs = [model(inputs) for model in self.models]
+        return outputs[0] if len(outputs) == 1 else sum(outputs) / len(outputs)
+
+
+def measure_points(runs: Sequence[Path], task: Task, seed: int) -> list[Point]:
+    """Measure every checkpoint of a run, after its end: so that it cost the job nothing. Of several runs, one after
+    another, their mean prediction at their first checkpoints, their second ones, and so on, and at their last ones; at
+    the time, samples and steps of all of them together.
+
+    Args:
+        runs: the run folders.
         task: whose test set it is measured on.
-        seed: of the run.
+        seed: of the first run.
 
     Raises:
         CheckpointError: one is missing or spoilt.
@@ -133,20 +160,20 @@ def measure_points(run: Path, task: Task, seed: int) -> list[Point]:
         return []
     data = load(task, "test")
     task = dataclasses.replace(task, test=lambda: data)
-    model = build_model(task, seed, "cpu")
-    layout = layout_of(model)
-    made, per_epoch, steps = _kept(RunFolder(run).metrics)
+    farm = Farm([build_model(task, seed, "cpu") for _ in runs])
+    layout = layout_of(farm.models[0])
+    kept = [_kept(RunFolder(run)) for run in runs]
     points = []
-    for number in sorted(made):
-        folder = run / "checkpoints" / f"{number:06d}"
-        samples = read_manifest(folder).samples
-        model.load_state_dict(load_weights(folder, layout))
-        found = measure(task, model)
+    for moments in _together([own for own, _ in kept]):
+        for model, moment in zip(farm.models, moments, strict=True):
+            model.load_state_dict(load_weights(moment.folder, layout))
+        found = measure(task, farm)
         if found.accuracy is None:
             raise UsageError(f"task {task.reference!r} has no accuracy to compare ways to train by: give it a metric")
-        points.append(
-            Point(made[number], samples / max(per_epoch, 1), samples, steps[number], found.loss, found.accuracy)
+        seconds, samples, steps = (
+            sum(getattr(one, name) for one in moments) for name in ("seconds", "samples", "steps")
         )
+        points.append(Point(seconds, samples / max(kept[0][1], 1), samples, steps, found.loss, found.accuracy))
     return points
 
 
@@ -175,20 +202,38 @@ def cosine(run: Path, task: Task, batch_size: int, seed: int) -> float:
     return float(sum(torch.cosine_similarity(one, whole, dim=0) for one in drawn)) / DRAWS
 
 
-def _kept(metrics: Path) -> tuple[dict[int, float], int, dict[int, int]]:
-    """The seconds of training at which each checkpoint was made, the samples of an epoch, and the steps till then."""
-    made: dict[int, float] = {}
-    done: dict[int, int] = {}
+@dataclass(frozen=True)
+class _Moment:
+    """A checkpoint of a run."""
+
+    folder: Path
+    seconds: float
+    """Of training, till it was made."""
+    samples: int
+    steps: int
+
+
+def _kept(run: RunFolder) -> tuple[list[_Moment], int]:
+    """The checkpoints of a run in order, and the samples of an epoch."""
+    made: list[_Moment] = []
     began, per_epoch, steps = 0.0, 0, 0
-    for seconds, record in read_metrics(metrics):
+    for seconds, record in read_metrics(run.metrics):
         match record:
             case records.Started():
                 began, per_epoch = seconds, record.samples_per_epoch
             case records.Stepped():
                 steps += record.steps
             case records.Checkpointed(number=number, error=""):
-                made[number], done[number] = seconds - began, steps
-    return made, per_epoch, done
+                folder = run.path / "checkpoints" / f"{number:06d}"
+                made.append(_Moment(folder, seconds - began, read_manifest(folder).samples, steps))
+    return made, per_epoch
+
+
+def _together(kept: Sequence[Sequence[_Moment]]) -> list[tuple[_Moment, ...]]:
+    """The first of each, the second, and so on, and the last of each; none, where one has none."""
+    if not all(kept):
+        return []
+    return [*zip(*(own[:-1] for own in kept), strict=False), tuple(own[-1] for own in kept)]
 
 
 def tidy(run: Path) -> None:

@@ -54,6 +54,24 @@ def test_a_file_says_which_arms_there_are_and_what_each_is(tmp_path: Path) -> No
     assert (study.targets, study.baseline, study.tuning_seeds) == ((0.8, 0.9), "serial", (7,))
 
 
+def test_a_farm_divides_its_budget_among_its_members(tmp_path: Path) -> None:
+    text = WHOLE.replace("epochs = 2", 'epochs = 2\nbudget = "3s"')
+    text = text.replace('strategy = "single"', 'strategy = "single"\nmembers = 4', 1)
+    study = read(text, tmp_path)
+    assert [arm.members for arm in study.arms] == [4, 1, 1]
+    assert [arm.words[arm.words.index("--budget") + 1] for arm in study.arms] == ["0.75s", "3s", "3s"]
+
+
+def test_all_arms_may_begin_with_one_model(tmp_path: Path) -> None:
+    """Which is of the study's place, and has the cluster's words where that is simulated."""
+    text = START.replace("[start]", 'place = "simulated"\n[start]')
+    start = read(text, tmp_path).start
+    assert start is not None
+    assert (start.task, start.strategy, start.place) == ("digits", "single", "simulated")
+    assert start.words == ("--compute", "constant:1ms", "--epochs", "1")
+    assert read(WHOLE, tmp_path).start is None
+
+
 @pytest.mark.parametrize("name", definition.names())
 def test_the_packages_own_studies_can_be_run(name: str) -> None:
     file = definition.find(name)
@@ -61,6 +79,9 @@ def test_the_packages_own_studies_can_be_run(name: str) -> None:
     check(study, file)
     assert study.question
 
+
+BEGIN = '\ntask = "digits"\nstrategy = "single"\noptions = {epochs = 1}\n'
+START = WHOLE.replace("[common]", f"[start]{BEGIN}[common]")
 
 WRONG = {
     "an unknown key": (("seeds =", "seedz ="), r"a\.toml:2: unknown key of a study 'seedz'; did you mean 'seeds'"),
@@ -117,6 +138,22 @@ WRONG = {
         ('strategy = "single"', 'strategy = "single"\n[[arms]]\nname = "b"\ncompress = "serial"\noptions = {keep = 2}'),
         r"a\.toml:17: arm 'b': --keep 2: must be above 0",
     ),
+    "a farm of no member": (
+        ('strategy = "single"', 'strategy = "single"\nmembers = 0'),
+        r"a\.toml:14: members: must be a whole number from 1 to 1000",
+    ),
+    "a farm of half a member": (
+        ('strategy = "single"', 'strategy = "single"\nmembers = 1.5'),
+        r"a\.toml:14: members: must be a whole number",
+    ),
+    "a farm's budget that is no time": (
+        ('strategy = "single"', 'strategy = "single"\nmembers = 2\noptions = {budget = "soon"}'),
+        r"a\.toml:15: arm 'serial': --budget 'soon': is a time such as 45s",
+    ),
+    "compressing a farm": (
+        ('strategy = "single"', 'strategy = "single"\nmembers = 2\n[[arms]]\nname = "b"\ncompress = "serial"'),
+        r"a\.toml:17: unknown arm to compress 'serial'",
+    ),
     "no title": (('title = "A study"', ""), r"a\.toml:1: study: title is missing"),
     "no TOML": (("seeds = [0, 1]", "seeds = [0, 1"), r"a\.toml is no TOML: .*line"),
 }
@@ -130,6 +167,23 @@ def test_a_wrong_file_is_refused_with_its_line_and_the_nearest_word(
     assert text != WHOLE
     with pytest.raises(UsageError, match=told):
         read(text, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (('task = "digits"\nstrategy = "single"\noptions', "strategy = 'single'\noptions"), r":5: \[start\]: task is"),
+        (("options = {epochs = 1}", "options = {epocs = 1}"), r":5: arm 'start': .*did you mean --epochs"),
+        (("options = {epochs = 1}", "optionz = {epochs = 1}"), r":8: unknown key of a start 'optionz'"),
+        (('task = "digits"', 'task = "mnist"', 1), r":14: arm 'serial': its task is not that of \[start\], mnist"),
+        (("lr = 0.1", 'lr = 0.1\ninit-from = "a"'), r":14: arm 'serial': init-from: all begin with what \[start\] trains"),
+        (('name = "serial"', 'name = "start"'), r":14: two arms are called 'start'"),
+        ((f"[start]{BEGIN}", "start = 3\n"), r":5: start: must be a table"),
+    ],
+)
+def test_a_wrong_beginning_is_refused_with_its_line(change: tuple[Any, ...], told: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=told):
+        read(START.replace(*change), tmp_path)
 
 
 def test_grids_are_of_equal_size(tmp_path: Path) -> None:

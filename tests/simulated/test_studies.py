@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from distbelief.cli.study import preparing
 from distbelief.errors import TrainingError, UsageError
@@ -20,6 +22,7 @@ from distbelief.study.definition import Arm, Study
 from distbelief.study.report import make_report, write_report
 from distbelief.study.running import Prepared, PreparedCompression, StudyFolder, run
 from distbelief.study.trials import Trial
+from distbelief.tasks import resolve
 
 TEXT = """\
 title = "A study"
@@ -250,6 +253,63 @@ def test_an_arm_compresses_what_another_has_trained_with_the_same_seed(tmp_path:
     assert (last.name, last.of, last.trials, last.means["bytes"]) == (fewer, "whole", 2, sum(sizes) / 2)
     assert f"{last.means['test_error']:.2f} ± {last.spreads['test_error']:.2f}" in "\n".join(report.lines())
     assert run(read, tmp_path / "out", prepare) == trials, "nothing is run again"
+
+
+def test_a_farm_is_the_mean_prediction_of_its_models_and_costs_what_all_of_them_do(tmp_path: Path) -> None:
+    """Held against the models of its runs by hand; as much is trained as by one model with the whole budget."""
+    file = tmp_path / "a.toml"
+    file.write_text(
+        'title = "A farm"\nseeds = [1]\nplace = "simulated"\n[common]\nepochs = 1000\nbudget = "60ms"\ndrop-last = true\n'
+        'evaluate-every = "10minibatches"\n[cluster]\ncompute = "constant:1ms"\n'
+        '[[arms]]\nname = "one"\ntask = "digits"\nstrategy = "single"\n'
+        '[[arms]]\nname = "farm"\ntask = "digits"\nstrategy = "single"\nmembers = 3\n'
+    )
+    read = definition.read(file)
+    one, farm = run(read, tmp_path / "out", preparing())
+    runs = [tmp_path / "out" / "trials" / "farm" / "seed-1" / f"run-{number}" for number in range(3)]
+    states = [load_file(path / "model.safetensors") for path in runs]
+    assert not torch.equal(states[0]["fc1.weight"], states[1]["fc1.weight"])
+    assert [f"--seed {seed}" in farm.command for seed in (3, 4, 5)] == [True] * 3
+    task = resolve("digits")
+    inputs, targets = task.test().batch(torch.arange(len(task.test())))  # type: ignore[misc]  # it has a test set
+    outputs = []
+    for state in states:
+        model = task.model()
+        model.load_state_dict(state)
+        outputs.append(model.eval()(inputs))
+    mean = torch.stack(outputs).mean(0)
+    last = farm.points[-1]
+    assert last.accuracy == pytest.approx((mean.argmax(1) == targets).float().mean().item())
+    assert last.loss == pytest.approx(torch.nn.functional.cross_entropy(mean, targets).item(), rel=1e-4)
+    assert [point.steps for point in farm.points] == [30, 60]
+    assert [point.steps for point in one.points] == [10, 20, 30, 40, 50, 60]
+    assert (farm.steps, farm.samples, last.samples) == (one.steps, one.samples, one.samples)
+    assert farm.seconds == pytest.approx(one.seconds, rel=0.1)
+    assert last.seconds == pytest.approx(farm.seconds, rel=0.1)
+
+
+def test_what_all_arms_begin_with_is_trained_once_for_each_seed_and_counts_for_none(tmp_path: Path) -> None:
+    """Arms that learn nothing, since their rate is none, end where it ended."""
+    file = tmp_path / "a.toml"
+    arm = 'strategy = "single"\ntask = "digits"\n'
+    file.write_text(
+        'title = "Warm"\nseeds = [0, 1]\ntuning_seeds = [7]\nplace = "simulated"\n'
+        f"[start]\n{arm}options = {{epochs = 2}}\n[common]\nepochs = 1\n"
+        f'[[arms]]\nname = "still"\n{arm}options = {{lr = 0}}\n'
+        f'[[arms]]\nname = "further"\n{arm}grid = {{lr = [0, 0.1]}}\n'
+    )
+    read = definition.read(file)
+    trials = run(read, tmp_path / "out", preparing())
+    begun = {one.seed: one.accuracy for one in trials if one.arm == "start"}
+    assert set(begun) == {0, 1, 7}
+    assert {one.seed: one.accuracy for one in trials if one.arm == "still"} == {seed: begun[seed] for seed in (0, 1)}
+    assert [one.accuracy for one in trials if one.tuning and one.value == 0] == [begun[7]]
+    assert len({*begun.values()}) == 3, "each seed has its own"
+    made = make_report(read, trials, {})
+    assert ({one.arm for one in made.trials}, made.left) == ({"still", "further"}, 0)
+    assert make_report(read, [], {}).left == 3 + 2 + 4
+    assert next(one for one in trials if one.arm == "still").points[-1].epochs == 1
+    assert run(read, tmp_path / "out", preparing()) == trials
 
 
 def test_what_was_not_trained_cannot_be_compressed_and_says_so(tmp_path: Path) -> None:
