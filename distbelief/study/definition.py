@@ -179,9 +179,12 @@ class Reader:
             if value not in known:
                 raise self._wrong(str(unknown(f"{key} of a claim", value, known)), value)
         asked = [str(name) for name in _several(one.get("arms", list(names)))]
-        found = [name for want in asked for name in names if name == want or name.startswith(f"{want}, ")]
-        if missing := [want for want in asked if not any(n == want or n.startswith(f"{want}, ") for n in names)]:
-            raise self._wrong(str(unknown("arm", missing[0], names)), missing[0])
+        found: list[str] = []
+        for want in asked:
+            meant = [want] if want in names else [name for name in names if name.startswith(f"{want}, ")]
+            if not meant:
+                raise self._wrong(str(unknown("arm", want, names)), want)
+            found += meant
         values, within = _several(one.get("values", [])), one.get("within", 0.0)
         if not all(isinstance(value, int | float) for value in (*values, within)):
             raise self._wrong("values, within: must be numbers", says)

@@ -113,6 +113,15 @@ def test_a_wrong_claim_is_refused_with_its_line(change: tuple[str, str], told: s
         definition.read(file)
 
 
+def test_a_name_is_of_one_arm_though_others_go_on_from_it(tmp_path: Path) -> None:
+    """x is itself, and not x, replicas 1 too; y, which there is not, is all that begin with it."""
+    more = TEXT.replace('arms = ["x"]', 'arms = ["x", "y"]').replace('name = "x"', 'name = "y"')
+    whole = f'{more}[[arms]]\nname = "x"\ntask = "digits"\nstrategy = "single"\n'
+    file = tmp_path / "a.toml"
+    file.write_text(f'{whole}[[arms]]\nname = "x, later"\ntask = "digits"\nstrategy = "single"\n')
+    assert definition.read(file).claims[0].arms == ("x", "y, replicas 1", "y, replicas 2")
+
+
 @pytest.mark.parametrize("name", [name for name in definition.names() if definition.read(definition.find(name)).claims])
 def test_the_packages_figures_say_where_their_shape_is_from(name: str) -> None:
     study = definition.read(definition.find(name))

@@ -176,7 +176,7 @@ def test_a_wrong_file_is_refused_with_its_line_and_the_nearest_word(
         (("options = {epochs = 1}", "options = {epocs = 1}"), r":5: arm 'start': .*did you mean --epochs"),
         (("options = {epochs = 1}", "optionz = {epochs = 1}"), r":8: unknown key of a start 'optionz'"),
         (('task = "digits"', 'task = "mnist"', 1), r":14: arm 'serial': its task is not that of \[start\], mnist"),
-        (("lr = 0.1", 'lr = 0.1\ninit-from = "a"'), r":15: arm 'serial': init-from: all begin with what \[start\] trains"),
+        (("lr = 0.1", 'lr = 0.1\ninit-from = "a"'), r":15: arm 'serial': init-from: all begin with what"),
         (('name = "serial"', 'name = "start"'), r":14: two arms are called 'start'"),
         ((f"[start]{BEGIN}", "start = 3\n"), r":5: start: must be a table"),
     ],

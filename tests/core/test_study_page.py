@@ -14,6 +14,7 @@ from made_studies import made_report, made_trial
 from distbelief.study import page as pages
 from distbelief.study.charts import charts
 from distbelief.study.claims import Claim
+from distbelief.study.definition import Arm
 from distbelief.study.figures import number
 from distbelief.study.page import page, write_page
 from distbelief.study.report import make_report
@@ -129,3 +130,15 @@ def test_histograms_of_staleness_and_what_is_claimed_are_drawn() -> None:
     assert drawn["staleness"]["data"][0]["x"] == [0, 2]
     assert drawn["staleness"]["data"][0]["y"] == [0.25, 0.75]  # one push of four was of the newest parameters
     assert drawn["claimed-0"]["data"][0]["x"] == [1.5] * len(made.arms)
+
+
+def test_a_page_says_what_arms_begin_with_and_what_a_farm_costs() -> None:
+    made = made_report()
+    first, *others = made.study.arms
+    start = Arm("start", "mnist", "single", "local", ("--epochs", "1"))
+    farm = msgspec.structs.replace(first, members=4)
+    study = msgspec.structs.replace(made.study, start=start, arms=(farm, *others))
+    told = page(make_report(study, made.trials, {}), "")
+    assert "All arms begin with the model that single --epochs 1 has trained with the same seed" in told
+    assert "alone: 4 models are trained one after another, and their outputs averaged" in told
+    assert "begin with" not in page(made, "")
