@@ -259,8 +259,8 @@ def test_a_farm_is_the_mean_prediction_of_its_models_and_costs_what_all_of_them_
     """Held against the models of its runs by hand; as much is trained as by one model with the whole budget."""
     file = tmp_path / "a.toml"
     file.write_text(
-        'title = "A farm"\nseeds = [1]\nplace = "simulated"\n[common]\nepochs = 1000\nbudget = "60ms"\ndrop-last = true\n'
-        'evaluate-every = "10minibatches"\n[cluster]\ncompute = "constant:1ms"\n'
+        'title = "A farm"\nseeds = [1]\nplace = "simulated"\n[common]\nepochs = 1000\ndrop-last = true\n'
+        'budget = "60ms"\nevaluate-every = "10minibatches"\n[cluster]\ncompute = "constant:1ms"\n'
         '[[arms]]\nname = "one"\ntask = "digits"\nstrategy = "single"\n'
         '[[arms]]\nname = "farm"\ntask = "digits"\nstrategy = "single"\nmembers = 3\n'
     )
