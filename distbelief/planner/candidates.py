@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from distbelief.core.optimizer import Optimizer
+from distbelief.costs.splitting import KEPT, SplitCost
 from distbelief.costs.trace import GRADIENTS, PARAMETERS, STATE, MemoryTrace
 from distbelief.errors import UsageError, unknown
 from distbelief.strategies import Allreduce, Downpour, Hogwild, Single, Strategy, Synchronous
@@ -19,6 +20,8 @@ MOST_REPLICAS = 256
 """The most replicas that a candidate has: a plan is to be there in seconds."""
 MOST_PARTITIONS = 4
 """The most processes that a model is split over: each number of them is measured."""
+SPLIT = ("single", "downpour", "allreduce")
+"""The strategies whose replicas are split too."""
 REPLICA_VECTORS = {"served": 4, "allreduce": 3, "hogwild": 1, "single": 2}
 """Vectors as long as the parameters that a replica holds, and `SHARD_VECTORS` that a shard does, without the state of
 an optimizer: what `bench memory` holds them to.
@@ -93,35 +96,43 @@ def _times(number: int, what: str) -> str:
 
 def candidates(machines: Machines, names: Sequence[str], optimizer: Optimizer) -> list[PlanCandidate]:
     """Every strategy with as many replicas as the powers of two, and as the machines have cores; a shard on each host.
-    One model is also split, in the way that its operations make the best, over as many processes of one host.
+    A model, also that of each replica of downpour and allreduce, is split too, in the way that its operations make the
+    best, over as many processes of one host.
 
     Raises:
         UsageError: a strategy that is not planned.
 
     >>> [str(one) for one in candidates(Machines(1, 2), ["single", "downpour"], Optimizer())]
-    ['single', 'single, 2 partitions', 'downpour, 1 replica, 1 shard', 'downpour, 2 replicas, 1 shard']
+    ['single', 'single, 2 partitions', 'downpour, 1 replica, 1 shard', 'downpour, 2 replicas, 1 shard',
+     'downpour, 1 replica, 2 partitions, 2 shards']
     """
     for name in names:
         if name not in PLANNED:
             raise unknown("strategy of a plan", name, PLANNED)
-    found: list[PlanCandidate] = []
-    for name in dict.fromkeys(names):
-        most = machines.cores if name == "hogwild" else machines.hosts * machines.cores
-        if name == "single":
-            parts = _counts(min(machines.cores, MOST_PARTITIONS))
-            found += [PlanCandidate(Single(optimizer=optimizer, partitions=number)) for number in parts]
-            continue
-        for replicas in _counts(min(most, MOST_REPLICAS)):
-            shards = min(machines.hosts, replicas)
-            made: dict[str, Strategy] = {
-                "downpour": Downpour(replicas=replicas, shards=shards, optimizer=optimizer),
-                "synchronous": Synchronous(replicas=replicas, shards=shards, optimizer=optimizer),
-                "allreduce": Allreduce(replicas=replicas, optimizer=optimizer),
-                "hogwild": Hogwild(replicas=replicas, optimizer=optimizer),
-            }
-            if replicas > 1 or name in ("downpour", "hogwild"):  # one replica in rounds is single, with messages
-                found.append(PlanCandidate(made[name]))
-    return found
+    return [
+        PlanCandidate(one)
+        for name in dict.fromkeys(names)
+        for partitions in _counts(min(machines.cores, MOST_PARTITIONS) if name in SPLIT else 1)
+        for one in _strategies(name, machines, partitions, optimizer)
+    ]
+
+
+def _strategies(name: str, machines: Machines, partitions: int, optimizer: Optimizer) -> Iterator[Strategy]:
+    """One strategy with so many partitions, and each number of replicas."""
+    if name == "single":
+        yield Single(optimizer=optimizer, partitions=partitions)
+        return
+    hosts = 1 if name == "hogwild" else machines.hosts
+    for replicas in _counts(min(hosts * (machines.cores // partitions), MOST_REPLICAS)):
+        shards = max(partitions, min(machines.hosts, replicas))
+        served = {"replicas": replicas, "shards": shards, "optimizer": optimizer}
+        if name == "hogwild":
+            yield Hogwild(replicas=replicas, optimizer=optimizer)
+        elif name == "downpour":
+            yield Downpour(**served, partitions=partitions)
+        elif replicas > 1:  # one replica in rounds is single, with messages
+            allreduce = Allreduce(replicas=replicas, optimizer=optimizer, partitions=partitions)
+            yield allreduce if name == "allreduce" else Synchronous(**served)
 
 
 def _counts(most: int) -> Iterable[int]:
@@ -133,21 +144,29 @@ def _counts(most: int) -> Iterable[int]:
     return [*(1 << power for power in range(most.bit_length()) if 1 << power < most), most]
 
 
-def memory(candidate: PlanCandidate, trace: MemoryTrace, process: int) -> dict[str, int]:
+def memory(
+    candidate: PlanCandidate, trace: MemoryTrace, process: int, split: SplitCost | None = None
+) -> dict[str, int]:
     """Bytes of each kind of process of a candidate.
 
     Args:
         candidate: what is done.
         trace: an iteration of a plain loop, with the optimizer.
         process: bytes of a process without a model.
+        split: what the model costs where it is split.
     """
     parameters, state = trace.memory[PARAMETERS], trace.memory[STATE]
     passing = max(0, trace.peak - parameters - state - trace.memory[GRADIENTS])
+    parts, replica = [(parameters, state, passing)], "replica"
+    if split is not None:
+        parts, replica = (
+            [(one.memory[PARAMETERS], one.memory[STATE], one.memory[KEPT]) for one in split.homes],
+            "partition",
+        )
     if candidate.shards:
         held = math.ceil((SHARD_VECTORS * parameters + state) / candidate.shards)
-        return {
-            "replica": process + REPLICA_VECTORS["served"] * parameters + passing,
-            "shard": process + held,
-        }
-    own = REPLICA_VECTORS[candidate.strategy.name] * parameters + passing
-    return {"replica": process + own + parameters + state}
+        largest = max(REPLICA_VECTORS["served"] * own + passing for own, _, passing in parts)
+        return {replica: process + largest, "shard": process + held}
+    # a split model is that of a group of one
+    vectors = REPLICA_VECTORS["allreduce" if split else candidate.strategy.name]
+    return {replica: process + max((vectors + 1) * own + state + passing for own, state, passing in parts)}

@@ -25,6 +25,7 @@ from distbelief.planner import trials, trips
 from distbelief.planner.candidates import PLANNED, Machines, PlanCandidate, candidates, memory
 from distbelief.planner.pricing import PricedCluster, Pricing, Terms, memory_speed
 from distbelief.planner.together import Steps
+from distbelief.planner.trips import DirectHandling
 from distbelief.schedules.price import LinkModel
 from distbelief.split.options import AUTO, Split
 from distbelief.tasks import Task, resolve
@@ -129,12 +130,13 @@ def plan(
     asked = {str(one): one for one in candidates(there, strategies, chosen)}
     file = Path(calibration) if calibration else trials.usual_file()
     known = trials.read(file, named=calibration is not None and there == this_machine())
-    here = _here(task, made, batch_size, chosen, there, seconds, data_dir, told)
+    pricing = Pricing(made, batch_size)
+    direct = any(pricing.is_direct(one, there) for one in asked.values())
+    here = _here(task, made, batch_size, chosen, there, seconds, data_dir, direct, told)
     splits = _splits(made, asked.values(), batch_size, chosen, here.handling, told)
     cluster = PricedCluster(
-        there, network or NetworkModel(), here.step, here.handling, here.own, here.together, splits=splits
+        there, network or NetworkModel(), here.step, here.handling, here.own, here.direct, here.together, splits=splits
     )
-    pricing = Pricing(made, batch_size)
     raw = {name: _row(one, pricing, cluster, here.trace, here.process, max_memory, told) for name, one in asked.items()}
     own = [one for one in known if one.machine == trials.this_kind()] if there == this_machine() else []
     rows = ranked([_corrected(row, own, made.reference, batch_size) for row in raw.values()])
@@ -182,6 +184,7 @@ class _Here(NamedTuple):
     step: float
     handling: Handling
     own: Handling
+    direct: DirectHandling
     together: float
     trace: MemoryTrace
     process: int
@@ -192,7 +195,7 @@ class _Here(NamedTuple):
 
 def _here(
     task: Task | str, made: Task, batch_size: int, optimizer: Optimizer, there: Machines, seconds: float,
-    data_dir: str | None, told: Callable[[str], None],
+    data_dir: str | None, direct: bool, told: Callable[[str], None],
 ) -> _Here:  # fmt: skip
     """Measure a step of a task, what it holds, what updates and messages cost beside it, and cores that compute
     together.
@@ -210,8 +213,9 @@ def _here(
     if steps is None:
         steps = Steps(profile.at(batch_size).step, updates.measure(optimizer, elements).seconds)
     told("what a push and a fetch add to a step")
-    quick = [point.batch_size for point in profile.points if point.step <= LONGEST_STEP]
-    handling = trips.measure(with_data(made, data), max(quick, default=1), TRIP_SECONDS)
+    quick = max((point.batch_size for point in profile.points if point.step <= LONGEST_STEP), default=1)
+    beside = with_data(made, data), quick, TRIP_SECONDS, optimizer
+    handling, passed = trips.measure(*beside), trips.measure_direct(*beside) if direct else DirectHandling()
     notes = [tracer.note] if tracer.note else []
     if steps.speed < 1.0:
         notes.append(f"while all cores compute, each has {steps.speed:.0%} of its speed")
@@ -220,7 +224,7 @@ def _here(
     if batch_size in profile.left_out:
         notes.append(f"a batch of {batch_size} was not profiled: {profile.left_out[batch_size]}")
     own = memory_speed(optimizer, elements, steps.update)
-    return _Here(steps.step, handling, own, steps.speed, trace, process, len(data), busy, notes)
+    return _Here(steps.step, handling, own, passed, steps.speed, trace, process, len(data), busy, notes)
 
 
 def _check_run(run: int, there: Machines) -> None:
@@ -318,7 +322,7 @@ def _row(
     """A candidate's price, or why it has none."""
     told(str(one))
     split = cluster.splits.get(one.partitions)
-    held = {"partition": process + split.largest} if isinstance(split, SplitCost) else memory(one, trace, process)
+    held = memory(one, trace, process, split if isinstance(split, SplitCost) else None)
     needs: Mapping[str, int] = {kind: round(MARGIN * bytes_) for kind, bytes_ in held.items()}
     largest = max(needs, key=lambda kind: needs[kind])
     row = Row(str(one), one.command, one.replicas, one.shards, needs[largest], one.partitions)
@@ -358,17 +362,17 @@ def _why(rows: Sequence[Row]) -> str:
         told += (
             f"; {more:.2f} times {second.what}, of whose step {second.terms.compute / second.terms.step:.0%} computes"
         )
-    if first.partitions > 1:
+    if first.command.startswith("single") and first.partitions > 1:
         return f"{told}; one model on {first.partitions} processes has no more replicas"
-    return f"{told}; {_enough(rows, first.command.split()[0])}"
+    return f"{told}; {_enough(rows, first.command.split()[0], first.partitions)}"
 
 
-def _enough(rows: Sequence[Row], name: str) -> str:
-    """From how many replicas on one more brings too little, of those of one strategy."""
+def _enough(rows: Sequence[Row], name: str, partitions: int = 1) -> str:
+    """From how many replicas on one more brings too little, of those of one strategy that are split alike."""
     rates = sorted(
         (row.replicas, row.terms.samples_per_second)
         for row in rows
-        if row.terms is not None and row.partitions == 1 and row.command.split()[0] == name
+        if row.terms is not None and row.partitions == partitions and row.command.split()[0] == name
     )
     for (few, rate), (many, more) in itertools.pairwise(rates):
         # what each one more brings, where so many more bring so much

@@ -21,12 +21,14 @@ from distbelief.costs.splitting import SplitCost
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
+from distbelief.places.paths import DIRECT
 from distbelief.places.simulated.handling import STATES, Handling
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.planner.candidates import Machines, PlanCandidate
-from distbelief.tasks import Task
+from distbelief.planner.trips import DirectHandling
+from distbelief.tasks import Data, Task, as_data
 from distbelief.tasks.worker import build_model
-from distbelief.transport.processors import Hosts, speed
+from distbelief.transport.processors import Hosts
 from distbelief.transport.virtual import NetworkModel
 
 STEPS, MOST_STEPS = 24, 800
@@ -46,17 +48,20 @@ class Counted:
 
     Args:
         samples: as many.
+        examples: what they look like, where somebody traces a model with them.
     """
 
-    def __init__(self, samples: int) -> None:
-        self._samples = samples
+    def __init__(self, samples: int, examples: Data | None = None) -> None:
+        self._samples, self._examples = samples, examples
 
     def __len__(self) -> int:
         return self._samples
 
     def batch(self, indices: Tensor) -> tuple[Any, Any]:
-        """Nothing that could be computed with."""
-        return indices, indices
+        """Examples; nothing that could be computed with, where there are none."""
+        if self._examples is None:
+            return indices, indices
+        return self._examples.batch(indices % len(self._examples))
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -121,6 +126,8 @@ class PricedCluster:
     """What messages between processes cost, and memory that another process has written."""
     own: Handling
     """What memory costs that no other process writes."""
+    direct: DirectHandling = DirectHandling()
+    """What pushes and fetches cost on the direct path."""
     together: float = 1.0
     """The speed of a core while all cores of its host compute, of that of one that computes alone."""
     slow: tuple[tuple[int, float], ...] = ()
@@ -138,7 +145,7 @@ class Pricing:
     """
 
     def __init__(self, task: Task, batch_size: int) -> None:
-        model = build_model(task, 0, "cpu")
+        model, self._examples = build_model(task, 0, "cpu"), as_data(task.train())
         self._task, self._batch_size = dataclasses.replace(task, model=lambda: model, test=None), batch_size
 
     def terms(self, candidate: PlanCandidate, cluster: PricedCluster) -> Terms:
@@ -148,15 +155,13 @@ class Pricing:
             UsageError: it cannot run there.
         """
         found = self.price(candidate, cluster)
-        if candidate.partitions > 1:  # its processes are on one host, and its messages are in the price of its schedule
-            return msgspec.structs.replace(found, spared={"processor": found.compute, "waiting": found.wait})
         samples = candidate.replicas * self._batch_size
         seconds = samples / found.samples_per_second
         free = dataclasses.replace(cluster, network=NO_NETWORK)
-        others = (free, dataclasses.replace(free, handling=_FREE, own=_FREE))
+        others = (free, dataclasses.replace(free, handling=_FREE, own=_FREE, direct=DirectHandling(_FREE, _FREE)))
         without, bare = (min(seconds, samples / self.price(candidate, one).samples_per_second) for one in others)
         bare = min(bare, without)
-        compute = min(cluster.step, bare)
+        compute = min(_step(candidate, cluster) / candidate.partitions, bare)
         spared = {"processor": compute, "memory and messages": without - bare, "network": seconds - without,
             "waiting": bare - compute}  # fmt: skip
         return msgspec.structs.replace(found, spared=spared)
@@ -167,57 +172,68 @@ class Pricing:
         Raises:
             UsageError: it cannot run there.
         """
-        if candidate.partitions > 1:
-            return self._split(candidate, cluster)
-        replicas = candidate.replicas
-        steps = max(2, min(STEPS, MOST_STEPS // replicas))
-        task = dataclasses.replace(self._task, train=lambda: Counted(replicas * steps * self._batch_size))
-        job = Job(task, candidate.strategy, batch_size=self._batch_size, evaluate_every=0, checkpoint_every=0,
-            snapshot_every="0")  # fmt: skip
-        slow = {replica: factor for replica, factor in cluster.slow if replica < replicas}
-        compute = ComputeModel(step=cluster.step, spread="constant", slow=slow)
+        job = self._job(candidate, cluster.splits.get(candidate.partitions))
+        slow = {replica: factor for replica, factor in cluster.slow if replica < candidate.replicas}
+        compute = ComputeModel(step=_step(candidate, cluster), spread="constant", slow=slow)
         if candidate.strategy.alone:
             place = Simulated(compute=compute, phantom=True, handling=Handling(memory=cluster.own.memory))
         else:
-            per_host = math.ceil(replicas / cluster.machines.hosts) if candidate.strategy.name != "hogwild" else 0
-            cores, alone = cluster.machines.cores, 0 if per_host == replicas else per_host
-            hosts = Hosts(cores, alone, together=cluster.together if cores > 1 else 1.0)
-            place = Simulated(
-                cluster.network, compute, phantom=True, hosts=hosts, handling=_handling(candidate, cluster)
-            )
+            hosts = _hosts(candidate, cluster.machines, cluster.together)
+            handling = _handling(candidate, cluster, self.is_direct(candidate, cluster.machines))
+            place = Simulated(cluster.network, compute, phantom=True, hosts=hosts, handling=handling)
         return terms_of(place.run(job))
 
-    def _split(self, candidate: PlanCandidate, cluster: PricedCluster) -> Terms:
-        """Of one replica on several processes: the price of its schedule, whose segments were measured beside a step of
-        the whole model.
+    def is_direct(self, candidate: PlanCandidate, machines: Machines) -> bool:
+        """Whether its replicas make the updates themselves, in the memory of one host."""
+        place = Simulated(hosts=_hosts(candidate, machines))
+        return place.path_of(candidate.strategy, self._job(candidate).settings()) == DIRECT
+
+    def _job(self, candidate: PlanCandidate, split: SplitCost | str | None = None) -> Job:
+        """A few steps of a candidate.
 
         Raises:
-            UsageError: it cannot be split so.
+            UsageError: its model cannot be split so.
         """
-        found = cluster.splits[candidate.partitions]
-        if isinstance(found, str):
-            raise UsageError(found)
-        scale = dict(cluster.slow).get(0, 1.0) * cluster.step / (found.whole.gathers + found.whole.computes)
-        first, update = found.homes[0], max(home.update for home in found.homes)
-        busy = max(1.0, sum(home.computes for home in found.homes) / (first.computes + first.waits))
-        scale /= speed(busy, cluster.machines.cores, cluster.together)
-        step = scale * (found.step - update) + update
-        compute = scale * (found.whole.gathers + first.computes)
-        sent = sum(home.sent for home in found.homes)
-        wait = max(0.0, step - compute - first.update)
-        return Terms(compute, first.update, 0.0, wait, self._batch_size / step, sent, "replica")
+        if isinstance(split, str):
+            raise UsageError(split)
+        samples = candidate.replicas * max(2, min(STEPS, MOST_STEPS // candidate.replicas)) * self._batch_size
+        task = dataclasses.replace(self._task, train=lambda: Counted(samples, self._examples))
+        strategy: Any = candidate.strategy
+        return Job(task, dataclasses.replace(strategy, split=split.split) if split else strategy,
+            batch_size=self._batch_size, evaluate_every=0, checkpoint_every=0, snapshot_every="0")  # fmt: skip
+
+
+def _step(candidate: PlanCandidate, cluster: PricedCluster) -> float:
+    """Seconds of a minibatch's gradient; of a split replica those of all its processes, which each gather it, as they
+    were measured beside a step of the whole model.
+    """
+    found = cluster.splits.get(candidate.partitions)
+    if not isinstance(found, SplitCost):
+        return cluster.step
+    whole = found.whole.gathers + found.whole.computes
+    return cluster.step / whole * sum(home.computes + found.whole.gathers for home in found.homes)
+
+
+def _hosts(candidate: PlanCandidate, machines: Machines, together: float = 1.0) -> Hosts:
+    """The machines that the processes of a candidate share."""
+    per_host = math.ceil(candidate.replicas / machines.hosts) if candidate.strategy.name != "hogwild" else 0
+    alone = 0 if per_host == candidate.replicas else per_host
+    return Hosts(machines.cores, alone, together=together if machines.cores > 1 else 1.0)
 
 
 _FREE = Handling(0.0, math.inf)
 
 
-def _handling(candidate: PlanCandidate, cluster: PricedCluster) -> Handling:
+def _handling(candidate: PlanCandidate, cluster: PricedCluster, direct: bool) -> Handling:
     """What a candidate's messages and memory cost: who shares memory wakes nobody for what is written there, and one
     replica alone finds nothing there that another has written.
     """
-    if candidate.shards:
+    several = candidate.replicas > 1
+    if direct:
+        return cluster.direct.among if several else cluster.direct.alone
+    if candidate.shards or candidate.partitions > 1:
         return cluster.handling
-    memory = (cluster.handling if candidate.replicas > 1 else cluster.own).memory
+    memory = (cluster.handling if several else cluster.own).memory
     return Handling(min(Handling().message, cluster.handling.message), memory)
 
 

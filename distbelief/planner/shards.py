@@ -1,7 +1,10 @@
-"""Push and fetch as a replica makes them, over a carrier of ours, to a real shard in a process of its own."""
+"""Push and fetch as a replica makes them: over a carrier of ours, to a real shard in a process of its own; or on the
+direct path, in memory that another replica updates too.
+"""
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import time
@@ -21,31 +24,35 @@ from distbelief.errors import JobFailed
 from distbelief.places.join.authority import Authority
 from distbelief.places.processes.peers import Peers
 from distbelief.runtime.clock import WallClock
+from distbelief.runtime.direct import DirectEndpoint, OwnedShard, SharedShard
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.player import Answer, Worker
+from distbelief.server.passed import PassedLayout, PassedSlice
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Range, Tensor, lay_out
 from distbelief.transport.base import NetworkEndpoint
+from distbelief.transport.locks import Locks
 from distbelief.transport.secure import Identity
 from distbelief.transport.shared import SharedEndpoint
 from distbelief.transport.tcp import TcpEndpoint
 from distbelief.transport.tls import TlsEndpoint
 
 RATE = 1e-3
-"""Learning rate of every update that is measured, here and in `limits`: plain SGD."""
+"""Learning rate of every update that is measured, here and in `limits`."""
+SGD = Optimizer("sgd", RATE)
 GRADIENT = 1e-3
 """What every gradient is filled with: the sums stay far from numbers that are slow to add."""
 JOB = "bench"
 Does = Literal["both", "push", "fetch", "in place"]
-REPLICA = roles.replica(0)
+REPLICA, OTHER = roles.replica(0), roles.replica(1)
 
 
-def plan_of(size: int, shards: int) -> Plan:
-    """The plan of shards that hold `size` bytes of float32 and step them by plain SGD."""
+def plan_of(size: int, shards: int, optimizer: Optimizer = SGD, replicas: int = 1) -> Plan:
+    """The plan of shards that hold `size` bytes of float32."""
     layout = lay_out([Tensor("weight", (size // 4,), "float32")])
-    settings = Settings(replicas=1, shards=shards, optimizer=Optimizer("sgd", RATE))
+    settings = Settings(replicas=replicas, shards=shards, optimizer=optimizer)
     return Plan(settings, layout, cut(layout, settings.mesh, shards), 1)
 
 
@@ -86,51 +93,30 @@ def _endpoint(carrier: str, role: str, identity: Identity | None) -> NetworkEndp
     return SharedEndpoint(role, JOB) if carrier == "shared" else TcpEndpoint(role, JOB)
 
 
-class Ours:
-    """A replica with its shards at the other end of a carrier.
+class Trips:
+    """A replica that makes round trips to the shards of a plan, whoever plays these.
 
     Args:
-        peers: who starts the shards.
-        carrier: shared, tcp or tls.
-        size: bytes that are pushed, and fetched, in each round trip.
-        shards: that hold them, an equal part each.
+        endpoint: of the replica.
+        plan: of the shards.
         does: what a round trip is: a push and a fetch, one of them, or a push to shards whose own memory is read, so
             that there is nothing to fetch ("in place").
     """
 
-    def __init__(self, peers: Peers, carrier: str, size: int, shards: int = 1, does: Does = "both") -> None:
-        self._does, self._plan = does, plan_of(size, shards)
-        self._shards = [(roles.shard(i), a.moving) for i, a in enumerate(self._plan.assignments) if a.moving.size]
+    def __init__(self, endpoint: NetworkEndpoint, plan: Plan, does: Does = "both") -> None:
+        self.endpoint, self._does = endpoint, does
+        self._shards = [(roles.shard(i), a.moving) for i, a in enumerate(plan.assignments) if a.moving.size]
         self._answer: Callable[[Computed], None] | None = None
-        self._memory = -1
-        if does == "in place":
-            self._memory = os.memfd_create("distbelief bench")
-            os.ftruncate(self._memory, size)
-        issue = Authority(JOB).issue if carrier == "tls" else lambda _: None
-        served = [
-            peers.start(
-                f"{role} of {size} bytes",
-                1,
-                serve_shard,
-                carrier,
-                self._plan,
-                index,
-                os.getpid(),
-                self._memory,
-                issue(role),
-            )
-            for index, (role, _) in enumerate(self._shards)
-        ]
-        self.endpoint = _endpoint(carrier, REPLICA, issue(REPLICA))
-        arena = self.endpoint.allocate(Range(0, size), 1, 1)
+        arena = endpoint.allocate(Range(0, plan.layout.total), 1, 1)
         self.gradient = arena.gradients[0].view(torch.float32).fill_(GRADIENT)
-        self.parameters = mapped(self._memory, size) if does == "in place" else arena.parameters[0]
-        for (role, _), peer in zip(self._shards, served, strict=True):
-            self.endpoint.connect(role, peer.hear())
-        self._driver = Driver(WallClock(self.endpoint), lambda *_: None)
+        self.parameters = arena.parameters[0]
+        self._driver = Driver(WallClock(endpoint), lambda *_: None)
+        self.pushes = 0
+
+    def _begin(self) -> None:
+        """Be ready for trips: the shards can be reached."""
         self._driver.add_story(REPLICA, self._story(), self.endpoint, Worker(compute=self._compute))
         self._driver.begin(REPLICA)
-        self.pushes = 0
 
     def trips(self, count: int) -> float:
         """Seconds per round trip, over `count` of them."""
@@ -141,29 +127,6 @@ class Ours:
         self._driver.run_while(lambda: self._answer is None)
         self.pushes += count
         return (time.perf_counter() - start) / count
-
-    def check(self) -> None:
-        """Refuse to report a speed of something that did not happen.
-
-        Raises:
-            JobFailed: the parameters are not what the pushes make of them.
-        """
-        due = -RATE * GRADIENT * self.pushes
-        for _, part in self._shards if self._does in ("both", "in place") else ():
-            got = float(self.parameters.view(torch.float32)[part.start // 4])
-            if abs(got - due) > 1e-3 * abs(due):
-                raise JobFailed(
-                    f"after {self.pushes} pushes a parameter is {got}, not {due}: the carrier or the shard lost "
-                    "something; this is a bug"
-                )
-
-    def close(self) -> None:
-        """End the shards and the links."""
-        for role, _ in self._shards:
-            self.endpoint.send(role, membership.Stop("measured"))
-        self.endpoint.close()
-        if self._memory >= 0:
-            os.close(self._memory)
 
     def _story(self) -> Story:
         """As `replica.downpour` does without prefetch: a push, then a fetch, and a wait for both."""
@@ -198,3 +161,132 @@ class Ours:
         """Wait for the next `trips`."""
         self._answer = answer
         return None
+
+
+class Ours(Trips):
+    """A replica with its shards at the other end of a carrier.
+
+    Args:
+        peers: who starts the shards.
+        carrier: shared, tcp or tls.
+        size: bytes that are pushed, and fetched, in each round trip.
+        shards: that hold them, an equal part each.
+        does: what a round trip is.
+        optimizer: that the shards step with.
+    """
+
+    def __init__(
+        self, peers: Peers, carrier: str, size: int, shards: int = 1, does: Does = "both", optimizer: Optimizer = SGD
+    ) -> None:
+        plan = plan_of(size, shards, optimizer)
+        issue = Authority(JOB).issue if carrier == "tls" else lambda _: None
+        super().__init__(_endpoint(carrier, REPLICA, issue(REPLICA)), plan, does)
+        self._memory = -1
+        if does == "in place":
+            self._memory = os.memfd_create("distbelief bench")
+            os.ftruncate(self._memory, size)
+            self.parameters = mapped(self._memory, size)
+        served = [
+            peers.start(
+                f"{role} of {size} bytes",
+                1,
+                serve_shard,
+                carrier,
+                plan,
+                index,
+                os.getpid(),
+                self._memory,
+                issue(role),
+            )
+            for index, (role, _) in enumerate(self._shards)
+        ]
+        for (role, _), peer in zip(self._shards, served, strict=True):
+            self.endpoint.connect(role, peer.hear())
+        self._begin()
+
+    def check(self) -> None:
+        """Refuse to report a speed of something that did not happen.
+
+        Raises:
+            JobFailed: the parameters are not what the pushes make of them.
+        """
+        due = -RATE * GRADIENT * self.pushes
+        for _, part in self._shards if self._does in ("both", "in place") else ():
+            got = float(self.parameters.view(torch.float32)[part.start // 4])
+            if abs(got - due) > 1e-3 * abs(due):
+                raise JobFailed(
+                    f"after {self.pushes} pushes a parameter is {got}, not {due}: the carrier or the shard lost "
+                    "something; this is a bug"
+                )
+
+    def close(self) -> None:
+        """End the shards and the links."""
+        for role, _ in self._shards:
+            self.endpoint.send(role, membership.Stop("measured"))
+        self.endpoint.close()
+        if self._memory >= 0:
+            os.close(self._memory)
+
+
+class Direct(Trips):
+    """A replica that makes the updates itself, in memory where another process makes some too.
+
+    Args:
+        peers: who starts that process.
+        size: bytes that are pushed, and fetched, in each round trip.
+        optimizer: that steps.
+    """
+
+    def __init__(self, peers: Peers, size: int, optimizer: Optimizer) -> None:
+        plan = plan_of(size, 1, optimizer, replicas=2)
+        endpoint = DirectEndpoint(REPLICA, JOB)
+        super().__init__(endpoint, plan)
+        length = PassedLayout(plan).length
+        self._memory = os.memfd_create("distbelief bench")
+        os.ftruncate(self._memory, length)
+        memory = mapped(self._memory, length)
+        owner = OwnedShard(lambda held: Shard(0, held), lambda _: memory, Locks(self._memory))
+        owner.handle(roles.COORDINATOR, initialising.Restore(plan, ""), None)
+        owner.handle(REPLICA, initialising.Initialise(0, 0, size), torch.zeros(size, dtype=torch.uint8))
+        self._other = peers.start(f"{OTHER} of {size} bytes", 1, update_when_told, plan, os.getpid(), self._memory)
+        self._other.hear()
+        endpoint.share(plan, lambda _: memory, Locks(self._memory), lambda index, held: Shard(index, held))
+        self._buffers, self._landed = endpoint.compute_there()
+        self._begin()
+
+    def trips(self, count: int) -> float:
+        """Seconds per round trip, over `count` of them; the parameters lie where they were fetched last."""
+        seconds = super().trips(count)
+        self.parameters = self._buffers[self._landed(0)]
+        return seconds
+
+    def have_updated(self) -> None:
+        """Have the other process make an update, and wait for it."""
+        self._other.say()
+        self._other.hear()
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self.endpoint.close()
+        os.close(self._memory)
+
+
+def update_when_told(connection: Connection, plan: Plan, supervisor: int, memory: int) -> None:
+    """Make an update in memory that others update too, each time that somebody says so."""
+    descriptor = os.open(f"/proc/{supervisor}/fd/{memory}", os.O_RDWR)
+    layout = PassedLayout(plan)
+    held = PassedSlice(layout, 0, mapped(descriptor, layout.length), roles.index_of(OTHER))
+    shard = Shard(0, lambda *_: held)
+    shard.share(plan)
+    shared, part = SharedShard(shard, held, Locks(descriptor)), plan.assignments[0].moving
+    gradient = torch.full((part.size // 4,), GRADIENT).view(torch.uint8)
+    connection.send_bytes(b"ready")
+    for clock in itertools.count(1):
+        try:
+            connection.recv_bytes()
+        except EOFError:
+            return
+        with shared.turn():
+            version = shard.version
+            shard.handle(OTHER, pushing.Push(0, 0, part.stop, 0, clock, version, 1, 1, ranges=(part,)), gradient)
+        connection.send_bytes(b"done")

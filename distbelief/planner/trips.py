@@ -1,4 +1,5 @@
-"""What messages cost here: what a push and a fetch add to steps of a task, with a real shard in a process of its own.
+"""What messages cost here: what a push and a fetch add to steps of a task, with a real shard in a process of its own;
+or, on the direct path, in memory that another process updates too.
 
 Steps with a trip to the shard and steps without take turns, since nobody sleeps and nothing leaves the caches where
 nobody computes between two messages. What a trip of a short vector takes costs its messages, what that of a long one
@@ -8,16 +9,21 @@ takes more costs its bytes.
 from __future__ import annotations
 
 import contextlib
-import statistics
 import time
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
-from distbelief.core.effects import Batch
+from distbelief.core.conversations.pushing import Push
+from distbelief.core.effects import Batch, Phantom
+from distbelief.core.messages import Version
+from distbelief.core.optimizer import Optimizer
+from distbelief.core.settings import Settings
 from distbelief.costs.profile import one_thread
 from distbelief.places.processes.peers import Peers
-from distbelief.places.simulated.handling import Handling
-from distbelief.planner.shards import GRADIENT, Ours
+from distbelief.places.simulated.handling import Handling, Labour
+from distbelief.planner.shards import GRADIENT, SGD, Direct, Ours, Trips
 from distbelief.tasks import Task
 from distbelief.tasks.flat import layout_of
 from distbelief.tasks.worker import Trainer, build_model
@@ -29,48 +35,122 @@ the time.
 """
 LEAST_STEPS = 5
 """Of each kind, however long they take."""
-MESSAGES, TOUCHED = 4, 4
-"""Of a push and a fetch: messages, and vectors that the shard reads or writes (a gradient and parameters, then
-parameters and their copy).
-"""
+MESSAGES = 4
+"""Of a push and a fetch, with their answers."""
+
+PUSH = Push(0, 0, 1, 0, 1, Version(0, 0), 1, 1)
 
 
-def measure(task: Task, batch_size: int, seconds: float) -> Handling:
+class DirectHandling(NamedTuple):
+    """What pushes and fetches cost on the direct path."""
+
+    alone: Handling = Handling()
+    """One replica, whose memory nobody else writes."""
+    among: Handling = Handling()
+    """One of several."""
+
+
+class _Kind(NamedTuple):
+    """A kind of trips."""
+
+    trips: Trips
+    gradient: torch.Tensor
+    """Where a step leaves its gradient: in the slot, or where it is copied to that from."""
+    others: bool = False
+    """Whether another process has updated the memory before each step."""
+
+
+def measure(task: Task, batch_size: int, seconds: float, optimizer: Optimizer = SGD) -> Handling:
     """What messages cost beside steps of a task.
 
     Args:
         task: whose gradients are computed in between.
         batch_size: samples of each.
         seconds: for all of it.
+        optimizer: that the shard steps with.
 
     Raises:
         DataError: the task's data cannot be had.
         TrainingError: the model or the loss raised.
     """
-    model = build_model(task, 0, "cpu")
-    trainer, length = Trainer(task, model, batch_size, 0), min(MOST, layout_of(model).trained.size)
+    trainer, sizes = _trainer(task, batch_size)
     with one_thread(), Peers() as peers, contextlib.ExitStack() as stack:
-        sides = {size: Ours(peers, "shared", size) for size in (SMALL, max(length, 2 * SMALL))}
-        for ours in sides.values():
-            stack.callback(ours.close)
-        more: dict[int, list[float]] = {size: [] for size in sides}
-        begin, index = time.perf_counter(), 0
-        while index < LEAST_STEPS or time.perf_counter() < begin + seconds:
-            for size, ours in sides.items():
-                without, served = (_step(trainer, ours, index, trip) for trip in (False, True))
-                more[size].append(served - without)
-            index += 1
-    (_, short), (size, long) = ((size, statistics.median(times)) for size, times in more.items())
-    message = (short - 2 * MEMORY.latency) / MESSAGES
-    return Handling(max(0.0, message), TOUCHED * (size - SMALL) / max(1e-9, long - short))
+        sides = [stack.enter_context(contextlib.closing(Ours(peers, "shared", size, optimizer=optimizer)))
+            for size in sizes]  # fmt: skip
+        short, long = _added(trainer, [_Kind(ours, ours.gradient) for ours in sides], seconds)
+    labour = _labour(optimizer)
+    touched = labour.update(1) + labour.copy(1)  # by the shard, which steps and copies what it answers
+    return _handling(sizes, short - 2 * MEMORY.latency, long - short, touched)
 
 
-def _step(trainer: Trainer, ours: Ours, index: int, trip: bool) -> float:
-    """Seconds of a step that writes what it would push, makes a trip or none, and reads what it would compute with."""
+def measure_direct(task: Task, batch_size: int, seconds: float, optimizer: Optimizer = SGD) -> DirectHandling:
+    """What pushes and fetches cost beside steps of a task where a replica makes the updates itself.
+
+    Args:
+        task: whose gradients are computed in between.
+        batch_size: samples of each.
+        seconds: for all of it.
+        optimizer: that steps.
+
+    Raises:
+        DataError: the task's data cannot be had.
+        TrainingError: the model or the loss raised.
+    """
+    trainer, sizes = _trainer(task, batch_size)
+    with one_thread(), Peers() as peers, contextlib.ExitStack() as stack:
+        sides = [stack.enter_context(contextlib.closing(Direct(peers, size, optimizer))) for size in sizes]
+        kinds = [_Kind(one, torch.empty_like(one.gradient), others) for others in (False, True) for one in sides]
+        *alone, short, long = _added(trainer, kinds, seconds)
+    touched = _labour(optimizer).passing(PUSH, Phantom(1))
+    one, several = (_handling(sizes, small, large - small, touched) for small, large in (alone, (short, long)))
+    return DirectHandling(one, several)
+
+
+def _trainer(task: Task, batch_size: int) -> tuple[Trainer, tuple[int, int]]:
+    """What computes the steps, and the bytes of a short vector and of the model's."""
+    model = build_model(task, 0, "cpu")
+    length = min(MOST, layout_of(model).trained.size)
+    return Trainer(task, model, batch_size, 0), (SMALL, max(length, 2 * SMALL))
+
+
+def _labour(optimizer: Optimizer) -> Labour:
+    """What counts bytes, and no messages."""
+    return Labour(Handling(0.0, 1.0), Settings(optimizer=optimizer), lambda: 0)
+
+
+def _handling(sizes: tuple[int, int], short: float, more: float, touched: float) -> Handling:
+    """By the seconds that a trip of a short vector adds to a step, how many more one of the model's adds, and how many
+    bytes are touched for each that is sent.
+    """
+    return Handling(max(0.0, short / MESSAGES), touched * (sizes[1] - sizes[0]) / max(1e-9, more))
+
+
+def _added(trainer: Trainer, kinds: Sequence[_Kind], seconds: float) -> list[float]:
+    """The seconds that a trip of each kind adds to a step: by the lower quartiles, which a busy machine lengthens
+    least.
+    """
+    taken: list[tuple[list[float], list[float]]] = [([], []) for _ in kinds]
+    begin, index = time.perf_counter(), 0
+    while index < LEAST_STEPS or time.perf_counter() < begin + seconds:
+        for kind, both in zip(kinds, taken, strict=True):
+            for trip, times in enumerate(both):
+                times.append(_step(trainer, kind, index, trip=bool(trip)))
+        index += 1
+    without, served = ([sorted(both[trip])[index // 4] for both in taken] for trip in (0, 1))
+    return [one - other for one, other in zip(served, without, strict=True)]
+
+
+def _step(trainer: Trainer, kind: _Kind, index: int, trip: bool) -> float:
+    """Seconds of a step that leaves what it would push, makes a trip or none, and reads what it would compute with."""
+    ours, gradient = kind.trips, kind.gradient
+    if kind.others and isinstance(ours, Direct):
+        ours.have_updated()
     start = time.perf_counter()
     trainer.compute(Batch(0, index % trainer.order.batches))
-    ours.gradient.fill_(GRADIENT)
+    gradient.fill_(GRADIENT)
     if trip:
+        if gradient is not ours.gradient:
+            ours.gradient.copy_(gradient)
         ours.trips(1)
     ours.parameters.view(torch.float32).sum()
     return time.perf_counter() - start

@@ -24,6 +24,7 @@ from distbelief.planner import trials
 from distbelief.planner.candidates import PLANNED, Machines, PlanCandidate, candidates, memory
 from distbelief.planner.plan import TrainingPlan
 from distbelief.planner.pricing import PricedCluster, Pricing, Terms, memory_speed
+from distbelief.planner.trips import DirectHandling
 from distbelief.tasks import Task, TensorData
 
 WIDE = 256
@@ -40,6 +41,7 @@ def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     points = [StepTime(1, 0.0, 0.5e-3, 0.5e-3, 9), StepTime(64, 0.0, 0.5e-3, 0.5e-3, 9)]
     monkeypatch.setattr(planning.profiling, "measure", lambda *_, **__: Profile(points, {}, 1.0))
     monkeypatch.setattr(planning.trips, "measure", lambda *_: Handling())
+    monkeypatch.setattr(planning.trips, "measure_direct", lambda *_: DirectHandling())
     monkeypatch.setattr(planning, "memory_speed", lambda *_: Handling())
     monkeypatch.setattr(planning, "held", lambda: 10_000_000)
     monkeypatch.setattr(planning.side_by_side, "measure", lambda *_: None)
@@ -57,7 +59,7 @@ def made(machines: str = "2x2", network: db.NetworkModel | None = None, **more: 
 
 def test_parts_of_a_step_add_up_and_the_first_is_the_fastest() -> None:
     rows = made().rows
-    assert [(row.what, row.reason) for row in rows if not row.terms] == [("single, 2 partitions", "it cannot be split")]
+    assert {(row.partitions, row.reason) for row in rows if not row.terms} == {(2, "it cannot be split")}
     rates = [row.terms.samples_per_second for row in rows if row.terms]
     assert rates == sorted(rates, reverse=True)
     for row in rows[: len(rates)]:
@@ -136,7 +138,9 @@ def test_a_trial_that_fails_is_a_row_and_ends_no_plan(monkeypatch: pytest.Monkey
 def test_candidates_are_powers_of_two_and_all_cores() -> None:
     found = [str(one) for one in candidates(Machines(3, 2), PLANNED, SGD)]
     assert "single" in found
-    assert {one for one in found if one.startswith("allreduce")} == {f"allreduce, {n} replicas" for n in (2, 4, 6)}
+    whole = {f"allreduce, {n} replicas" for n in (2, 4, 6)}
+    split = {f"allreduce, {n} replicas, 2 partitions" for n in (2, 3)}  # each on the cores of one host
+    assert {one for one in found if one.startswith("allreduce")} == whole | split
     assert "downpour, 6 replicas, 3 shards" in found
     assert "hogwild, 4 replicas" not in found
 
@@ -171,7 +175,7 @@ def test_messages_cost_who_has_a_shard_and_memory_costs_who_shares_it() -> None:
 
     alone, mapped = db.Single(optimizer=SGD), db.Hogwild(replicas=1, optimizer=SGD)
     both, sums = db.Hogwild(replicas=2, optimizer=SGD), db.Allreduce(2, SGD)
-    served = db.Downpour(replicas=1, shards=1, optimizer=SGD)
+    served = db.Synchronous(replicas=1, shards=1, optimizer=SGD)
     assert steps(messages, INSTANT, alone, mapped, both, sums) == pytest.approx([1.0] * 4, rel=0.05)
     # a push, a fetch, and their two answers
     assert steps(messages, INSTANT, served) == pytest.approx([1.0 + 4.0], rel=0.15)
@@ -188,29 +192,64 @@ def test_a_step_is_that_of_a_process_of_a_job_where_one_can_be_started(monkeypat
     assert made("1x1", strategies=("single",)).step == pytest.approx(1e-3)
 
 
-def split_cost(computes: float, waits: float, step: float) -> SplitCost:
-    """Of two homes alike, beside a whole model of 1 ms."""
-    homes = [HomeCost(number, 10, {"parameters": 5_000_000}, computes, waits, 0.1e-3, 2, 100) for number in range(2)]
+def split_cost(computes: float, split: str = "neurons", homes: int = 2) -> SplitCost:
+    """Of homes alike, beside a whole model of 1 ms."""
+    held = {"parameters": 5_000_000, "gradients": 5_000_000, "optimizer state": 1_000_000, "kept and received": 2_000}
+    own = [HomeCost(number, 10, held, computes, 0.0, 0.1e-3, 2, 100) for number in range(homes)]
     whole = WholeStep(0.0, 1e-3, 0.1e-3, {"parameters": 9_000_000})
-    return SplitCost(task="", split="neurons", partitions=2, traced="", batch_size=64, schedule="sequential",
-        microbatches=1, placements=[], homes=homes, whole=whole, step=step, crossings=[], ways=[])  # fmt: skip
+    return SplitCost(task="", split=split, partitions=homes, traced="", batch_size=64, schedule="sequential",
+        microbatches=1, placements=[], homes=own, whole=whole, step=1.0, crossings=[], ways=[])  # fmt: skip
 
 
-def test_a_split_model_is_priced_by_its_schedule() -> None:
-    """A step of the whole takes 2 ms here, twice what it took beside the split one, so all that computes does; cores
-    that slow each other down do so for those that compute at the same time.
+LAYERS = Task(
+    model=lambda: nn.Sequential(nn.Linear(WIDE, WIDE), nn.ReLU(), nn.Linear(WIDE, WIDE)), train=lambda: DATA
+)  # as many operations before the cut as behind it
+
+
+def split_step(strategy: db.Strategy, cost: SplitCost, **more: Any) -> Terms:
+    """A step of the whole takes 2 ms, twice what it took beside the split one, so all that computes does."""
+    cluster = PricedCluster(Machines(1, 2), db.NetworkModel(), 2e-3, INSTANT, INSTANT, splits={2: cost})
+    return Pricing(LAYERS, 64).price(PlanCandidate(strategy), dataclasses.replace(cluster, **more))
+
+
+def test_a_split_model_takes_the_time_of_its_schedule_on_the_virtual_cluster() -> None:
+    """Homes that compute at the same time, and slow each other down; or one after the other."""
+    one = db.Single(partitions=2, optimizer=SGD)
+    together = split_step(one, split_cost(0.6e-3), together=0.5)
+    assert together.step == pytest.approx(2 * 0.6e-3 / 0.5, rel=0.05)
+    assert together.step == pytest.approx(64 / together.samples_per_second, rel=0.05)
+    in_turn = split_step(one, split_cost(0.6e-3, "stages"))
+    assert in_turn.step == pytest.approx(2 * 2 * 0.6e-3, rel=0.05)
+    assert in_turn.wait == pytest.approx(2 * 0.6e-3, rel=0.1)
+    slow = split_step(one, split_cost(0.6e-3, "stages"), slow=((0, 2.0),))
+    assert slow.step == pytest.approx(2 * in_turn.step, rel=0.05)
+
+
+def test_each_home_of_a_split_model_updates_its_part_and_messages_cost_it_time() -> None:
+    """Each of two homes holds half of two layers, of whose parameters an update touches two vectors, after its sum was
+    copied.
     """
-    one = PlanCandidate(db.Single(partitions=2, optimizer=SGD))
-    cost = split_cost(0.6e-3, 0.0, 0.7e-3)
-    cluster = PricedCluster(Machines(1, 2), db.NetworkModel(), 2e-3, INSTANT, INSTANT, 0.5, splits={2: cost})
-    found = Pricing(TASK, 64).terms(one, cluster)
-    assert 64 / found.samples_per_second == pytest.approx(2 * 0.6e-3 / 0.5 + 0.1e-3)
-    assert found.step == pytest.approx(2 * 0.6e-3 / 0.5 + 0.1e-3)
-    assert found.compute == pytest.approx(2.4e-3)
-    in_turn = dataclasses.replace(cluster, splits={2: split_cost(0.5e-3, 0.5e-3, 1.1e-3)})
-    assert Pricing(TASK, 64).price(one, in_turn).wait == pytest.approx(1e-3)
-    slow = dataclasses.replace(in_turn, slow=((0, 2.0),))
-    assert 64 / Pricing(TASK, 64).price(one, slow).samples_per_second == pytest.approx(4e-3 + 0.1e-3)
+    one, usual = (
+        db.Single(partitions=2, optimizer=SGD),
+        split_step(db.Single(partitions=2, optimizer=SGD), split_cost(0.6e-3)).step,
+    )
+    half = VECTOR + 4 * WIDE
+    memory = split_step(one, split_cost(0.6e-3), handling=Handling(0.0, half / 1e-3))
+    assert memory.step - usual == pytest.approx(4e-3, rel=0.05)
+    assert split_step(one, split_cost(0.6e-3), handling=Handling(1e-3, math.inf)).step > usual + 2e-3
+
+
+def test_split_replicas_are_priced_as_jobs_of_theirs() -> None:
+    """Two replicas of two homes each, on four cores, compute as one does; on two, they take turns."""
+    cost, four = split_cost(0.6e-3), Machines(1, 4)
+    for strategy in (
+        db.Allreduce(2, optimizer=SGD, partitions=2),
+        db.Downpour(2, shards=2, optimizer=SGD, partitions=2),
+    ):
+        wide, narrow = split_step(strategy, cost, machines=four), split_step(strategy, cost)
+        assert wide.compute == pytest.approx(1.2e-3, rel=0.1)
+        assert narrow.samples_per_second < 0.6 * wide.samples_per_second
+        assert wide.samples_per_second > 1.5 * 64 / 1.5e-3
 
 
 def test_a_model_is_split_over_the_cores_of_a_host_or_a_row_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,20 +259,57 @@ def test_a_model_is_split_over_the_cores_of_a_host_or_a_row_says_why_not(monkeyp
         asked.append(split.partitions)
         if split.partitions > 2:
             raise UsageError("not over so many")
-        return split_cost(0.3e-3, 0.0, 0.4e-3), []
+        return split_cost(0.3e-3), []
 
     monkeypatch.setattr(planning.splitting, "measure", measured)
-    rows = {row.what: row for row in made("2x4", strategies=("single",)).rows}
+    found = planning.plan(LAYERS, "2x4", strategies=("single",))
+    rows = {row.what: row for row in found.rows}
     assert asked == [2, 4]
     assert rows["single, 4 partitions"].reason == "not over so many"
-    split = rows["single, 2 partitions"]
-    assert split.command == "single --partitions 2"
-    # what the largest partition holds, beside the process, with the margin of a cost
-    assert split.memory == round(1.15 * (10_000_000 + 5_000_000))
-    found = made("2x4", strategies=("single",))
+    assert rows["single, 2 partitions"].command == "single --partitions 2"
     assert found.first.what == "single, 2 partitions"
     assert "no more replicas" in found.why
-    assert "single, 2 partitions" not in {row.what for row in made("8x1", strategies=("single",)).rows}
+    assert "single, 2 partitions" not in {row.what for row in planning.plan(LAYERS, "8x1", strategies=("single",)).rows}
+    both = {row.what: row for row in planning.plan(LAYERS, "2x4", strategies=("downpour", "allreduce")).rows}
+    for replicas in (1, 2, 4):  # two homes each, on hosts of four cores
+        split = both[f"downpour, {_named(replicas)}, 2 partitions, 2 shards"]
+        assert split.terms is not None
+        assert split.command == f"downpour --replicas {replicas} --partitions 2 --shards 2"
+    assert both["allreduce, 2 replicas, 4 partitions"].reason == "not over so many"
+    assert "allreduce, 8 replicas, 2 partitions" not in both
+
+
+def _named(replicas: int) -> str:
+    return f"{replicas} replica{'s' * (replicas > 1)}"
+
+
+def test_a_partition_holds_the_vectors_of_its_part_alone() -> None:
+    """4 of the parameters and what is kept with a server; without, one more of them, and the optimizer's state."""
+    trace = Tracer(TASK, DATA.batch(torch.arange(2))).follow(64, SGD)
+    cost = split_cost(0.3e-3)
+    served = memory(PlanCandidate(db.Downpour(2, shards=2, optimizer=SGD, partitions=2)), trace, 1000, cost)
+    assert served == {"partition": 1000 + 4 * 5_000_000 + 2_000, "shard": 1000 + 3 * VECTOR // 2}
+    for strategy in (db.Allreduce(2, optimizer=SGD, partitions=2), db.Single(optimizer=SGD, partitions=2)):
+        alone = memory(PlanCandidate(strategy), trace, 1000, cost)
+        assert alone == {"partition": 1000 + 4 * 5_000_000 + 1_000_000 + 2_000}
+
+
+def test_who_updates_memory_of_one_host_pays_what_that_was_measured_to_cost() -> None:
+    """By himself, or among several; who is on another host, or in rounds, pays for messages to the shard."""
+    direct = DirectHandling(Handling(1e-3, math.inf), Handling(2e-3, math.inf))
+    cluster = PricedCluster(Machines(1, 3), db.NetworkModel(), 1e-3, INSTANT, INSTANT, direct)
+    pricing = Pricing(TASK, 64)
+
+    def step(strategy: db.Strategy, on: PricedCluster = cluster) -> float:
+        return 1e3 * pricing.price(PlanCandidate(strategy), on).step
+
+    # a push, a fetch, and their two answers
+    assert step(db.Downpour(1, shards=1, optimizer=SGD)) == pytest.approx(1.0 + 4.0, rel=0.1)
+    # others are waited for where they have the lock, for the push and for the fetch
+    assert 1.0 + 8.0 <= step(db.Downpour(2, shards=1, optimizer=SGD)) * 1.02 < 1.0 + 8.0 + 4.0
+    assert step(db.Synchronous(2, shards=1, optimizer=SGD)) == pytest.approx(1.0, rel=0.1)
+    apart = dataclasses.replace(cluster, machines=Machines(2, 1))
+    assert step(db.Downpour(2, shards=2, optimizer=SGD), apart) < 3.0
 
 
 @pytest.mark.parametrize(

@@ -325,7 +325,7 @@ class Simulation:
             part,
         )
         played = self.parts[role] = self.players.replica(context)
-        worker = replace(played.worker, work=timed_work(endpoint.thread, stopwatch))
+        worker = replace(played.worker, work=timed_work(endpoint.thread, stopwatch, timing))
         self._play_story(role, played.player.story(), endpoint, worker, self._store)
 
     def _context(

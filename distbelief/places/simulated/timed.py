@@ -28,13 +28,18 @@ def timed(compute: Compute, thread: Thread, stopwatch: Stopwatch, timing: StepTi
     return step
 
 
-def timed_work(thread: Thread, stopwatch: Stopwatch) -> Callable[[float, bool, Callable[[bool], None]], None]:
+def timed_work(
+    thread: Thread, stopwatch: Stopwatch, timing: StepTiming
+) -> Callable[[float, bool, Callable[[bool], None]], None]:
     """Lets the time of a share of a step pass; how long a whole step takes is drawn when one begins."""
     step = 0.0
 
     def work(share: float, begins: bool, answer: Callable[[bool], None]) -> None:
         nonlocal step
-        step = stopwatch.draw() if begins else step
+        if begins:
+            step = stopwatch.draw()
+            if timing.more:
+                thread.owe(timing.more)
         thread.step(step * share, answer, True)
 
     return work

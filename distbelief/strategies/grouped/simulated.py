@@ -33,8 +33,7 @@ def simulated_replica(context: Context) -> Part:
         return cheapest_here(virtual, bucket, ranks, reduction(context.settings).per_host)
 
     def attach(plan: Plan, _: Arena) -> None:
-        if split is None:
-            time_steps(virtual, plan)
+        time_steps(virtual, plan, partition)
         if isinstance(whole, TorchWhole):
             whole.bind(plan)
 
@@ -54,14 +53,16 @@ def cheapest_here(virtual: SimulatedContext, bucket: Bucket, ranks: int, per_hos
     return cheapest(ranks, bucket.length, bucket.item, link, within, by_host(ranks, per_host), CHOICES, HEADER)
 
 
-def time_steps(virtual: SimulatedContext, plan: Plan) -> None:
-    """The first bucket is ready before a step is over; when the others are, the story asks the clock.
+def time_steps(virtual: SimulatedContext, plan: Plan, partition: int) -> None:
+    """The first bucket of a whole replica is ready before a step is over; when the others are, the story asks the
+    clock.
 
     A step takes longer by the copying of its gradient into the vector that is added up, and by its share of the update
     after its round.
     """
     own = reduction(plan.settings)
-    virtual.timing.first = shares([*buckets(plan.layout, own.bucket_mb)])[0]
+    if plan.settings.partitions == 1:
+        virtual.timing.first = shares([*buckets(plan.layout, own.bucket_mb)])[0]
     if (work := virtual.endpoint.work) is not None:
-        trained = plan.layout.trained.size
+        trained = plan.layout.homes[partition].trained.size
         virtual.timing.more = work.copy(trained) + work.update(trained) / own.accumulate
