@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 
 import pytest
+import torch
+from torch import nn
 
-from distbelief.core.optimizer import optim
+from distbelief.core.optimizer import Optimizer, optim
+from distbelief.places.processes.peers import Peers
 from distbelief.planner import together, trials, trips
 from distbelief.planner.candidates import PlanCandidate
+from distbelief.planner.shards import GRADIENT, Direct
 from distbelief.strategies import Downpour, Single
-from distbelief.tasks import resolve
+from distbelief.tasks import Task, TensorData, resolve
 
 
 def test_a_candidate_is_trained_with_and_tells_what_its_steps_were_made_of() -> None:
@@ -46,3 +51,27 @@ def test_a_trip_to_a_real_shard_costs_messages_and_memory() -> None:
     assert 0 <= found.message < 0.1
     assert found.memory > 1e6
     assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_an_update_in_memory_costs_its_turns_and_its_vectors(name: str) -> None:
+    """A turn takes the lock, and plays the machine; a vector of some MB is not touched in no time."""
+    found = trips.measure_direct(Task(model=lambda: nn.Linear(1024, 1024), train=wide), 8, 0.5, optim(name))
+    for one in found:
+        assert 1e-6 < one.message < 0.1
+        assert 1e8 < one.memory < 1e12
+    assert multiprocessing.active_children() == []
+
+
+def wide() -> TensorData:
+    """Data of a layer of 1024 units."""
+    return TensorData(torch.zeros(64, 1024), torch.zeros(64, dtype=torch.int64))
+
+
+def test_trips_on_the_direct_path_make_the_updates_that_they_are_timed_for() -> None:
+    """Of this process, and of the other one: every push is in the parameters that the last trip has fetched."""
+    with Peers() as peers, contextlib.closing(Direct(peers, 4096, Optimizer("sgd", 0.5))) as ours:
+        assert ours.trips(3) > 0
+        ours.have_updated()
+        ours.trips(1)
+        assert ours.parameters.view(torch.float32).tolist() == pytest.approx([-0.5 * GRADIENT * 5] * 1024)
