@@ -7,6 +7,7 @@ spare: without a network, and with messages and updates that cost nobody time.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -145,7 +146,7 @@ class Pricing:
     """
 
     def __init__(self, task: Task, batch_size: int) -> None:
-        model, self._examples = build_model(task, 0, "cpu"), as_data(task.train())
+        model, self._train = build_model(task, 0, "cpu"), task.train
         self._task, self._batch_size = dataclasses.replace(task, model=lambda: model, test=None), batch_size
 
     def terms(self, candidate: PlanCandidate, cluster: PricedCluster) -> Terms:
@@ -184,9 +185,17 @@ class Pricing:
         return terms_of(place.run(job))
 
     def is_direct(self, candidate: PlanCandidate, machines: Machines) -> bool:
-        """Whether its replicas make the updates themselves, in the memory of one host."""
+        """Whether its replicas make the updates themselves, in the memory of one host; not where it cannot run."""
         place = Simulated(hosts=_hosts(candidate, machines))
-        return place.path_of(candidate.strategy, self._job(candidate).settings()) == DIRECT
+        try:
+            return place.path_of(candidate.strategy, self._job(candidate).settings()) == DIRECT
+        except UsageError:  # which its price is too
+            return False
+
+    @functools.cached_property
+    def _examples(self) -> Data:
+        """What the split model is traced with."""
+        return as_data(self._train())
 
     def _job(self, candidate: PlanCandidate, split: SplitCost | str | None = None) -> Job:
         """A few steps of a candidate.
@@ -197,7 +206,7 @@ class Pricing:
         if isinstance(split, str):
             raise UsageError(split)
         samples = candidate.replicas * max(2, min(STEPS, MOST_STEPS // candidate.replicas)) * self._batch_size
-        task = dataclasses.replace(self._task, train=lambda: Counted(samples, self._examples))
+        task = dataclasses.replace(self._task, train=lambda: Counted(samples, self._examples if split else None))
         strategy: Any = candidate.strategy
         return Job(task, dataclasses.replace(strategy, split=split.split) if split else strategy,
             batch_size=self._batch_size, evaluate_every=0, checkpoint_every=0, snapshot_every="0")  # fmt: skip
@@ -225,16 +234,16 @@ _FREE = Handling(0.0, math.inf)
 
 
 def _handling(candidate: PlanCandidate, cluster: PricedCluster, direct: bool) -> Handling:
-    """What a candidate's messages and memory cost: who shares memory wakes nobody for what is written there, and one
-    replica alone finds nothing there that another has written.
+    """What a candidate's messages and memory cost: who shares memory wakes nobody for what is written there, but the
+    other partitions of a replica; and one replica alone finds nothing there that another has written.
     """
     several = candidate.replicas > 1
     if direct:
         return cluster.direct.among if several else cluster.direct.alone
-    if candidate.shards or candidate.partitions > 1:
+    if candidate.shards:
         return cluster.handling
-    memory = (cluster.handling if several else cluster.own).memory
-    return Handling(min(Handling().message, cluster.handling.message), memory)
+    memory, message = (cluster.handling if several else cluster.own).memory, cluster.handling.message
+    return Handling(message if candidate.partitions > 1 else min(Handling().message, message), memory)
 
 
 def memory_speed(optimizer: Optimizer, elements: int, seconds: float) -> Handling:

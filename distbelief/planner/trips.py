@@ -9,6 +9,7 @@ takes more costs its bytes.
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -128,18 +129,15 @@ def _handling(sizes: tuple[int, int], short: float, more: float, touched: float)
 
 
 def _added(trainer: Trainer, kinds: Sequence[_Kind], seconds: float) -> list[float]:
-    """The seconds that a trip of each kind adds to a step: by the lower quartiles, which a busy machine lengthens
-    least.
-    """
-    taken: list[tuple[list[float], list[float]]] = [([], []) for _ in kinds]
+    """The median seconds that a trip of each kind adds to a step."""
+    more: list[list[float]] = [[] for _ in kinds]
     begin, index = time.perf_counter(), 0
     while index < LEAST_STEPS or time.perf_counter() < begin + seconds:
-        for kind, both in zip(kinds, taken, strict=True):
-            for trip, times in enumerate(both):
-                times.append(_step(trainer, kind, index, trip=bool(trip)))
+        for kind, times in zip(kinds, more, strict=True):
+            without, served = (_step(trainer, kind, index, trip) for trip in (False, True))
+            times.append(served - without)
         index += 1
-    without, served = ([sorted(both[trip])[index // 4] for both in taken] for trip in (0, 1))
-    return [one - other for one, other in zip(served, without, strict=True)]
+    return [statistics.median(times) for times in more]
 
 
 def _step(trainer: Trainer, kind: _Kind, index: int, trip: bool) -> float:

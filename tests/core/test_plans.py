@@ -135,12 +135,22 @@ def test_a_trial_that_fails_is_a_row_and_ends_no_plan(monkeypatch: pytest.Monkey
     assert rows[0].terms is not None
 
 
+def test_an_optimizer_that_some_candidates_cannot_have_is_their_reason_and_ends_no_plan() -> None:
+    rows = {row.what: row for row in made("2x1", optimizer=db.optim("lars"), strategies=("downpour", "allreduce")).rows}
+    assert "--optimizer lars needs the norms of whole layers" in rows["downpour, 2 replicas, 2 shards"].reason
+    assert rows["downpour, 1 replica, 1 shard"].terms is not None
+    assert rows["allreduce, 2 replicas"].terms is not None
+
+
 def test_candidates_are_powers_of_two_and_all_cores() -> None:
     found = [str(one) for one in candidates(Machines(3, 2), PLANNED, SGD)]
     assert "single" in found
     whole = {f"allreduce, {n} replicas" for n in (2, 4, 6)}
-    split = {f"allreduce, {n} replicas, 2 partitions" for n in (2, 3)}  # each on the cores of one host
+    split = {f"allreduce, {n} replicas, 2 partitions" for n in (2, 3)}
     assert {one for one in found if one.startswith("allreduce")} == whole | split
+    odd = [str(one) for one in candidates(Machines(2, 3), ["allreduce"], SGD)]
+    # all partitions of a replica are on one host
+    assert [one for one in odd if one.endswith("2 partitions")] == ["allreduce, 2 replicas, 2 partitions"]
     assert "downpour, 6 replicas, 3 shards" in found
     assert "hogwild, 4 replicas" not in found
 
@@ -234,7 +244,7 @@ def test_each_home_of_a_split_model_updates_its_part_and_messages_cost_it_time()
         split_step(db.Single(partitions=2, optimizer=SGD), split_cost(0.6e-3)).step,
     )
     half = VECTOR + 4 * WIDE
-    memory = split_step(one, split_cost(0.6e-3), handling=Handling(0.0, half / 1e-3))
+    memory = split_step(one, split_cost(0.6e-3), own=Handling(0.0, half / 1e-3))
     assert memory.step - usual == pytest.approx(4e-3, rel=0.05)
     assert split_step(one, split_cost(0.6e-3), handling=Handling(1e-3, math.inf)).step > usual + 2e-3
 
