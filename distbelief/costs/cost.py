@@ -135,7 +135,7 @@ def measure(
         DataError: the task's data cannot be had.
         TrainingError: the model or the loss raised.
     """
-    _check(batch_size, epochs, {"watts": watts, "price-per-hour": price_per_hour, "max-memory": max_memory,
+    check_amounts(batch_size, epochs, {"watts": watts, "price-per-hour": price_per_hour, "max-memory": max_memory,
         "seconds": seconds})  # fmt: skip
     chosen = optimizer or optim("sgd")
     told("loading the data")
@@ -147,7 +147,7 @@ def measure(
     largest = _largest(tracer, chosen, max_memory, process) if max_memory else None
     profile = profiling.measure(
         task, data, [layer.name for layer in tracer.layers], ladder(batch_size), seconds, device,
-        lambda size: _does_not_fit(tracer, size, chosen), told,
+        lambda size: does_not_fit(tracer, size, chosen), told,
     )  # fmt: skip
     elements = sum(layer.parameters for layer in tracer.layers)
     told("updates with each optimizer")
@@ -161,8 +161,12 @@ def measure(
     )  # fmt: skip
 
 
-def _check(batch_size: int, epochs: int, amounts: Mapping[str, float | None]) -> None:
-    """Refuse what cannot be, by its option."""
+def check_amounts(batch_size: int, epochs: int, amounts: Mapping[str, float | None]) -> None:
+    """Refuse what cannot be, by its option.
+
+    Raises:
+        UsageError: naming the option, and the value.
+    """
     for name, value in (("batch-size", batch_size), ("epochs", epochs)):
         if not 1 <= value <= MOST_BATCH:
             raise UsageError(f"--{name} {value}: must be from 1 to {MOST_BATCH}")
@@ -204,7 +208,7 @@ def needed(tracer: Tracer, batch_size: int, optimizer: Optimizer) -> int:
     return math.ceil(MARGIN * tracer.follow(batch_size, optimizer).peak + SPARE)
 
 
-def _does_not_fit(tracer: Tracer, batch_size: int, optimizer: Optimizer) -> str:
+def does_not_fit(tracer: Tracer, batch_size: int, optimizer: Optimizer) -> str:
     """Why a batch would not fit what this machine has left; "" where it does."""
     left, asked = free_memory(), needed(tracer, batch_size, optimizer)
     if asked <= left:

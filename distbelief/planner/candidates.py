@@ -125,14 +125,14 @@ def _strategies(name: str, machines: Machines, partitions: int, optimizer: Optim
     hosts = 1 if name == "hogwild" else machines.hosts
     for replicas in _counts(min(hosts * (machines.cores // partitions), MOST_REPLICAS)):
         shards = max(partitions, min(machines.hosts, replicas))
-        served = {"replicas": replicas, "shards": shards, "optimizer": optimizer}
         if name == "hogwild":
             yield Hogwild(replicas=replicas, optimizer=optimizer)
         elif name == "downpour":
-            yield Downpour(**served, partitions=partitions)
-        elif replicas > 1:  # one replica in rounds is single, with messages
-            allreduce = Allreduce(replicas=replicas, optimizer=optimizer, partitions=partitions)
-            yield allreduce if name == "allreduce" else Synchronous(**served)
+            yield Downpour(replicas=replicas, shards=shards, optimizer=optimizer, partitions=partitions)
+        elif name == "synchronous" and replicas > 1:  # one replica in rounds is single, with messages
+            yield Synchronous(replicas=replicas, shards=shards, optimizer=optimizer)
+        elif name == "allreduce" and replicas > 1:
+            yield Allreduce(replicas=replicas, optimizer=optimizer, partitions=partitions)
 
 
 def _counts(most: int) -> Iterable[int]:

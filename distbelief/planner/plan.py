@@ -14,7 +14,7 @@ import msgspec
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.costs import profile as profiling
 from distbelief.costs import splitting, updates
-from distbelief.costs.cost import MARGIN, held, sample_of
+from distbelief.costs.cost import MARGIN, check_amounts, does_not_fit, held, sample_of
 from distbelief.costs.profile import BUSY, ladder
 from distbelief.costs.splitting import SplitCost
 from distbelief.costs.trace import MemoryTrace, Tracer
@@ -125,11 +125,15 @@ def plan(
     """
     there = parse_machines(machines) if isinstance(machines, str) else machines or this_machine()
     chosen, made = optimizer or optim("sgd"), resolve(task, data_dir) if isinstance(task, str) else task
+    check_amounts(batch_size, 1, {"seconds": seconds, "max-memory": max_memory})
     (network or NetworkModel()).check()
     _check_run(run, there)
-    asked = {str(one): one for one in candidates(there, strategies, chosen)}
+    if not (asked := {str(one): one for one in candidates(there, strategies, chosen)}):
+        raise UsageError(f"strategies={list(strategies)}: there is nothing to choose from on {there}; name more")
     file = Path(calibration) if calibration else trials.usual_file()
     known = trials.read(file, named=calibration is not None and there == this_machine())
+    if run:
+        trials.add(file, [])  # one that cannot be written is refused before anything is run
     pricing = Pricing(made, batch_size)
     direct = any(pricing.is_direct(one, there) for one in asked.values())
     here = _here(task, made, batch_size, chosen, there, seconds, data_dir, direct, told)
@@ -202,6 +206,8 @@ def _here(
     """
     data, process = load(made, "training"), held()
     tracer = Tracer(made, sample_of(data))
+    if why := does_not_fit(tracer, batch_size, optimizer):
+        raise UsageError(f"--batch-size {batch_size}: {why}; plan with a smaller one")
     trace = tracer.follow(batch_size, optimizer)
     names = [layer.name for layer in tracer.layers]
     profile = profiling.measure(made, data, names, ladder(batch_size), seconds, told=told)
@@ -327,7 +333,7 @@ def _row(
     largest = max(needs, key=lambda kind: needs[kind])
     row = Row(str(one), one.command, one.replicas, one.shards, needs[largest], one.partitions)
     if limit is not None and needs[largest] > limit:
-        reason = f"its {largest} needs {needs[largest] / 1e9:.2f} GB, more than {limit / 1e9:.2f}"
+        reason = f"its {largest} needs {needs[largest] / 1e9:.2f} GB, more than {limit / 1e9:.3g}"
         return msgspec.structs.replace(row, reason=reason)
     try:
         return msgspec.structs.replace(row, terms=pricing.terms(one, cluster))

@@ -76,11 +76,10 @@ def read(path: Path, named: bool = False) -> list[PlanTrial]:
         UsageError: it is no calibration file, or another machine's.
     """
     try:
-        data = path.read_bytes() if path.stat().st_size <= MOST_BYTES else b""
-        found = msgspec.json.decode(data, type=list[PlanTrial])
+        found = _decode(path)
     except FileNotFoundError:
         return []
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError) as error:  # a DecodeError of msgspec is one
         raise UsageError(
             f"--calibration {path}: is no calibration file ({error}); delete it, or name another"
         ) from None
@@ -89,6 +88,22 @@ def read(path: Path, named: bool = False) -> list[PlanTrial]:
             f"--calibration {path}: its trials are of {found[-1].machine}, and this is {this_kind()}; name a file of "
             "this machine's, or one that is not there yet"
         )
+    return found
+
+
+def _decode(path: Path) -> list[PlanTrial]:
+    """The trials of a file.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or holds something else.
+    """
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise ValueError(f"it has {size:,} bytes, more than {MOST_BYTES:,}")
+    found = msgspec.json.decode(path.read_bytes(), type=list[PlanTrial])
+    for one in found:
+        for rate in (one.predicted.samples_per_second, one.measured.samples_per_second):
+            if not 0 < rate < math.inf:
+                raise ValueError(f"a trial of {one.what} with {rate:g} samples/s")
     return found
 
 

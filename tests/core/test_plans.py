@@ -332,6 +332,10 @@ def test_who_updates_memory_of_one_host_pays_what_that_was_measured_to_cost() ->
         (["digits", "--network", "latency=10"], "its unit is missing"),
         (["digits", "--network", "bandwith=1Gbit"], "did you mean 'bandwidth'?"),
         (["digits", "--max-memory", "1MB"], "least is needed by"),
+        (["digits", "--max-memory", "0"], "--max-memory 0: must be more than 0, and finite"),
+        (["digits", "--batch-size", "0"], "--batch-size 0: must be from 1 to"),
+        (["digits", "--seconds", "nan"], "--seconds nan: must be more than 0, and finite"),
+        (["digits", "--machines", "1x1", "--strategies", "allreduce"], "there is nothing to choose from on 1x1"),
         (["digits", "--strategies", "downpoor"], "did you mean 'downpour'?"),
         (["digits", "--optimizer", "adm"], "did you mean 'adam'?"),
         (["mnist", "--data-dir", "/nowhere"], "no MNIST in /nowhere"),
@@ -342,6 +346,14 @@ def test_a_wrong_word_is_one_line_with_the_right_one(
 ) -> None:
     assert main.run(["plan", *words]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_minibatch_that_does_not_fit_this_machine_is_refused_before_it_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("distbelief.costs.cost.free_memory", lambda: 1_000)
+    with pytest.raises(UsageError, match=r"--batch-size 64: it needs .* GB, and 0\.0 GB are left here; plan with a"):
+        made()
 
 
 def test_the_command_shows_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -422,6 +434,26 @@ def test_other_machines_are_corrected_by_no_trial_of_this_one(monkeypatch: pytes
     assert made("3x7", calibration=file).rows[0].terms is not None
 
 
+@pytest.mark.parametrize("rate", [0.0, -5.0])
+def test_a_trial_whose_rate_cannot_be_makes_no_calibration_file(
+    rate: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(trials, "run", at(rate))
+    file = tmp_path / "own.json"
+    made(HERE, run=1, calibration=file)
+    with pytest.raises(
+        UsageError, match=rf"own\.json: is no calibration file \(a trial of .* with {rate:g} samples/s\)"
+    ):
+        made(HERE, calibration=file)
+
+
+def test_a_calibration_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "own.json"
+    file.write_bytes(b" " * (trials.MOST_BYTES + 1))
+    with pytest.raises(UsageError, match="it has 4,194,305 bytes, more than 4,194,304"):
+        made(HERE, calibration=file)
+
+
 @pytest.mark.parametrize("command", ["plan", "cost", "split"])
 def test_half_a_profile_says_nothing_and_is_told_so(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -475,12 +507,14 @@ def test_an_epoch_that_takes_too_long_is_not_run() -> None:
         (["--run", "1", "--machines", "9x9"], "runs on this machine, which is"),
         (["--run", "-1"], "--run -1: must be 0 or more"),
         (["--calibration", "spoilt.json"], "is no calibration file"),
+        (["--run", "1", "--calibration", "/proc/none/own.json"], "cannot be written"),
     ],
 )
 def test_a_run_or_a_calibration_that_cannot_be_is_refused(
     words: list[str], told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(planning, "_here", lambda *_: pytest.fail("it is refused before anything is measured"))
     Path("spoilt.json").write_text('[{"machine": 3')
     assert main.run(["plan", "digits", *words]) == 2
     assert told in capsys.readouterr().err
