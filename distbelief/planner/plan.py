@@ -128,8 +128,7 @@ def plan(
     check_amounts(batch_size, 1, {"seconds": seconds, "max-memory": max_memory})
     (network or NetworkModel()).check()
     _check_run(run, there)
-    if not (asked := {str(one): one for one in candidates(there, strategies, chosen)}):
-        raise UsageError(f"strategies={list(strategies)}: there is nothing to choose from on {there}; name more")
+    asked = _asked(there, strategies, chosen)
     file = Path(calibration) if calibration else trials.usual_file()
     known = trials.read(file, named=calibration is not None and there == this_machine())
     if run:
@@ -144,12 +143,7 @@ def plan(
     raw = {name: _row(one, pricing, cluster, here.trace, here.process, max_memory, told) for name, one in asked.items()}
     own = [one for one in known if one.machine == trials.this_kind()] if there == this_machine() else []
     rows = ranked([_corrected(row, own, made.reference, batch_size) for row in raw.values()])
-    if rows[0].terms is None:
-        least = min(rows, key=lambda row: row.memory)
-        raise UsageError(
-            f"nothing can be done on {there}: {'; '.join(f'{row.what}: {row.reason}' for row in rows[:3])}; least is "
-            f"needed by {least.what}, {least.memory / 1e9:.2f} GB in a process"
-        )
+    _check_first(rows, there)
     told("what would change the answer")
     changes = _changes([row for row in rows[:CONTENDERS] if row.terms], asked, pricing, cluster)
     found = TrainingPlan(
@@ -161,6 +155,31 @@ def plan(
         _try(found, run, task, asked, here, data_dir, told)
         _keep(found, here, {name: row.terms for name, row in raw.items()}, asked, chosen, file)
     return found
+
+
+def _asked(there: Machines, strategies: Sequence[str], optimizer: Optimizer) -> dict[str, PlanCandidate]:
+    """The candidates, by what is told of them.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if not (found := {str(one): one for one in candidates(there, strategies, optimizer)}):
+        raise UsageError(f"strategies={list(strategies)}: there is nothing to choose from on {there}; name more")
+    return found
+
+
+def _check_first(rows: Sequence[Row], there: Machines) -> None:
+    """Refuse a plan in which nothing can be done.
+
+    Raises:
+        UsageError: saying why, and what needs the least.
+    """
+    if rows[0].terms is None:
+        least = min(rows, key=lambda row: row.memory)
+        raise UsageError(
+            f"nothing can be done on {there}: {'; '.join(f'{row.what}: {row.reason}' for row in rows[:3])}; least is "
+            f"needed by {least.what}, {least.memory / 1e9:.2f} GB in a process"
+        )
 
 
 def _splits(

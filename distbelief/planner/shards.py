@@ -228,7 +228,7 @@ class Ours(Trips):
             os.close(self._memory)
 
 
-class Direct(Trips):
+class DirectTrips(Trips):
     """A replica that makes the updates itself, in memory where another process makes some too.
 
     Args:

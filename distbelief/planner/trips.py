@@ -24,7 +24,7 @@ from distbelief.core.settings import Settings
 from distbelief.costs.profile import one_thread
 from distbelief.places.processes.peers import Peers
 from distbelief.places.simulated.handling import Handling, Labour
-from distbelief.planner.shards import GRADIENT, SGD, Direct, Ours, Trips
+from distbelief.planner.shards import GRADIENT, SGD, DirectTrips, Ours, Trips
 from distbelief.tasks import Task
 from distbelief.tasks.flat import layout_of
 from distbelief.tasks.worker import Trainer, build_model
@@ -101,7 +101,7 @@ def measure_direct(task: Task, batch_size: int, seconds: float, optimizer: Optim
     """
     trainer, sizes = _trainer(task, batch_size)
     with one_thread(), Peers() as peers, contextlib.ExitStack() as stack:
-        sides = [stack.enter_context(contextlib.closing(Direct(peers, size, optimizer))) for size in sizes]
+        sides = [stack.enter_context(contextlib.closing(DirectTrips(peers, size, optimizer))) for size in sizes]
         kinds = [_Kind(one, torch.empty_like(one.gradient), others) for others in (False, True) for one in sides]
         *alone, short, long = _added(trainer, kinds, seconds)
     touched = _labour(optimizer).passing(PUSH, Phantom(1))
@@ -143,7 +143,7 @@ def _added(trainer: Trainer, kinds: Sequence[_Kind], seconds: float) -> list[flo
 def _step(trainer: Trainer, kind: _Kind, index: int, trip: bool) -> float:
     """Seconds of a step that leaves what it would push, makes a trip or none, and reads what it would compute with."""
     ours, gradient = kind.trips, kind.gradient
-    if kind.others and isinstance(ours, Direct):
+    if kind.others and isinstance(ours, DirectTrips):
         ours.have_updated()
     start = kind.clock()
     trainer.compute(Batch(0, index % trainer.order.batches))

@@ -13,7 +13,7 @@ from distbelief.core.optimizer import Optimizer, optim
 from distbelief.places.processes.peers import Peers
 from distbelief.planner import together, trials, trips
 from distbelief.planner.candidates import PlanCandidate
-from distbelief.planner.shards import GRADIENT, Direct
+from distbelief.planner.shards import GRADIENT, DirectTrips
 from distbelief.strategies import Downpour, Single
 from distbelief.tasks import Task, TensorData, resolve
 
@@ -70,7 +70,7 @@ def wide() -> TensorData:
 
 def test_trips_on_the_direct_path_make_the_updates_that_they_are_timed_for() -> None:
     """Of this process, and of the other one: every push is in the parameters that the last trip has fetched."""
-    with Peers() as peers, contextlib.closing(Direct(peers, 4096, Optimizer("sgd", 0.5))) as ours:
+    with Peers() as peers, contextlib.closing(DirectTrips(peers, 4096, Optimizer("sgd", 0.5))) as ours:
         assert ours.trips(3) > 0
         ours.have_updated()
         ours.trips(1)
