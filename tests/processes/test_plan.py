@@ -54,8 +54,11 @@ def test_a_trip_to_a_real_shard_costs_messages_and_memory() -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_an_update_in_memory_costs_its_turns_and_its_vectors(name: str) -> None:
-    """A turn takes the lock, and plays the machine; a vector of some MB is not touched in no time."""
+def test_an_update_in_memory_costs_its_turns_and_its_vectors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn takes the lock, and plays the machine; a vector of some MB is not touched in no time. What is computed in
+    between is left out: on a busy machine it takes longer by more than a turn, now and then.
+    """
+    monkeypatch.setattr(trips.Trainer, "compute", lambda *_: None)
     found = trips.measure_direct(Task(model=lambda: nn.Linear(1024, 1024), train=wide), 8, 0.5, optim(name))
     for one in found:
         assert 1e-6 < one.message < 0.1
