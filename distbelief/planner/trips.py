@@ -141,12 +141,14 @@ def _added(trainer: Trainer, kinds: Sequence[_Kind], seconds: float) -> list[flo
 
 
 def _step(trainer: Trainer, kind: _Kind, index: int, trip: bool) -> float:
-    """Seconds of a step that leaves what it would push, makes a trip or none, and reads what it would compute with."""
+    """Seconds in which a step, whose gradient is computed, leaves what it would push, makes a trip or none, and reads
+    what it would compute with.
+    """
     ours, gradient = kind.trips, kind.gradient
     if kind.others and isinstance(ours, DirectTrips):
         ours.have_updated()
-    start = kind.clock()
     trainer.compute(Batch(0, index % trainer.order.batches))
+    start = kind.clock()  # not before: two gradients differ by more than a trip takes
     gradient.fill_(GRADIENT)
     if trip:
         if gradient is not ours.gradient:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
+import time
 
 import pytest
 import torch
@@ -54,16 +56,26 @@ def test_a_trip_to_a_real_shard_costs_messages_and_memory() -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_an_update_in_memory_costs_its_turns_and_its_vectors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn takes the lock, and plays the machine; a vector of some MB is not touched in no time. What is computed in
-    between is left out: on a busy machine it takes longer by more than a turn, now and then.
-    """
-    monkeypatch.setattr(trips.Trainer, "compute", lambda *_: None)
+def test_an_update_in_memory_costs_its_turns_and_its_vectors(name: str) -> None:
+    """A turn takes the lock, and plays the machine; a vector of some MB is not touched in no time."""
     found = trips.measure_direct(Task(model=lambda: nn.Linear(1024, 1024), train=wide), 8, 0.5, optim(name))
     for one in found:
         assert 1e-6 < one.message < 0.1
         assert 1e8 < one.memory < 1e12
     assert multiprocessing.active_children() == []
+
+
+def test_what_a_trip_costs_is_not_what_computing_beside_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradients before trips take 40 ms longer than those before none, which would be 10 for each message."""
+    computed = itertools.count()
+
+    def compute(*_: object) -> None:
+        end = time.thread_time() + 0.04 * (next(computed) % 2)
+        while time.thread_time() < end:
+            pass
+
+    monkeypatch.setattr(trips.Trainer, "compute", compute)
+    assert all(one.message < 5e-3 for one in trips.measure_direct(resolve("digits"), 64, 0.1))
 
 
 def wide() -> TensorData:

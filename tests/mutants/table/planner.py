@@ -35,6 +35,14 @@ MUTANTS = [
         (PLANS + "test_who_updates_memory_of_one_host_pays_what_that_was_measured_to_cost",),
     ),
     Mutant(
+        "gradients-are-part-of-what-trips-beside-them-cost",
+        PRICED,
+        "planner/trips.py",
+        "    trainer.compute(Batch(0, index % trainer.order.batches))\n    start = kind.clock()",
+        "    start = kind.clock()\n    trainer.compute(Batch(0, index % trainer.order.batches))",
+        ("tests/processes/test_plan.py::test_what_a_trip_costs_is_not_what_computing_beside_it_takes",),
+    ),
+    Mutant(
         "one-home-computes-for-all",
         PRICED,
         "planner/pricing.py",
