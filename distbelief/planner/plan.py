@@ -164,7 +164,7 @@ def _asked(there: Machines, strategies: Sequence[str], optimizer: Optimizer) -> 
         UsageError: there is none.
     """
     if not (found := {str(one): one for one in candidates(there, strategies, optimizer)}):
-        raise UsageError(f"strategies={list(strategies)}: there is nothing to choose from on {there}; name more")
+        raise UsageError(f"--strategies {' '.join(strategies)}: there is nothing to choose from on {there}; name more")
     return found
 
 

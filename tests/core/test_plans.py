@@ -335,7 +335,10 @@ def test_who_updates_memory_of_one_host_pays_what_that_was_measured_to_cost() ->
         (["digits", "--max-memory", "0"], "--max-memory 0: must be more than 0, and finite"),
         (["digits", "--batch-size", "0"], "--batch-size 0: must be from 1 to"),
         (["digits", "--seconds", "nan"], "--seconds nan: must be more than 0, and finite"),
-        (["digits", "--machines", "1x1", "--strategies", "allreduce"], "there is nothing to choose from on 1x1"),
+        (
+            ["digits", "--machines", "1x1", "--strategies", "allreduce"],
+            "--strategies allreduce: there is nothing to choose from on 1x1",
+        ),
         (["digits", "--strategies", "downpoor"], "did you mean 'downpour'?"),
         (["digits", "--optimizer", "adm"], "did you mean 'adam'?"),
         (["mnist", "--data-dir", "/nowhere"], "no MNIST in /nowhere"),
