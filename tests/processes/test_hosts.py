@@ -9,20 +9,27 @@ import os
 import re
 import shlex
 import signal
+import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 import jobs
+import msgspec
 import pytest
 import torch
 
+from distbelief.errors import JobFailed, UsageError
+from distbelief.places import signals
 from distbelief.places.attempt import Attempt
 from distbelief.places.cluster import shipping
 from distbelief.places.cluster.cluster import Cluster
+from distbelief.places.cluster.network import own_addresses
 from distbelief.places.cluster.words import DataFile, DataPiece, DataTaken, OfferData
 from distbelief.places.place import Event
 from distbelief.places.processes import forkserver
@@ -32,6 +39,9 @@ from distbelief.strategies import Downpour
 from distbelief.testing import Site, check_place
 
 SECONDS = 60.0
+reachable = pytest.mark.skipif(
+    all(one.startswith("127.") for one in own_addresses().values()), reason="this machine has no address but loopback"
+)
 
 
 @pytest.fixture
@@ -233,7 +243,6 @@ def test_a_host_that_cannot_be_used_is_told_of_in_seconds(
     tmp_path: Path, shell: str, monkeypatch: pytest.MonkeyPatch, does: str, told: str
 ) -> None:
     """And those that could are let go of."""
-    from distbelief.errors import JobFailed
     from distbelief.places.cluster import opening
     from distbelief.places.cluster.engines import RemoteShell
 
@@ -247,7 +256,6 @@ def test_a_host_that_cannot_be_used_is_told_of_in_seconds(
 
 
 def test_a_host_of_another_version_is_refused(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from distbelief.errors import UsageError
     from distbelief.places.cluster import opening
     from distbelief.places.cluster.engines import RemoteShell
 
@@ -327,15 +335,30 @@ def test_a_replica_of_allreduce_that_dies_on_a_host_begins_again_there(train: Ca
     assert (result["outcome"], result["samples"]) == ("done", 60 * jobs.SAMPLES)
 
 
+ELSEWHERE = "from distbelief.places.cluster import agent, network; network.network_identity = lambda: 'another'"
+"""Makes an agent that of another machine than the command's."""
+
+
+def on_b(shell: str, first: str) -> None:
+    """Have the agent of host b do something before it begins."""
+    Path(shell).write_text(
+        f'#!/bin/sh\nname=$1; shift; command="$*"\n[ $name = a ] || command=$(printf %s "$*" | sed "s/-m '
+        f'distbelief.places.cluster.agent/-c \\"{first}; agent.main()\\"/")\nexec sh -c "$command"\n'
+    )
+
+
+@reachable
 @pytest.mark.parametrize(("within", "pad"), [("60", "10ms"), ("1e-3", "300ms")], ids=["in time", "cut short"])
 def test_a_host_that_is_told_to_go_leaves_and_the_job_goes_on(
-    train: Callable[..., Told], within: str, pad: str
+    train: Callable[..., Told], shell: str, within: str, pad: str
 ) -> None:
     """Its shard is its standby; its agent ends before the job does, which makes every sample once."""
+    on_b(shell, ELSEWHERE)
     told = train(
         "--hosts", "a:1,b:1", "--shards", "2", "--standby", "1", "--pad", pad, "--leave-within", within,
         "--epochs", "60" if within == "60" else "3",
     )  # fmt: skip
+    told.until(lambda one: one.get("event") == "Mirrored" and one["role"] == "standby 1")
     told.until(trains)
     _, second = told.agents()
     os.kill(second, signal.SIGTERM)
@@ -351,15 +374,23 @@ def test_a_host_that_is_told_to_go_leaves_and_the_job_goes_on(
 
 def _agent_is_gone(agent: int) -> bool:
     """Wait for its end."""
-    end = monotonic() + SECONDS
-    while not _is_dead(agent):
-        assert monotonic() < end, "its host has left, and its agent has not"
-        sleep(0.05)
+    wait_until(lambda: _is_dead(agent))
     return True
 
 
-def test_a_host_that_is_told_to_go_without_a_time_ends_the_job_in_peace(train: Callable[..., Told]) -> None:
-    told = train("--hosts", "a:1,b:1", "--shards", "1", "--epochs", "10000")
+def wait_until(reached: Callable[[], bool]) -> None:
+    """Within seconds."""
+    end = monotonic() + SECONDS
+    while not reached():
+        assert monotonic() < end
+        sleep(0.05)
+
+
+@pytest.mark.parametrize("words", [(), ("--leave-within", "60")], ids=["without a time", "the supervisor's host"])
+def test_a_host_that_may_not_leave_and_is_told_to_go_ends_the_job_in_peace(
+    train: Callable[..., Told], words: tuple[str, ...]
+) -> None:
+    told = train("--hosts", "a:1,b:1", "--shards", "1", "--epochs", "10000", *words)
     told.until(trains)
     os.kill(told.agents()[1], signal.SIGTERM)
     _, printed = told.process.communicate(timeout=SECONDS)
@@ -367,11 +398,26 @@ def test_a_host_that_is_told_to_go_without_a_time_ends_the_job_in_peace(train: C
     assert "interrupted; go on with: " in printed
 
 
+def test_a_host_that_is_told_to_go_before_the_job_has_begun_ends_it(shell: str, tmp_path: Path, train: Any) -> None:
+    """While another is still to come."""
+    (tmp_path / "held").touch()
+    Path(shell).write_text(
+        f'#!/bin/sh\n[ $1 = a ] || while [ -e {tmp_path}/held ]; do sleep 0.1; done\nshift\nexec sh -c "$*"\n'
+    )
+    told = train("--hosts", "a:1,b:1", "--shards", "1")
+    wait_until(lambda: bool(told.agents()))
+    os.kill(told.agents()[0], signal.SIGTERM)
+    _, printed = told.process.communicate(timeout=SECONDS)
+    assert told.process.returncode == 130
+    assert "SIGTERM on host a, before the job began" in printed
+    (tmp_path / "held").unlink()
+
+
 # data that are sent
 
 LACKS = (
     "from distbelief.places.cluster import agent, shipping; has = shipping._has; "
-    "shipping._has = lambda folder, file: 'distbelief-data-' in str(folder) and has(folder, file); agent.main()"
+    "shipping._has = lambda folder, file: 'distbelief-data-' in str(folder) and has(folder, file)"
 )
 """Runs an agent as one on a host where nothing of the data is at the path that it has here."""
 
@@ -384,12 +430,9 @@ def stored(tmp_path: Path, shell: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     torch.save(jobs.data().inputs, folder / "some" / "inputs.pt")
-    (folder / "large").write_bytes(os.urandom(3 * shipping.PIECE + 1))
+    (folder / "large").write_bytes(os.urandom((3 << 20) + 1))
     (folder / "empty").touch()
-    Path(shell).write_text(
-        f'#!/bin/sh\nname=$1; shift; command="$*"\n[ $name = a ] || command=$(printf %s "$*" | sed "s/-m '
-        f'distbelief.places.cluster.agent/-c \\"{LACKS}\\"/")\nexec sh -c "$command"\n'
-    )
+    on_b(shell, LACKS)
     return folder
 
 
@@ -444,8 +487,8 @@ def _offer(folder: Path, **files: bytes) -> OfferData:
     [
         ("../above", b"data", "is no name of a file in a folder"),
         ("/etc/above", b"data", "is no name of a file in a folder"),
-        ("a", b"dato", "a is another than was sent"),
-        ("a", b"data and more", "a is another than was sent"),
+        ("a", b"dato", "a changed while it was sent, or did not arrive whole; start again"),
+        ("a", b"data and more", "a changed while it was sent, or did not arrive whole; start again"),
     ],
 )
 def test_what_is_not_what_was_offered_is_never_used(tmp_path: Path, name: str, sent: bytes, wrong: str) -> None:
@@ -455,6 +498,7 @@ def test_what_is_not_what_was_offered_is_never_used(tmp_path: Path, name: str, s
         if not taken.error:
             taken = kept.take_piece(DataPiece(sent))
         assert wrong in taken.error
+        assert "make room" not in taken.error
         assert kept.folder == ""
     finally:
         kept.close()
@@ -482,6 +526,107 @@ def test_a_full_disk_is_told_of_and_nothing_is_left(tmp_path: Path, monkeypatch:
     assert "No space left on device; make room there" in kept.take_piece(DataPiece(b"data")).error
     kept.close()
     assert not made.exists()
+
+
+STOPS = (
+    "from distbelief.places.cluster import words; import os, signal; say = words.Line.say; "
+    "words.Line.say = lambda line, word: (say(line, word), isinstance(word, words.{word}) and os.kill(os.getpid(), "
+    "signal.SIGSTOP))"
+)
+"""Stops an agent as soon as it has said a word of a kind."""
+
+
+@pytest.mark.parametrize("word", ["Reached", "DataTaken"], ids=["before the offer", "before the first piece"])
+def test_a_host_that_stops_while_data_are_sent_to_it_does_not_keep_the_command(
+    train: Callable[..., Told], stored: Path, shell: str, word: str
+) -> None:
+    """However much is sent."""
+    for number in range(shipping.MOST_FILES - 10):
+        (stored / f"{number}{'of many' * 30}").touch()
+    on_b(shell, f"{LACKS}; {STOPS.format(word=word)}")
+    told = train(*KEPT, "--data-dir", str(stored), task="jobs:kept")
+    wait_until(lambda: any(signals.is_stopped(agent) for agent in told.agents()))
+    sends = Path(f"/proc/{told.process.pid}/wchan")
+    wait_until(lambda: "poll" in sends.read_text() or "sock_alloc" in sends.read_text())
+    told.process.send_signal(signal.SIGINT)
+    _, printed = told.process.communicate(timeout=20.0)
+    assert told.process.returncode == 130
+    assert "interrupted before the job began" in printed
+
+
+def test_every_word_by_which_data_are_sent_fits_a_line_that_nobody_reads(tmp_path: Path) -> None:
+    files = [DataFile("n" * 4096, 0, b"d" * 32)] * shipping.MOST_FILES
+    (tmp_path / "large").write_bytes(bytes(3 * shipping.PIECE))
+    large = [DataFile("large", 3 * shipping.PIECE, b"d" * 32)]
+    offers = list(shipping._offers(tmp_path, files))
+    assert [one.more for one in offers] == [True] * (len(offers) - 1) + [False]
+    for word in (offers[0], *shipping._pieces(tmp_path, large)):
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with ours, theirs:
+            data = msgspec.msgpack.encode(word)
+            assert ours.send(data) == len(data)
+
+
+@pytest.mark.parametrize("change", ["gone", "shorter"])
+def test_a_file_that_changes_while_it_is_sent_is_told_of_as_that(tmp_path: Path, change: str) -> None:
+    (tmp_path / "a").write_bytes(bytes(2 * shipping.PIECE))
+    files = shipping.files_of(tmp_path)
+    (tmp_path / "a").unlink() if change == "gone" else os.truncate(tmp_path / "a", shipping.PIECE)
+    with pytest.raises(JobFailed, match="a changed while it was sent, or did not arrive whole; start again"):
+        list(shipping._pieces(tmp_path, files))
+
+
+def test_linked_files_and_folders_are_sent_as_what_they_are(tmp_path: Path) -> None:
+    data, beside = tmp_path / "data", tmp_path / "beside"
+    data.mkdir()
+    beside.mkdir()
+    (beside / "a").write_text("data")
+    (data / "folder").symlink_to(beside)
+    (data / "file").symlink_to(beside / "a")
+    assert [file.name for file in shipping.files_of(data)] == ["file", "folder/a"]
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda path: path.symlink_to("nowhere"), "odd is neither a file nor a folder, nor a link to one; move it"),
+        (os.mkfifo, "odd is neither a file nor a folder, nor a link to one; move it"),
+        (lambda path: path.symlink_to(path.parent), "odd leads back to a folder above it"),
+        (lambda path: path.with_name(os.fsdecode(b"odd\xff")).touch(), r"odd\\udcff' is no name in UTF-8; rename it"),
+        (lambda path: path.mkdir(0), "cannot be read: .*Permission denied"),
+    ],
+    ids=["a link to nothing", "a pipe", "a loop", "no text", "no permission"],
+)
+def test_what_cannot_be_sent_is_refused_by_its_name(tmp_path: Path, make: Callable[[Path], object], told: str) -> None:
+    if "Permission" in told and os.geteuid() == 0:
+        pytest.skip("root may read anything")
+    (tmp_path / "a").write_text("data")
+    make(tmp_path / "odd")
+    with pytest.raises(UsageError, match=told) as raised:
+        shipping.list_data(tmp_path)
+    str(raised.value).encode()
+
+
+def test_folders_without_end_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for one, other in ("ab", "ba"):
+        (tmp_path / one).mkdir()
+        for number in range(2):
+            (tmp_path / one / f"{number}").symlink_to(tmp_path / other)
+    with pytest.raises(UsageError, match=r"[01] is neither a file nor a folder, nor a link to one"):
+        shipping.list_data(tmp_path)
+    monkeypatch.setattr(shipping, "MOST_FILES", 30)
+    with pytest.raises(UsageError, match="in more than 30 files and folders, and at most"):
+        shipping.list_data(tmp_path)
+
+
+def test_a_host_that_can_start_no_process_keeps_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    kept = shipping.ShippedData()
+    assert "No such file or directory: 'sh'" in kept.take_offer(_offer(tmp_path / "nowhere", a=b"data")).error
+    kept.close()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,7 @@ class Opened:
             seconds: how long it may take; 0 for as long as a start may.
 
         Raises:
+            Interrupted: a signal has come here, or to one of them.
             JobFailed: some have ended, or it takes too long; all that is wrong with any of them is told.
         """
         allowed = seconds or START_SECONDS
@@ -144,6 +145,8 @@ class Opened:
                     agent.gone = agent.why()
                 elif time.monotonic() > end:
                     agent.gone = f"it {late} after {allowed:.0f} s"
+                if agent.told_to_end:
+                    raise Interrupted(f"{agent.told_to_end} on host {agent.name}, before the job began")
             if any(agent.gone for agent in self.agents):
                 self._refuse()
 

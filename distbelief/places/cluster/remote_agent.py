@@ -21,6 +21,7 @@ from distbelief.places.cluster.words import (
     Part,
     Reached,
     TellLife,
+    ToldToEnd,
 )
 
 REMEDIES = {
@@ -58,6 +59,8 @@ class RemoteAgent:
         self.taken: DataTaken | None = None
         """What it has last said of the data that it is sent, until that is acted on."""
         self.has_data = False
+        self.told_to_end = ""
+        """Which signal has told it so; "" while none has."""
         self.clock_ahead = 0.0
         """Seconds by which the clock of its host was ahead of this one when it greeted, and its word's way here."""
         self.address = ""
@@ -96,6 +99,8 @@ class RemoteAgent:
             self.measured = word
         elif isinstance(word, DataTaken):
             self.taken = word
+        elif isinstance(word, ToldToEnd):
+            self.told_to_end = word.why
         elif isinstance(word, Reached):
             self.reached = word
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -11,22 +12,36 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, NoReturn
 
 from distbelief.errors import JobFailed, UsageError
 from distbelief.places.cluster.opening import START_SECONDS, Opened
 from distbelief.places.cluster.remote_agent import RemoteAgent
-from distbelief.places.cluster.words import BEAT_SECONDS, Beat, DataFile, DataPiece, DataTaken, OfferData
+from distbelief.places.cluster.words import (
+    BEAT_SECONDS,
+    SILENCE_SECONDS,
+    Beat,
+    DataFile,
+    DataPiece,
+    DataTaken,
+    OfferData,
+)
 
 SHIP_LIMIT = 256 << 20
 """Most bytes of data that are sent to a host."""
 MOST_FILES = 1 << 12
-PIECE = 1 << 20
-"""Bytes in one word; the next is sent when a host has taken the last."""
-SLOWEST = 1 << 20
+"""Most of them, with their folders."""
+PIECE = 1 << 16
+"""Bytes in one word; the next is sent when a host has taken the last. It fits the buffer of a line: a host that stops
+keeps nobody from being heard.
+"""
+OFFERED = 1 << 5
+"""Files in one word, which fits as well, however long their names are."""
+SLOWEST = 1 << 19
 """Bytes a second, below which the start of a job takes too long."""
 END_SECONDS = 10.0
 """How long the folder of an agent that ends may take to be gone."""
+CHANGED = "changed while it was sent, or did not arrive whole; start again, and let nobody write there"
 
 
 def data_folder(data_dir: str | None) -> Path:
@@ -51,22 +66,52 @@ def list_data(folder: Path) -> list[Path]:
     """The files of a folder that may be sent.
 
     Raises:
-        UsageError: there are none, too many or too large ones, or it cannot be read.
+        UsageError: there are none, too many or too large ones, or one cannot be read or sent.
     """
     try:
-        paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        found = list(itertools.islice(_entries(folder), MOST_FILES + 1))
+        paths = sorted(path for path in found if not path.is_dir())
         size = sum(path.stat().st_size for path in paths)
     except OSError as error:
         raise UsageError(f"--ship-data: {folder} cannot be read: {error}") from error
-    if size > SHIP_LIMIT or len(paths) > MOST_FILES:
+    if size > SHIP_LIMIT or len(found) > MOST_FILES:
+        many = f"{len(paths)} files" if len(found) <= MOST_FILES else f"more than {MOST_FILES} files and folders"
         raise UsageError(
-            f"--ship-data: {folder} holds {size / 1e6:.0f} MB in {len(paths)} files, and at most "
+            f"--ship-data: {folder} holds {size / 1e6:.0f} MB in {many}, and at most "
             f"{SHIP_LIMIT / 1e6:.0f} MB in {MOST_FILES} are sent; copy it to the hosts, at the same path, and leave "
             "--ship-data off, or name a folder with this task's data alone, with --data-dir"
         )
     if not paths:
         raise UsageError(f"--ship-data: {folder} is empty; name the folder that holds the data, with --data-dir")
     return paths
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    """The files and folders below a folder, also by links."""
+    for above, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
+        for path in (Path(above, name) for name in (*folders, *files)):
+            if not _is_text(str(path)):
+                raise UsageError(f"--ship-data: {str(path)!a} is no name in UTF-8; rename it")
+            if not (path.is_file() or path.is_dir()):
+                raise UsageError(
+                    f"--ship-data: {path} is neither a file nor a folder, nor a link to one; move it elsewhere, or "
+                    "name a folder with this task's data alone, with --data-dir"
+                )
+            if path.is_symlink() and Path(above).resolve().is_relative_to(path.resolve()):
+                raise UsageError(f"--ship-data: {path} leads back to a folder above it; remove the link")
+            yield path
+
+
+def _refuse(error: OSError) -> NoReturn:
+    raise error
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def files_of(folder: Path) -> list[DataFile]:
@@ -103,19 +148,21 @@ def ship(opened: Opened, folder: Path) -> str:
     """
     files = files_of(folder)
     size = sum(file.size for file in files)
+    words = {agent.name: _words(folder, files) for agent in opened.agents}
     for agent in opened.agents:
-        agent.line.say(OfferData(str(folder), files))
-    pieces = {agent.name: _pieces(folder, files) for agent in opened.agents}
+        agent.line.say(next(words[agent.name]))
     sent: set[str] = set()
     beaten = time.monotonic()
 
     def all_have_it() -> bool:
         nonlocal beaten
-        if time.monotonic() > beaten + BEAT_SECONDS:
-            beaten = time.monotonic()
+        now = time.monotonic()
+        if now > beaten + BEAT_SECONDS:
+            beaten = now
             for agent in opened.agents:
-                agent.line.say(Beat())
-        left = [agent for agent in opened.agents if not _feed(agent, pieces[agent.name], sent)]
+                if now < agent.heard + SILENCE_SECONDS:  # those that it does not read fill the buffer
+                    agent.line.say(Beat())
+        left = [agent for agent in opened.agents if not _feed(agent, words[agent.name], sent)]
         return not left
 
     opened.until(all_have_it, "still takes the data", seconds=START_SECONDS + size / SLOWEST)
@@ -126,8 +173,8 @@ def ship(opened: Opened, folder: Path) -> str:
     return f"data: {size / 1e6:.1f} MB of {folder} were sent to {', '.join(names[:8])}{more}, until the job ends"
 
 
-def _feed(agent: RemoteAgent, pieces: Iterator[bytes], sent: set[str]) -> bool:
-    """Send a host its next piece, where it has taken the last; whether it has all."""
+def _feed(agent: RemoteAgent, words: Iterator[OfferData | DataPiece], sent: set[str]) -> bool:
+    """Send a host its next word, where it has taken the last; whether it has all."""
     taken, agent.taken = agent.taken, None
     if agent.has_data or taken is None:
         return agent.has_data
@@ -136,21 +183,36 @@ def _feed(agent: RemoteAgent, pieces: Iterator[bytes], sent: set[str]) -> bool:
     if not taken.missing:
         agent.has_data = True
         return True
-    sent.add(agent.name)
-    agent.line.say(DataPiece(next(pieces)))
+    if taken.missing > 0:
+        sent.add(agent.name)
+    agent.line.say(next(words))
     return False
 
 
-def _pieces(folder: Path, files: Sequence[DataFile]) -> Iterator[bytes]:
+def _words(folder: Path, files: Sequence[DataFile]) -> Iterator[OfferData | DataPiece]:
+    yield from _offers(folder, files)
+    yield from _pieces(folder, files)
+
+
+def _offers(folder: Path, files: Sequence[DataFile]) -> Iterator[OfferData]:
+    for first in range(0, len(files), OFFERED):
+        after = first + OFFERED
+        yield OfferData(str(folder), list(files[first:after]), more=after < len(files))
+
+
+def _pieces(folder: Path, files: Sequence[DataFile]) -> Iterator[DataPiece]:
     for file in files:
         left = file.size
-        with (folder / file.name).open("rb") as source:
-            while left:
-                piece = source.read(min(left, PIECE))
-                if not piece:
-                    raise JobFailed(f"--ship-data: {folder / file.name} became shorter while it was sent; start again")
-                left -= len(piece)
-                yield piece
+        try:
+            with (folder / file.name).open("rb") as source:
+                while left:
+                    piece = source.read(min(left, PIECE))
+                    if not piece:
+                        raise EOFError(f"{left} bytes of it are gone")
+                    left -= len(piece)
+                    yield DataPiece(piece)
+        except (OSError, EOFError) as error:
+            raise JobFailed(f"--ship-data: {folder / file.name} {CHANGED} ({error})") from error
 
 
 class ShippedData:
@@ -161,20 +223,23 @@ class ShippedData:
     def __init__(self) -> None:
         self.folder = ""
         """Where they are; "" where the host has had them, or nothing was sent."""
-        self._made = Path()
+        self._made: Path | None = None
         self._lifeline: subprocess.Popen[bytes] | None = None
         self._files: list[DataFile] = []
         self._file: IO[bytes] | None = None
         self._missing = 0
 
     def take_offer(self, offer: OfferData) -> DataTaken:
-        """Look whether the same files are here; if not, make room for them."""
-        if all(_has(Path(offer.folder), file) for file in offer.files):
+        """Look whether the same files are here, once all are told; if not, make room for them."""
+        self._files += offer.files
+        if offer.more:
+            return DataTaken(-1)
+        if all(_has(Path(offer.folder), file) for file in self._files):
             return DataTaken(0)
-        self._missing = sum(file.size for file in offer.files)
+        self._missing = sum(file.size for file in self._files)
         try:
-            if strange := next((file.name for file in offer.files if not _is_inside(file.name)), ""):
-                raise OSError(f"{strange!r} is no name of a file in a folder")
+            if strange := next((file.name for file in self._files if not _is_inside(file.name)), ""):
+                raise JobFailed(f"{strange!r} is no name of a file in a folder")
             room = shutil.disk_usage(tempfile.gettempdir()).free
             if room < self._missing:
                 raise OSError(f"{room / 1e6:.0f} MB are free")
@@ -184,9 +249,8 @@ class ShippedData:
                 ["sh", "-c", 'cat; rm -rf -- "$1"', "sh", str(self._made)], stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
-            self._files = list(offer.files)
             self._open_next()
-        except OSError as error:
+        except (JobFailed, OSError) as error:
             return self._fails(error)
         return DataTaken(self._missing)
 
@@ -194,13 +258,13 @@ class ShippedData:
         """Write what comes next; all of it is used when the last is there, and every file is what it was."""
         try:
             if self._file is None:
-                raise OSError("more was sent than was offered")
+                raise JobFailed("more was sent than was offered")
             self._file.write(piece.data)
             self._missing -= len(piece.data)
             if self._file.tell() >= self._files[0].size:
                 self._close_file()
                 self._open_next()
-        except OSError as error:
+        except (JobFailed, OSError) as error:
             return self._fails(error)
         if not self._missing:
             self.folder = str(self._made)
@@ -208,6 +272,7 @@ class ShippedData:
 
     def _open_next(self) -> None:
         """Begin the next file that has anything in it."""
+        assert self._made
         while self._files and self._file is None:
             path = self._made / self._files[0].name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -217,13 +282,16 @@ class ShippedData:
 
     def _close_file(self) -> None:
         assert self._file
+        assert self._made
         self._file.close()
         self._file = None
         file = self._files.pop(0)
         if not _has(self._made, file):
-            raise OSError(f"{file.name} is another than was sent")
+            raise JobFailed(f"{file.name} {CHANGED}")
 
-    def _fails(self, error: OSError) -> DataTaken:
+    def _fails(self, error: JobFailed | OSError) -> DataTaken:
+        if isinstance(error, JobFailed):
+            return DataTaken(self._missing, str(error))
         where = tempfile.gettempdir()
         why = f"the data cannot be kept in {where}: {error}; make room there, or name another folder with TMPDIR"
         return DataTaken(self._missing, why)
@@ -239,6 +307,8 @@ class ShippedData:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._lifeline.wait(END_SECONDS)
             self._lifeline = None
+        if self._made:  # where there was no lifeline, or it did not come to its end
+            shutil.rmtree(self._made, ignore_errors=True)
 
 
 def _has(folder: Path, file: DataFile) -> bool:

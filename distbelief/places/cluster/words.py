@@ -117,10 +117,14 @@ class DataFile(msgspec.Struct, frozen=True):
 
 
 class OfferData(AgentWord, frozen=True, tag=True):
-    """To an agent: these are the data; say whether they are there too, at the same path, or what is missing."""
+    """To an agent: these are the data, or some of them; say, once all are told, whether they are there too, at the same
+    path, or what is missing.
+    """
 
     folder: str
     files: list[DataFile]
+    more: bool = False
+    """Whether others follow."""
 
 
 class DataPiece(AgentWord, frozen=True, tag=True):
@@ -130,9 +134,10 @@ class DataPiece(AgentWord, frozen=True, tag=True):
 
 
 class DataTaken(AgentWord, frozen=True, tag=True):
-    """Of an agent: how many bytes of the data are still to be sent."""
+    """Of an agent: it has taken what it was told or sent of the data."""
 
     missing: int
+    """Bytes that are still to be sent; -1 while more are to be offered."""
     error: str = ""
     """Why they cannot be kept."""
 
