@@ -146,7 +146,7 @@ def _watch(lines: IO[str], run: Path, shards: int) -> float:
         now, record = time.monotonic(), json.loads(line)
         if now > give_up:
             break
-        ready += record.get("event") == "Note" and "holds all that shard" in record["text"]
+        ready += record.get("event") == "StandbyReady"
         succeeded |= record.get("event") == "Succeeded"
         if succeeded and record.get("event") == "Stepped" and record["steps"]:
             return now - killed

@@ -9,7 +9,7 @@ from distbelief.core.conversations.mirroring import STANDBY, StandbyStanding
 from distbelief.core.effects import Effect, Send, WriteRecord
 from distbelief.core.lives import Lives
 from distbelief.core.messages import Address
-from distbelief.core.records import Note, Vacant
+from distbelief.core.records import Note, StandbyReady, Vacant
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import RemoteProtocolError
 
@@ -74,7 +74,7 @@ class Standbys:
         if self._standing.get(role) is not StandbyStanding.SENT or self._places[role].incarnation != life:
             return []
         self._move(role, StandbyStanding.MIRRORS)
-        return [WriteRecord(Note(f"{role} holds all that {shard} has acknowledged"))]
+        return [WriteRecord(StandbyReady(role))]
 
     def can_succeed(self, shard: str) -> bool:
         """Whether a shard's standby could take its place now."""

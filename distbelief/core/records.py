@@ -86,6 +86,12 @@ class Vacant(Record, frozen=True, tag=True, gc=False):
     incarnation: int
 
 
+class StandbyReady(Record, frozen=True, tag=True, gc=False):
+    """A standby holds all that its shard has acknowledged, and will."""
+
+    role: str
+
+
 class Succeeded(Record, frozen=True, tag=True, gc=False):
     """A standby plays a shard that is gone, from now on, in this life of the shard."""
 
@@ -243,6 +249,6 @@ class Finished(Record, frozen=True, tag=True, gc=False):
 
 
 AnyRecord = (
-    Started | Joined | Stepped | Rewound | Forgotten | Vacant | Succeeded | Iterated
+    Started | Joined | Stepped | Rewound | Forgotten | Vacant | StandbyReady | Succeeded | Iterated
     | EpochDone | Tested | Gone | Checkpointed | Applied | StepsTimed | Parted | Note | Ending | Finished
 )  # fmt: skip

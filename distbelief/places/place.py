@@ -62,6 +62,8 @@ class Interruption(msgspec.Struct, frozen=True):
     """Those of that host."""
     within: float = 0.0
     """Seconds in which the host may leave a job that goes on; 0 where it may not."""
+    replaceable: bool = False
+    """Whether another host could hold its shards."""
 
 
 class Unable(msgspec.Struct, frozen=True):

@@ -60,6 +60,8 @@ class _Life:
         """Its last words, where these tell only of somebody else who is gone."""
         self.why = ""
         """Why it was killed."""
+        self.mirrors = False
+        """It is a standby, and holds all that its shard does."""
         self.host, self.leave_by = "", float("inf")
         """The host that was told to go, with this life on it, and when it has to be gone."""
 
@@ -213,16 +215,26 @@ class Supervisor:
                 self.ending = True
                 if not self._script:
                     self._leave_by = min(self._leave_by, now + self.deadlines.ending)
-            case records.Succeeded():
-                return self._succeeds(what)
-            case records.Vacant():
-                self._wanted[what.role] = what.incarnation
-                return self._fill(now, what.role)
+            case records.Succeeded() | records.StandbyReady() | records.Vacant():
+                return self._server_changes(now, what)
             case records.Finished():
                 self.finished = what
                 if not self._script or what.outcome not in (Outcome.DONE, Outcome.LEFT):
                     self._end_by = now + self.deadlines.ending
         return []
+
+    def _server_changes(
+        self, now: float, record: records.Succeeded | records.StandbyReady | records.Vacant
+    ) -> list[Effect]:
+        """A standby is its shard, or holds what that does; or a life is to begin, whose standby holds nothing of it."""
+        if isinstance(record, records.Succeeded):
+            return self._succeeds(record)
+        if life := self._latest(roles.standby_of(record.role)):
+            life.mirrors = isinstance(record, records.StandbyReady)
+        if isinstance(record, records.StandbyReady):
+            return []
+        self._wanted[record.role] = record.incarnation
+        return self._fill(now, record.role)
 
     def _listens(self, said: Said, word: Listening) -> list[Effect]:
         """Tell everybody where the coordinator listens, and it who is gone; and to end the job, if it was to."""
@@ -495,11 +507,14 @@ class Supervisor:
         if not event.within or not self.started or self._ends:
             return False
         leads = self._replicas_of(event)
-        stay = {life.role for life in self._lives() if life.name not in event.lives and not life.host}
-        shards = [role for role, _ in event.lives if roles.kind(role) is roles.Kind.SHARD]
-        kept = self.explanation.checkpoint > 0
-        return any(roles.is_replica(role) and roles.lead_of(role) not in leads for role in stay) and all(
-            kept or roles.standby_of(shard) in stay for shard in shards
+        others = [life for life in self._lives() if life.name not in event.lives and not life.host]
+        mirrored = {roles.shard_of(life.role) for life in others if life.mirrors}
+        shards = [
+            life for life in self._lives() if life.name in event.lives and roles.kind(life.role) is roles.Kind.SHARD
+        ]
+        loads = event.replaceable and self.explanation.checkpoint > 0
+        return any(roles.is_replica(one.role) and roles.lead_of(one.role) not in leads for one in others) and all(
+            (loads and shard.incarnation < self._restarts) or shard.role in mirrored for shard in shards
         )
 
     def _let_leave(self, now: float, event: Interruption) -> list[Effect]:
@@ -507,8 +522,10 @@ class Supervisor:
         self._leaving.add(event.host)
         leads = self._replicas_of(event)
         for life in self._lives():
-            if life.name in event.lives or (roles.is_replica(life.role) and roles.lead_of(life.role) in leads):
-                life.host, life.leave_by = event.host, now + event.within
+            there = life.name in event.lives
+            if there or (roles.is_replica(life.role) and roles.lead_of(life.role) in leads):
+                life.host = event.host if there else life.host or event.host
+                life.leave_by = min(life.leave_by, now + event.within)
         who = roles.named(sorted(role for role, _ in event.lives), NAMES) or "nobody"
         told = f"host {event.host} leaves within {event.within:g} s ({event.why}): {who}; the others go on"
         asked = Interrupt(f"host {event.host} was told to go")

@@ -216,6 +216,8 @@ class Live:
                     f"{record.role} has lost {count} of {record.replica}, made since the checkpoint that it goes on "
                     "from"
                 )
+            case records.StandbyReady():
+                return f"{record.role} holds all that {roles.shard_of(record.role)} has acknowledged"
             case records.Note():
                 return record.text
             case records.Finished():  # of a failure the error tells, which whoever runs the job gets

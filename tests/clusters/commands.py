@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import queue
-import re
 import shlex
 import subprocess
 import sys
@@ -22,7 +21,6 @@ ROOT = Path(__file__).parents[2]
 SECONDS = 100.0
 """How long anything may take."""
 KEPT = ("HOME", "LANG", "DISTBELIEF_DATA", "XDG_CACHE_HOME")
-READY = re.compile(r"standby \d+ holds all")
 Record = dict[str, Any]
 
 
@@ -110,8 +108,8 @@ class Command:
         def do(record: Record) -> bool:
             if record.get("event") == "Stepped" and record["steps"]:
                 work.add(record["role"])
-            elif record.get("event") == "Note" and (found := READY.match(record["text"])):
-                ready.add(found[0])
+            elif record.get("event") == "StandbyReady":
+                ready.add(record["role"])
             return len(work) >= replicas and len(ready) >= standbys
 
         self.until(do)

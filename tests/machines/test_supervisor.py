@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from distbelief.core import effects, records
@@ -380,12 +381,14 @@ def test_what_several_hosts_are_told_at_once_is_told_once() -> None:
     assert told.error.startswith("Interrupted: interrupted twice")
 
 
+HOLDS = records.StandbyReady("standby 0")
 GOES = Interruption("SIGTERM on host n1", "n1", (("replica 1", 0), ("shard 0", 0)), within=5.0)
 
 
 def test_a_host_that_is_told_to_go_leaves_and_the_job_goes_on() -> None:
     """Its replica is asked, what serves there does so until it has left, and its end is no death."""
     told = Told().training()
+    told.say(HOLDS)
     did = told.at(1.0, GOES)
     assert did[1:3] == [Vacate("n1"), Tell("replica 1", Interrupt("host n1 was told to go"))]
     assert notes(did) == ["host n1 leaves within 5 s (SIGTERM on host n1): replica 1, shard 0; the others go on"]
@@ -402,6 +405,7 @@ def test_a_host_that_is_told_to_go_leaves_and_the_job_goes_on() -> None:
 
 def test_what_a_host_has_not_finished_in_time_is_cut_short_and_is_no_death() -> None:
     told = Told().training()
+    told.say(HOLDS)
     told.at(1.0, GOES)
     assert told.at(5.9, Tick()) == []
     did = told.at(6.0, Tick())
@@ -415,6 +419,7 @@ def test_what_a_host_has_not_finished_in_time_is_cut_short_and_is_no_death() -> 
 @pytest.mark.parametrize("ends", [ENDING, Interruption("SIGTERM")], ids=["by itself", "since all were told"])
 def test_what_serves_on_a_host_that_leaves_is_there_to_the_end_of_a_job_that_ends_first(ends: Any) -> None:
     told = Told().training()
+    told.say(HOLDS)
     told.at(1.0, GOES)
     told.at(1.1, ends) if isinstance(ends, Interruption) else told.say(ends)
     told.say(records.Gone("replica 1", 0, "it was done", died=False))
@@ -424,6 +429,7 @@ def test_what_serves_on_a_host_that_leaves_is_there_to_the_end_of_a_job_that_end
 
 def test_what_dies_on_a_host_that_leaves_comes_again_elsewhere() -> None:
     told = Told().training()
+    told.say(HOLDS)
     told.at(1.0, GOES)
     assert starts(told.kill("replica 1")) == [("replica 1", 1)]
 
@@ -457,11 +463,53 @@ def test_without_a_host_that_cannot_be_spared_the_job_ends_in_peace(
     assert words(told.at(1.0, event)) == [Interrupt(event.why)]
 
 
-@pytest.mark.parametrize(("saved", "standby", "leaves"), [(1, False, True), (0, True, True), (0, False, False)])
-def test_a_shard_leaves_that_has_a_standby_or_a_checkpoint(saved: int, standby: bool, leaves: bool) -> None:
-    cast = ["coordinator", "shard 0", "replica 0", "replica 1", *["standby 0"] * standby]
-    told = Told(*cast, explanation=Explanation(saved)).training()
-    assert (Vacate("n1") in told.at(1.0, GOES)) == leaves
+@pytest.mark.parametrize(
+    ("saved", "standby", "replaceable", "restarts", "leaves"),
+    [
+        (1, (), True, 1, True),
+        (0, (HOLDS,), False, 0, True),
+        (0, (), True, 1, False),
+        (1, (), False, 1, False),
+        (1, (), True, 0, False),
+        (0, (HOLDS, records.Vacant("shard 0", 1)), True, 1, False),
+    ],
+    ids=[
+        "a checkpoint",
+        "a standby",
+        "a standby that holds nothing yet",
+        "no other host could take it",
+        "it has had its last life",
+        "a standby of a life that is gone",
+    ],
+)
+def test_a_shard_leaves_that_has_a_standby_or_comes_again_elsewhere_from_a_checkpoint(
+    saved: int, standby: tuple[Any, ...], replaceable: bool, restarts: int, leaves: bool
+) -> None:
+    told = Told(restarts=restarts, explanation=Explanation(saved)).training()
+    for record in standby:
+        told.say(record)
+    did = told.at(1.0, msgspec.structs.replace(GOES, replaceable=replaceable))
+    assert (Vacate("n1") in did) == leaves
+    assert bool(words(did)) != leaves, "else the job ends in peace"
+
+
+def test_a_standby_that_has_just_succeeded_is_a_shard_of_the_host_that_is_told_to_go() -> None:
+    told = Told().training()
+    told.kill("shard 0")
+    told.say(records.Succeeded("shard 0", 1, "standby 0"))
+    event = Interruption("SIGTERM", "n1", (("replica 1", 0), ("standby 0", 0)), within=5.0)
+    assert words(told.at(1.0, event)) == [Interrupt("SIGTERM")]
+
+
+def test_a_replica_whose_hosts_all_go_has_the_time_of_the_first() -> None:
+    """Each host's servers are there until what is on that host has left."""
+    split = ["coordinator", "shard 0", "standby 0", "replica 0.0", "replica 0.1", "replica 1.0", "replica 1.1"]
+    told = Told(*split).training()
+    told.at(1.0, Interruption("SIGTERM", "n1", (("replica 1.0", 0), ("standby 0", 0)), within=5.0))
+    did = told.at(2.0, Interruption("SIGTERM", "n2", (("replica 1.1", 0),), within=50.0))
+    assert (Vacate("n2") in did, kills(did)) == (True, [])
+    assert told.at(5.9, Tick()) == []
+    assert kills(told.at(6.0, Tick())) == [("standby 0", 0), ("replica 1.0", 0), ("replica 1.1", 0)]
 
 
 def test_an_interruption_before_anybody_listens_ends_the_job() -> None:

@@ -358,7 +358,7 @@ def test_a_host_that_is_told_to_go_leaves_and_the_job_goes_on(
         "--hosts", "a:1,b:1", "--shards", "2", "--standby", "1", "--pad", pad, "--leave-within", within,
         "--epochs", "60" if within == "60" else "3",
     )  # fmt: skip
-    told.until(lambda one: one.get("event") == "Mirrored" and one["role"] == "standby 1")
+    told.until(lambda one: one.get("event") == "StandbyReady" and one["role"] == "standby 1")
     told.until(trains)
     _, second = told.agents()
     os.kill(second, signal.SIGTERM)

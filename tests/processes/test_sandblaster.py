@@ -99,7 +99,7 @@ def test_a_standby_takes_the_place_of_a_killed_shard_and_nobody_goes_back(
     killed: list[str] = []
 
     def act(record: Record) -> None:
-        ready = [one.text for one in watch.of(records.Note) if "holds all that" in one.text]
+        ready = watch.of(records.StandbyReady)
         if isinstance(record, records.Stepped) and len(ready) >= 2 + len(killed) and len(killed) < 2:
             killed.append(f"shard {len(killed)}")
             jobs.kill(killed[-1])

@@ -14,6 +14,7 @@ import msgspec
 
 from distbelief.errors import JobFailed, RemoteProtocolError
 from distbelief.places.channel_messages import ChannelMessage, Failed, Noted
+from distbelief.places.cluster.network import network_identity
 from distbelief.places.cluster.opening import Opened
 from distbelief.places.cluster.placement import Placement
 from distbelief.places.cluster.remote_agent import RemoteAgent, RemoteLife
@@ -189,9 +190,7 @@ class HostProcesses:
             case Broken():
                 self._hooks.happens(Unable(JobFailed(f"host {agent.name}: {word.why}")))
             case ToldToEnd():
-                there = tuple((one.role, one.incarnation) for one in self._lives.values() if one.agent is agent)
-                why = f"{word.why} on host {agent.name}"
-                self._hooks.happens(Interruption(why, agent.name, there, self._leave_within))
+                self._hooks.happens(self._interruption(agent, word.why))
             case StoppedLives():
                 agent.stopped = word.lives
             case LifeStarted() if life:
@@ -203,6 +202,15 @@ class HostProcesses:
             case LifeEnded() if life:
                 del self._lives[word.life]
                 self._hooks.happens(Ended(life.role, life.incarnation, word.how, word.killed, word.done))
+
+    def _interruption(self, agent: RemoteAgent, why: str) -> Interruption:
+        """A host is told to go: it may leave, unless it is the supervisor's, where the coordinator is."""
+        assert agent.greeting
+        assert self._placement
+        there = tuple((one.role, one.incarnation) for one in self._lives.values() if one.agent is agent)
+        within = 0.0 if agent.greeting.network == network_identity() else self._leave_within
+        replaceable = self._placement.can_replace(self._agents.index(agent))
+        return Interruption(f"{why} on host {agent.name}", agent.name, there, within, replaceable)
 
     def _lose(self, at: int, agent: RemoteAgent, why: str) -> None:
         """A host is gone, and all that was there."""

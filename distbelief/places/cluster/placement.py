@@ -49,8 +49,10 @@ class Placement:
     >>> for at in (0, 1): print(placement.on(at))
     ['replica 0', 'replica 1', 'shard 0', 'standby 1']
     ['replica 2', 'replica 3', 'shard 1', 'standby 0']
-    >>> placement.lose(1), placement.again("shard 1"), placement.again("replica 2")
-    (None, 0, None)
+    >>> placement.can_replace(1), placement.lose(1), placement.again("shard 1"), placement.again("replica 2")
+    (True, None, 0, None)
+    >>> placement.can_replace(0)
+    False
     """
 
     def __init__(
@@ -153,6 +155,10 @@ class Placement:
         """A host is gone, with all that was there."""
         self._lost.add(at)
         self._loads[at] = self._servers[at] = 0
+
+    def can_replace(self, at: int) -> bool:
+        """Whether the shards of a host could begin again on another."""
+        return any(one != at for one in self._alive(self._keepers))
 
     def rename(self, role: str, to: str) -> None:
         """Whoever played a role plays another where it is."""

@@ -20,7 +20,18 @@ from distbelief.core.conversations import grouping, membership
 from distbelief.core.effects import Machine, Story
 from distbelief.core.messages import Message
 from distbelief.core.portions import ANEW
-from distbelief.core.records import Ending, Finished, Iterated, Record, Rewound, Started, Stepped, Succeeded, Vacant
+from distbelief.core.records import (
+    Ending,
+    Finished,
+    Iterated,
+    Record,
+    Rewound,
+    StandbyReady,
+    Started,
+    Stepped,
+    Succeeded,
+    Vacant,
+)
 from distbelief.core.settings import Plan, Settings
 from distbelief.job import Job
 from distbelief.places.attempt import Attempt, evaluates
@@ -57,7 +68,7 @@ from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.worker import Trainer, build_model, check_measure, load, with_data
 from distbelief.transport.virtual import VirtualEndpoint, VirtualNetwork
 
-TOLD = (Started, Rewound, Ending, Succeeded, Vacant, Finished)
+TOLD = (Started, Rewound, Ending, StandbyReady, Succeeded, Vacant, Finished)
 """Records that the supervisor is told of."""
 
 
