@@ -449,7 +449,10 @@ def test_the_partitions_of_a_replica_leave_together_whichever_of_their_hosts_goe
     [
         ((), Interruption("SIGTERM", "n1", GOES.lives)),
         ((), Interruption("SIGTERM", "n1", (("replica 0", 0), ("replica 1", 0)), 5.0)),
-        ((Interruption("SIGTERM", "n0", (("replica 0", 0),), 5.0),), GOES),
+        (
+            (Interruption("SIGTERM", "n0", (("replica 0", 0),), 5.0),),
+            Interruption("SIGTERM", "n1", (("replica 1", 0),), 5.0),
+        ),
         ((ENDING,), GOES),
     ],
     ids=["it may not", "nobody else computes", "all others leave too", "the job ends already"],
