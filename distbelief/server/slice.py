@@ -372,6 +372,7 @@ class SlicesOfModels(TorchSlice):
     """
 
     def __init__(self, plan: Plan, shard: int) -> None:
+        self.lasts = False
         own = plan.assignments[shard]
         self._moving, self._frozen = (torch.zeros(part.size, dtype=torch.uint8) for part in (own.moving, own.frozen))
         self._within = [

@@ -325,7 +325,7 @@ def test_a_resumed_job_has_no_result_before_its_end(tmp_path: Path, watch: jobs.
 def test_a_job_that_never_reached_a_checkpoint_cannot_be_resumed(tmp_path: Path, watch: jobs.Watch) -> None:
     watch.once(records.Started, lambda: jobs.kill("shard 0"))
     with pytest.raises(JobFailed, match=r"shard 0 is gone.*start anew"):
-        jobs.run(tmp_path, downpour(1), epochs=5, snapshot_every="0")
+        jobs.run(tmp_path, downpour(1), Local(path="served"), epochs=5, snapshot_every="0")
     with pytest.raises(CheckpointError, match="has no checkpoint to resume from"):
         jobs.run(tmp_path, downpour(1), epochs=5, resume=True)
 
