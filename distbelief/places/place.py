@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from distbelief.core import effects, records
-from distbelief.errors import DistbeliefError
+from distbelief.errors import DistbeliefError, UsageError
 from distbelief.places.channel_messages import ChannelMessage
 
 
@@ -50,6 +50,20 @@ class Tick(msgspec.Struct, frozen=True):
     """The roles whose processes are stopped by a signal, with the ids of these."""
     busy: Set[str] = frozenset()
     """The roles whose processes compute, where they run a user's script."""
+
+
+def check_leave_within(seconds: float, without: str) -> None:
+    """Refuse an impossible time to leave in.
+
+    Args:
+        seconds: what `--leave-within` says.
+        without: what leaving it off does.
+
+    Raises:
+        UsageError: naming the value.
+    """
+    if not 0 <= seconds < float("inf"):
+        raise UsageError(f"--leave-within {seconds:g}: is a number of seconds, 0 or more; leave it off to {without}")
 
 
 class Interruption(msgspec.Struct, frozen=True):

@@ -57,8 +57,8 @@ class _Kind(NamedTuple):
     trips: Trips
     gradient: torch.Tensor
     """Where a step leaves its gradient: in the slot, or where it is copied to that from."""
-    others: bool = False
-    """Whether another process has updated the memory before each step."""
+    before: Callable[[], None] = lambda: None
+    """Is called before each step."""
     clock: Callable[[], float] = time.thread_time
     """Of the thread, where it waits for nobody: others that work on its core do not lengthen that."""
 
@@ -102,7 +102,8 @@ def measure_direct(task: Task, batch_size: int, seconds: float, optimizer: Optim
     trainer, sizes = _trainer(task, batch_size)
     with one_thread(), Peers() as peers, contextlib.ExitStack() as stack:
         sides = [stack.enter_context(contextlib.closing(DirectTrips(peers, size, optimizer))) for size in sizes]
-        kinds = [_Kind(one, torch.empty_like(one.gradient), others) for others in (False, True) for one in sides]
+        kinds = [_Kind(one, torch.empty_like(one.gradient)) for one in sides]
+        kinds += [kind._replace(before=one.have_updated) for kind, one in zip(kinds, sides, strict=True)]
         *alone, short, long = _added(trainer, kinds, seconds)
     touched = _labour(optimizer).passing(PUSH, Phantom(1))
     one, several = (_handling(sizes, small, large - small, touched) for small, large in (alone, (short, long)))
@@ -145,8 +146,7 @@ def _step(trainer: Trainer, kind: _Kind, index: int, trip: bool) -> float:
     what it would compute with.
     """
     ours, gradient = kind.trips, kind.gradient
-    if kind.others and isinstance(ours, DirectTrips):
-        ours.have_updated()
+    kind.before()
     trainer.compute(Batch(0, index % trainer.order.batches))
     start = kind.clock()  # not before: two gradients differ by more than a trip takes
     gradient.fill_(GRADIENT)

@@ -116,6 +116,8 @@ class TorchSlice:
         model: which it is of, where there are several: then its moving range is what moves of that.
     """
 
+    lasts = False
+
     def __init__(
         self,
         plan: Plan,
@@ -124,7 +126,6 @@ class TorchSlice:
         frozen: torch.Tensor | None = None,
         model: int = 0,
     ) -> None:
-        self.lasts = False
         own = plan.parts(shard)[model]
         frozen_size = plan.assignments[shard].frozen.size
         self._moving = torch.zeros(own.size, dtype=torch.uint8) if moving is None else moving
@@ -372,7 +373,6 @@ class SlicesOfModels(TorchSlice):
     """
 
     def __init__(self, plan: Plan, shard: int) -> None:
-        self.lasts = False
         own = plan.assignments[shard]
         self._moving, self._frozen = (torch.zeros(part.size, dtype=torch.uint8) for part in (own.moving, own.frozen))
         self._within = [
@@ -419,8 +419,9 @@ def slice_of(
 class PhantomSlice:
     """A slice of a plan that holds nothing: for simulations that compute nothing."""
 
+    lasts = False
+
     def __init__(self, plan: Plan, shard: int) -> None:
-        self.lasts = False
         own = plan.assignments[shard]
         self._moving, self._frozen = Phantom(own.moving.size), Phantom(own.frozen.size)
 

@@ -266,15 +266,21 @@ class VirtualEndpoint(Endpoint):
                 network.before_send(self.role, to, message)
                 return
             self._reach(peer)
-        if payload is not None and isinstance(message, Bulk) and not network.phantom and peer not in self.cut:
-            lender = peer.arena if message.asked else self.arena
-            whole = checked(message, payload, len(lender.vectors(message)), lender.held)
-            payload = whole.clone() if message.asked else whole
+        if peer not in self.cut:
+            payload = self.lend(peer, message, payload)
         seconds = 0.0 if self.work is None else self.work.saying(message, payload)
         if seconds or self.thread.busy:
             self.thread.do(seconds, self._leave, (peer, message, payload))
         else:
             self._leave((peer, message, payload))
+
+    def lend(self, peer: VirtualEndpoint, message: Message, payload: Payload | None) -> Payload | None:
+        """A payload as a peer is to find it; what it has asked for, as that is now."""
+        if payload is None or self.network.phantom or not isinstance(message, Bulk):
+            return payload
+        arena = peer.arena if message.asked else self.arena
+        whole = checked(message, payload, len(arena.vectors(message)), arena.held)
+        return whole.clone() if message.asked else whole
 
     def _leave(self, what: tuple[VirtualEndpoint, Message, Payload | None]) -> None:
         """The work for a message is done: it leaves now, unless its sender dies of it, or the link has ended."""
@@ -466,7 +472,7 @@ class VirtualMemory:
 
     def take(self, sender: VirtualEndpoint, message: Message, payload: Payload | None) -> None:
         """Have a role do something, as soon as it has the lock."""
-        self.turns.append((sender, message, payload))
+        self.turns.append((sender, message, sender.lend(sender, message, payload)))
         if len(self.turns) == 1:
             self._begin()
 
@@ -503,11 +509,10 @@ class VirtualMemory:
 
     def answer(self, to: VirtualEndpoint, message: Message, payload: Payload | None) -> None:
         """Answer at once; whoever has asked works to have it where it wants it."""
-        if payload is not None and isinstance(message, Bulk) and not self._network.phantom:
-            arena = to.arena
-            payload = checked(message, payload, len(arena.vectors(message)), arena.held).clone()
+        shard = self._network.endpoints[self.role]
+        payload = shard.lend(to, message, payload)
         self._network.before_send(self.role, to.role, message)
-        answer = (self._network.endpoints[self.role], Arrival(self.role, message, payload))
+        answer = (shard, Arrival(self.role, message, payload))
         if seconds := 0.0 if to.work is None else to.work.landing(payload):
             to.thread.do(seconds, to.find, answer)
         else:

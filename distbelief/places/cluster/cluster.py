@@ -26,6 +26,7 @@ from distbelief.places.cluster.placement import Placement, Site
 from distbelief.places.cluster.ray_cluster import address_of
 from distbelief.places.cluster.shipping import data_folder, list_data, ship
 from distbelief.places.cluster.slurm import SlurmSteps, allocated_hosts, is_allocated
+from distbelief.places.place import check_leave_within
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.processes import Hooks
 
@@ -164,11 +165,7 @@ class Cluster(Local):
             UsageError: as of `Local`; also of hosts that are not written well, or have too few slots.
         """
         self.attend()
-        if not 0 <= self.leave_within < float("inf"):
-            raise UsageError(
-                f"--leave-within {self.leave_within:g}: is a number of seconds, 0 or more; leave it off to have the "
-                "whole job end when a host is told to go"
-            )
+        check_leave_within(self.leave_within, "have the whole job end when a host is told to go")
         for name, instead in ELSEWHERE.items():
             if getattr(self, name) != getattr(Local, name):
                 raise UsageError(

@@ -22,7 +22,7 @@ from distbelief.places import signals
 from distbelief.places.channel_messages import ChannelMessage, Failed, Listening, Noted
 from distbelief.places.join import join_server
 from distbelief.places.join.join_server import JoinGrant, JoinRefusal, JoinRequest, Ticket, read_ticket, wrong_strategy
-from distbelief.places.place import NEVER, Effect, Event, Interruption, Said, Tick, carry_out
+from distbelief.places.place import NEVER, Effect, Event, Interruption, Said, Tick, carry_out, check_leave_within
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.child import Child
 from distbelief.places.processes.processes import Processes
@@ -71,11 +71,7 @@ class Guest:
             raise errors.UsageError(
                 f"--data-dir {self.data_dir}: is of a task, and a script reads its data by itself: leave it off"
             )
-        if not 0 <= self.leave_within < float("inf"):
-            raise errors.UsageError(
-                f"--leave-within {self.leave_within:g}: is a number of seconds, 0 or more; leave it off to give what "
-                "was begun as long as it takes"
-            )
+        check_leave_within(self.leave_within, "give what was begun as long as it takes")
         if self.strategy:
             find(self.strategy)
         ticket = read_ticket(self.ticket)

@@ -38,7 +38,7 @@ any. A strategy names those of its own.
 """
 
 
-DESCRIBED = (*("network", "compute", "handling", "hosts", "crashes", "leaves", "restart_seconds", "phantom", "path"),)
+DESCRIBED = ("network", "compute", "handling", "hosts", "crashes", "leaves", "restart_seconds", "phantom", "path")
 """The options that say what a virtual cluster is like."""
 
 
