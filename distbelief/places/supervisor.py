@@ -217,22 +217,22 @@ class Supervisor:
                     self._leave_by = min(self._leave_by, now + self.deadlines.ending)
             case records.Succeeded():
                 return self._succeeds(what)
-            case records.StandbyReady():
-                self._mirrors(what.role, True)
-            case records.Vacant():
-                self._mirrors(what.role, False)
-                self._wanted[what.role] = what.incarnation
-                return self._fill(now, what.role)
+            case records.StandbyReady() | records.Vacant():
+                return self._mirrors(now, what)
             case records.Finished():
                 self.finished = what
                 if not self._script or what.outcome not in (Outcome.DONE, Outcome.LEFT):
                     self._end_by = now + self.deadlines.ending
         return []
 
-    def _mirrors(self, role: str, mirrors: bool) -> None:
-        """Whether the standby of a shard holds what that does."""
-        if life := self._latest(roles.standby_of(role)):
-            life.mirrors = mirrors
+    def _mirrors(self, now: float, record: records.StandbyReady | records.Vacant) -> list[Effect]:
+        """The standby of a shard holds what that does; or does not, and a life of the shard is to begin."""
+        if life := self._latest(roles.standby_of(record.role)):
+            life.mirrors = isinstance(record, records.StandbyReady)
+        if isinstance(record, records.StandbyReady):
+            return []
+        self._wanted[record.role] = record.incarnation
+        return self._fill(now, record.role)
 
     def _listens(self, said: Said, word: Listening) -> list[Effect]:
         """Tell everybody where the coordinator listens, and it who is gone; and to end the job, if it was to."""

@@ -402,7 +402,8 @@ class DownpourTraining:
         """Wait for the next word, and do what it asks for; every wait of the story is a loop around this."""
         self.take((yield RECEIVE))
         yield from self._siblings.relayed()
-        yield from (Send(self._replica.superior, partitioning.PartPushed(*done)) for done in self._pushes.finished())
+        for done in self._pushes.finished():
+            yield Send(self._replica.superior, partitioning.PartPushed(*done))
         yield from self._holds()
         if self._replica.welcome is not None:
             yield from self._replica.reunite(self, self._replica.welcome)

@@ -13,6 +13,9 @@ from distbelief.core.messages import Address, Message
 from distbelief.core.protocol import ANSWERS
 from distbelief.errors import JobFailed, LayoutError, LocalProtocolError, UsageError
 
+_VERSIONED = (pushing.Fetched, pushing.Pushed)
+"""Answers that say which life of a shard has given them."""
+
 
 class ShardLinks:
     """The shards as one replica, or the evaluator, sees them.
@@ -27,11 +30,13 @@ class ShardLinks:
         self.lost: set[str] = set()
         self._places: dict[str, Address] = {}
         self._asked: dict[str, list[tuple[Message, Payload | None]]] = {}
+        self._unanswered = 0
         self._sought = False
 
     def ask(self, shard: str, message: Message, payload: Payload | None = None) -> Send:
         """Ask something of a shard that it will answer."""
         self._asked.setdefault(shard, []).append((message, payload))
+        self._unanswered += 1
         return Send(shard, message, payload)
 
     def answered(self, shard: str, answer: Message) -> None:
@@ -42,12 +47,13 @@ class ShardLinks:
                 not isinstance(answer, pushing.Fetched) or (message.slot, message.start) == (answer.slot, answer.start)  # type: ignore[attr-defined]  # a Fetch, which is what a Fetched answers
             ):
                 del asked[i]
+                self._unanswered -= 1
                 break
 
     @property
     def missing(self) -> bool:
         """Whether anything is still to be answered."""
-        return any(self._asked.values())
+        return self._unanswered > 0
 
     def waits_for_lives(self) -> str:
         """Whose next lives are waited for, in words; "" where none are."""
@@ -115,13 +121,11 @@ class ShardLinks:
     def stale(self, arrival: Arrival) -> bool:
         """Whether it is on its way since a life of a shard that another has replaced, which is asked the same."""
         event = arrival.event
-        return isinstance(event, pushing.Fetched | pushing.Pushed) and event.version.incarnation < self.life(
-            arrival.sender
-        )
+        return isinstance(event, _VERSIONED) and event.version.incarnation < self._places[arrival.sender].incarnation
 
     def forget(self, shard: str) -> None:
         """Expect no answers from a shard any more."""
-        self._asked.pop(shard, None)
+        self._unanswered -= len(self._asked.pop(shard, ()))
 
     def again(self, shard: str) -> list[Send]:
         """Ask a shard again what it has not answered."""

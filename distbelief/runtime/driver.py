@@ -4,6 +4,7 @@ answers back.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -85,7 +86,7 @@ class Driver:
         player.machine, player.store, player.become = machine, store, become or stay
         if host is not None:
             player.host, player.send = host, host.send
-        endpoint.deliver = lambda arrival: self._handle(player, arrival)
+        endpoint.deliver = functools.partial(self._handle, player)
 
     def add_story(
         self, role: str, story: Story, endpoint: Endpoint, worker: Worker, store: Store | None = None,
@@ -97,7 +98,7 @@ class Driver:
         player = self._add(role, endpoint)
         player.story, player.worker, player.store = story, worker, store
         player.times = StepTimes(role, self.clock.now, worked)
-        endpoint.deliver = lambda arrival: self._arrive(player, arrival)
+        endpoint.deliver = functools.partial(self._arrive, player)
 
     def _add(self, role: str, endpoint: Endpoint) -> Player:
         if role in self._players:
@@ -357,7 +358,8 @@ class Driver:
                 return
             kind = type(effect)
             answer = None
-            times.begin(DOING.get(kind, ASIDE))
+            if (doing := DOING.get(kind, ASIDE)) != times.doing:
+                times.begin(doing)
             if kind is Send:
                 if type(effect.message) is membership.Leave:  # type: ignore[union-attr]  # a Send
                     self._tell_times(player)

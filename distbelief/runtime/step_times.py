@@ -74,8 +74,7 @@ class StepTimes:
             self._seconds += max(answer.seconds, slowed)
             self._end()
         elif before == WAIT and (sender := sender or (answer.sender if type(answer) is Arrival else "")):
-            kind = roles.kind(sender).value
-            self._waited[kind] = self._waited.get(kind, 0.0) + elapsed
+            self._waited[sender] = self._waited.get(sender, 0.0) + elapsed
 
     def tell(self) -> records.StepsTimed | None:
         """All up to the end of the last gradient, once; None where there was none, or where another partition tells."""
@@ -86,7 +85,11 @@ class StepTimes:
         compute = seconds + share
         rest = max(0.0, sum(parts) - compute - update)
         communicate = min(rest, max(0.0, worked - update)) if self._worked else max(0.0, rest - wait)
-        longest = max(self._waited, key=lambda kind: self._waited[kind], default="")
+        waited: dict[str, float] = {}
+        for sender, elapsed in self._waited.items():
+            kind = roles.kind(sender).value
+            waited[kind] = waited.get(kind, 0.0) + elapsed
+        longest = max(waited, key=lambda kind: waited[kind], default="")
         spent = compute, update, communicate, rest - communicate
         return records.StepsTimed(self._role, self._steps, *spent, longest, self._overflows, self._counted)
 

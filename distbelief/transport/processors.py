@@ -163,16 +163,14 @@ class OwnThread(Thread):
 
     def step(self, seconds: float, then: Then, argument: Any) -> None:
         """Make a step, and then call."""
-        self._add(seconds)
+        now, free = self._clock.time, self._free
+        self._free = free = (free if free > now else now) + seconds
         self._uncalled += 1
-        self._clock.call_at(self._free, self._done, (then, argument))
+        self._clock.call_at(free, self._done, (then, argument))
 
     def owe(self, seconds: float) -> None:
         """Work."""
         self.worked += seconds
-        self._add(seconds)
-
-    def _add(self, seconds: float) -> None:
         now, free = self._clock.time, self._free
         self._free = (free if free > now else now) + seconds
 

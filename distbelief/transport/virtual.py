@@ -251,13 +251,7 @@ class VirtualEndpoint(Endpoint):
         if self.closed:
             return
         network = self.network
-        if (memory := network.memories.get(to)) and roles.is_replica(self.role) and type(message) in memory.taken:
-            network.before_send(self.role, to, message)
-            if not self.ended:
-                memory.take(self, message, payload)
-            return
-        if (own := network.memories.get(self.role)) and type(message) in own.answers:
-            own.answer(network.endpoints[to], message, payload)
+        if network.memories and self._does_in_memory(to, message, payload):
             return
         peer = self.peers.get(to)
         if peer is None:
@@ -273,6 +267,19 @@ class VirtualEndpoint(Endpoint):
             self.thread.do(seconds, self._leave, (peer, message, payload))
         else:
             self._leave((peer, message, payload))
+
+    def _does_in_memory(self, to: str, message: Message, payload: Payload | None) -> bool:
+        """Whether it is not sent, but done or answered in the memory of a shard."""
+        network = self.network
+        if (memory := network.memories.get(to)) and roles.is_replica(self.role) and type(message) in memory.taken:
+            network.before_send(self.role, to, message)
+            if not self.ended:
+                memory.take(self, message, payload)
+            return True
+        if (own := network.memories.get(self.role)) and type(message) in own.answers:
+            own.answer(network.endpoints[to], message, payload)
+            return True
+        return False
 
     def lend(self, peer: VirtualEndpoint, message: Message, payload: Payload | None) -> Payload | None:
         """A payload as a peer is to find it; what it has asked for, as that is now."""

@@ -97,6 +97,10 @@ def _adds(message: Message) -> bool:
     return isinstance(message, grouping.ReducedPiece) and message.adds
 
 
+def _never() -> None:
+    """Nobody ends the job before its end."""
+
+
 @dataclass
 class Simulation:
     """One run of a simulated cluster; tests reach into its network, driver and shards."""
@@ -108,7 +112,7 @@ class Simulation:
     attempt: Attempt | None = None
     clock: VirtualClock = field(default_factory=VirtualClock)
     killed: list[str] = field(default_factory=list)
-    stopped: Callable[[], str | None] = lambda: None
+    stopped: Callable[[], str | None] = _never
     """Says, between two events, why the job is to end; None while it is not."""
     parts: dict[str, Part] = field(init=False, default_factory=dict)
     """What each replica plays."""
@@ -179,10 +183,10 @@ class Simulation:
 
     def _play(self, heeding: bool = True) -> None:
         """Take turns while somebody is played, or is about to come again; heeding, until somebody stops the job."""
-        supervisor, stopped = self.supervisor, self.stopped
+        supervisor, stopped = self.supervisor, self.stopped if heeding else _never
 
         def goes_on() -> bool:  # asked before every event
-            return supervisor.failure is None and not (heeding and stopped() is not None)
+            return supervisor.failure is None and (stopped is _never or stopped() is None)
 
         self.driver.run_while(goes_on)
         while not self.supervisor.over and self.clock.pending and goes_on():
