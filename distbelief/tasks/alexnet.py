@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import nn
 
-from distbelief.tasks.images import CLASSES, draw
+from distbelief.tasks.data.images import CLASSES, draw
 from distbelief.tasks.mnist import IMAGE, mnist_task
 from distbelief.tasks.task import Task
 

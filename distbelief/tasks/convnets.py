@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from distbelief.tasks.images import CLASSES, draw
+from distbelief.tasks.data.images import CLASSES, draw
 from distbelief.tasks.inception import Inception
 from distbelief.tasks.mnist import CLASSES as DIGITS
 from distbelief.tasks.mnist import IMAGE, mnist_task

@@ -21,7 +21,7 @@ from typing import IO, Literal
 from torch import Tensor, nn
 
 from distbelief.errors import DataError
-from distbelief.tasks.idx import CHUNK, read_idx
+from distbelief.tasks.data.idx import CHUNK, read_idx
 from distbelief.tasks.task import Task, TensorData
 
 FILES: Mapping[str, str] = {

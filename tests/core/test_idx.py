@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distbelief.errors import DataError
-from distbelief.tasks.idx import BYTES_LIMIT, read_idx
+from distbelief.tasks.data.idx import BYTES_LIMIT, read_idx
 
 
 def idx(*shape: int, data: bytes | None = None, magic: tuple[int, ...] | None = None) -> bytes:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from distbelief.tasks import TensorData, as_data, resolve
+from distbelief.tasks.data.images import CLASSES
 from distbelief.tasks.gpt import ALPHABET, CONTEXT, TinyGPT
-from distbelief.tasks.images import CLASSES
 from distbelief.tasks.inception import Inception
 from distbelief.tasks.local import LocallyConnected
 from distbelief.tasks.siamese import MARGIN, Pairs, Siamese, contrastive

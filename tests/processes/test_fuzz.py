@@ -54,7 +54,7 @@ from distbelief.strategies.sandblaster.players import coordinator as batch_coord
 from distbelief.strategies.sandblaster.settings import Descent
 from distbelief.strategies.sandblaster.shard import shard as batch_shard
 from distbelief.strategies.sandblaster.vectors import TorchVectorSlice
-from distbelief.tasks.idx import read_idx
+from distbelief.tasks.data.idx import read_idx
 from distbelief.transport.base import outside
 from distbelief.transport.shared import SharedEndpoint
 from distbelief.transport.sockets import SocketEndpoint

@@ -1,0 +1,1 @@
+"""What the data of built-in tasks are read from, or made of."""
