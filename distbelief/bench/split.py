@@ -38,13 +38,24 @@ class SplitBenchModel(NamedTuple):
     """Whether it is to be ahead of the whole with 2 threads."""
 
 
+ALEXNET = "alexnet"
 MODELS: Mapping[str, SplitBenchModel] = {
-    "alexnet": SplitBenchModel("alexnet", "groups", 16, 8, 1.75, ahead=True),
+    ALEXNET: SplitBenchModel("alexnet", "groups", 16, 8, 1.75, ahead=True),
     "wide": SplitBenchModel(f"{WORKLOADS}mlp_wide", "neurons", 64, 100, 1.4, ahead=False),
     "gru": SplitBenchModel("mnist-gru", "time", 64, 40, 1.45, ahead=True),
     "lenet": SplitBenchModel("mnist-lenet", "conv*=filters,fc*=neurons", 64, 60, 1.4, ahead=False),
     "mlp": SplitBenchModel("mnist", "neurons", 64, 400, 0.0, ahead=False),
 }
+
+
+HELD: Mapping[homes.How, float] = {
+    homes.How("groups", 2): 0.52,
+    homes.How("conv*=groups,fc*=neurons", 4): 0.28,
+}
+"""Splits of AlexNet, and how much of what the whole holds the largest partition may."""
+MLP = homes.How("neurons")
+HELD_STEPS = 3
+"""After which that is looked at."""
 
 
 @dataclass(frozen=True)
@@ -79,19 +90,24 @@ def run(options: SplitBenchOptions) -> dict[str, Any]:
         {"": partial(homes.crossing_seconds, CROSSES, 20 if options.quick else CROSSINGS)}, options.repeats
     )[""]
     measured = {model: _of_model(MODELS[model], options) for model in options.models}
+    memory = _held(options) if options.quick or ALEXNET in options.models else {}
     figures = [figure(f"{CROSSES:,} bytes cross, seconds", statistics.median(seconds), CROSSES_SECONDS, lower=True)]
     for model, one in measured.items():
         if MODELS[model].promised:
             figures.append(figure(f"{model}: of the {ONE}", one["of_one"][SPLIT], MODELS[model].promised))
         if MODELS[model].ahead:
             figures.append(figure(f"{model}: of the {TWO}", one["of_two"][SPLIT], 1.0))
+    for how, one in {} if options.quick else memory.items():
+        what = f"alexnet, {how}: parameters, gradients and state of the largest partition, of the whole's"
+        figures.append(figure(what, one["of_whole"], one["promised"], lower=True))
     result = {
         "bench": "split", "machine": facts, "repeats": options.repeats, "crossing_seconds": seconds, "models": measured,
-        "figures": figures,
+        "memory": memory, "figures": figures,
     }  # fmt: skip
     if not options.quiet:
         for model, one in measured.items():
             _show(model, one)
+        _show_held(memory)
     return finish(result, options)
 
 
@@ -115,6 +131,21 @@ def _of_model(model: SplitBenchModel, options: SplitBenchOptions) -> dict[str, A
     }
 
 
+def _held(options: SplitBenchOptions) -> dict[str, Any]:
+    """What partitions hold, and their processes at their peak, beside the whole model's."""
+    task, splits = (MODELS[ALEXNET].task, HELD) if not options.quick else (f"{WORKLOADS}mlp_quick", {MLP: 1.0})
+    workload = loops.Workload(task, HELD_STEPS, MODELS[ALEXNET].batch_size, RATE)
+    [whole] = homes.held(workload, homes.How("", 1))
+    found = {}
+    for how, promised in splits.items():
+        parts = homes.held(workload, how)
+        largest = max(part.held for part in parts) / whole.held
+        found[f"{how.split} over {how.partitions}"] = {
+            "of_whole": largest, "promised": promised, "homes": parts, "whole": whole,
+        }  # fmt: skip
+    return found
+
+
 def _show(model: str, one: dict[str, Any]) -> None:
     rows = [
         [name, number(rate), f"{one['spread'][name]:.0%}", *(number(one[key][name]) for key in ("of_one", "of_two"))]
@@ -125,3 +156,13 @@ def _show(model: str, one: dict[str, Any]) -> None:
         ("", "samples/s", "+-", "of 1 thread", "of 2"),
         rows,
     )
+
+
+def _show_held(memory: Mapping[str, dict[str, Any]]) -> None:
+    for how, one in memory.items():
+        rows = [["whole", *one["whole"]], *([f"partition {home}", *part] for home, part in enumerate(one["homes"]))]
+        show(
+            f"{how}: MB of parameters, gradients and state, and most that the process had in memory",
+            ("", "held", "at its peak"),
+            [[name, *(f"{size / 1e6:,.0f}" for size in sizes)] for name, *sizes in rows],
+        )

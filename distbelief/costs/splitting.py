@@ -28,6 +28,7 @@ from distbelief.split.plan import apply
 from distbelief.split.program import HomeProgram, build, segment_graph
 from distbelief.split.tidying import Shape
 from distbelief.split.tracing import EXAMPLES, examples, trace
+from distbelief.tasks.on_disk import build_on_disk
 from distbelief.tasks.task import Task
 from distbelief.tasks.worker import build_model, load
 
@@ -213,8 +214,10 @@ def measure(
     data = load(task, "training")
     inputs, targets = data.batch(examples(len(data)))
     told("tracing the model")
+    told_of_memory = build_on_disk(task, 0, "cpu").told
     model = build_model(task, 0, "cpu").train()
     traced = trace(model, (inputs,))
+    in_memory = (told_of_memory + traced.told).removeprefix("; ")
     schedule = schedule or ("sequential" if microbatches == 1 else "1f1b")
     choice = choose(split, traced, model, task.loss, targets, EXAMPLES, batch_size, schedule, microbatches)
     split = choice.split
@@ -233,14 +236,14 @@ def measure(
         task=task.reference, split=split.text, partitions=split.partitions, traced=traced.method.value,
         batch_size=batch_size, schedule=made.algorithm, microbatches=microbatches, placements=placements(graph),
         homes=homes, whole=whole, step=whole.gathers + price.seconds + max(home.update for home in homes),
-        crossings=_crossings(graph), ways=_ways(choice), notes=_notes(split.partitions, turns.busy),
+        crossings=_crossings(graph), ways=_ways(choice), notes=_notes(split.partitions, turns.busy, in_memory),
     )  # fmt: skip
     return found, programs
 
 
-def _notes(partitions: int, busy: float) -> list[str]:
+def _notes(partitions: int, busy: float, in_memory: str) -> list[str]:
     """What is to be known of a prediction."""
-    notes, cores = [], len(os.sched_getaffinity(0))
+    notes, cores = [in_memory] if in_memory else [], len(os.sched_getaffinity(0))
     if cores < partitions:
         notes.append(f"this machine has {cores} cores: with {partitions} partitions on it, each has part of one")
     if busy > BUSY:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy
@@ -24,6 +24,15 @@ _DTYPES: Mapping[str, str] = {
     "float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16",
     "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
+
+
+class StoredTensor(msgspec.Struct, frozen=True):
+    """A tensor in a safetensors file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+    """Of its first byte and behind its last one, in the file."""
 
 
 class _Place(NamedTuple):
@@ -114,16 +123,33 @@ def header(tensors: Sequence[Tensor], room: int = 0) -> bytes:
 
 
 def _places(part: Path, moving: Range, frozen: Range) -> Iterator[_Place]:
-    with part.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > HEADER_LIMIT:
-            raise CheckpointError(f"{part} begins with a header of {length} bytes; at most {HEADER_LIMIT} are read")
-        told = msgspec.json.decode(file.read(length), type=dict[str, dict[str, object]])
+    found = stored(part)
     for name, own in (("vector.moving", moving), ("vector.frozen", frozen)):
-        start, stop = msgspec.convert(told.get(name, {}).get("data_offsets", (0, -1)), tuple[int, int])
+        start, stop = found[name].data_offsets if name in found else (0, -1)
         if stop - start != own.size:
             raise CheckpointError(f"{name} of {part.name} has {stop - start} bytes where the plan has {own.size}")
-        yield _Place(part, 8 + length + start, own)
+        yield _Place(part, start, own)
+
+
+def stored(path: Path) -> dict[str, StoredTensor]:
+    """The tensors in a safetensors file, by name; their dtypes as those of a layout are named, where it can have them.
+
+    Raises:
+        OSError: it cannot be read.
+        CheckpointError: its header is too long.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > HEADER_LIMIT:
+            raise CheckpointError(f"{path} begins with a header of {length} bytes; at most {HEADER_LIMIT} are read")
+        told = msgspec.json.decode(file.read(length), type=dict[str, dict[str, Any]])
+    told.pop("__metadata__", None)
+    named = {short: dtype for dtype, short in _DTYPES.items()}
+    found = {}
+    for name, one in told.items():
+        start, stop = (8 + length + at for at in one["data_offsets"])
+        found[name] = StoredTensor(named.get(one["dtype"], one["dtype"]), tuple(one["shape"]), (start, stop))
+    return found
 
 
 def _read(file: Path, offset: int, size: int) -> Iterator[bytes]:

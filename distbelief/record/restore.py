@@ -22,6 +22,7 @@ from distbelief.record.checkpoints import (
     corrupt,
     read_manifest,
 )
+from distbelief.record.model_file import stored
 from distbelief.sharding.layout import ITEM_SIZES, Layout, Range, check_same
 
 
@@ -106,8 +107,10 @@ def load_weights(path: str | Path, layout: Layout) -> dict[str, torch.Tensor]:
     source = _weights_file(Path(path))
     named: dict[str, torch.Tensor] = {}
     try:
-        with safe_open(source, framework="pt") as file:
-            present = set(file.keys())
+        with safe_open(source, framework="np"):  # which checks it; for torch, it maps it as memory of the process's own
+            held = stored(source)
+        present = set(held)
+        with source.open("rb") as file:
             for tensor in {entry.tensor.name: entry.tensor for entry in layout.entries}.values():
                 names = [tensor.name, *(alias for alias, name in layout.aliases.items() if name == tensor.name)]
                 found = next((name for name in names if name in present), None)
@@ -118,16 +121,16 @@ def load_weights(path: str | Path, layout: Layout) -> dict[str, torch.Tensor]:
                         f"{source} has no tensor {tensor.name!r}, which the model has{foreign}; name a checkpoint of "
                         "the same model"
                     )
-                values = file.get_tensor(found).clone()
-                if tuple(values.shape) != tensor.shape or values.dtype != getattr(torch, tensor.dtype):
-                    theirs, ours = (
-                        f"{list(values.shape)} {str(values.dtype).removeprefix('torch.')}",
-                        f"{list(tensor.shape)} {tensor.dtype}",
-                    )
+                one = held[found]
+                if (one.shape, one.dtype) != (tensor.shape, tensor.dtype):
+                    theirs, ours = f"{list(one.shape)} {one.dtype}", f"{list(tensor.shape)} {tensor.dtype}"
                     raise CheckpointError(
                         f"{tensor.name!r} is {theirs} in {source}, the model's is {ours}; name a checkpoint of the "
                         "same model"
                     )
+                values = torch.empty(one.shape, dtype=getattr(torch, one.dtype))
+                file.seek(one.data_offsets[0])
+                file.readinto(values.view(-1).view(torch.uint8).numpy().data)
                 named |= dict.fromkeys(names, values)
     except (SafetensorError, OSError) as error:
         remedy = (

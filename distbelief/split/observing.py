@@ -28,8 +28,16 @@ class NodeValues:
     """Floating-point operations of each node's forward, at the first number of samples."""
 
 
-def observe(model: nn.Module, graph: fx.Graph, inputs: tuple[Any, ...]) -> NodeValues:
+def observe(
+    model: nn.Module, graph: fx.Graph, inputs: tuple[Any, ...], copying: Callable[[], None] = lambda: None
+) -> NodeValues:
     """Run a graph on as many samples as there are, and on one more.
+
+    Args:
+        model: where the modules and tensors are that the graph names.
+        graph: its graph.
+        inputs: of the model.
+        copying: is called before the model is copied with all its values, which is where it does not run without.
 
     Raises:
         Exception: whatever the model raises; among others where its graph holds for one number of samples only.
@@ -39,6 +47,7 @@ def observe(model: nn.Module, graph: fx.Graph, inputs: tuple[Any, ...]) -> NodeV
     except Exception:  # what depends on values has none to depend on
         if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
             raise
+        copying()
         return _observe(model, graph, inputs, _real)
 
 

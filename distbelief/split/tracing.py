@@ -4,6 +4,7 @@ modules that the user names.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import traceback
 import warnings
@@ -63,6 +64,13 @@ class Traced:
     method: TracedBy
     aliases: Mapping[str, str]
     """Names of tied tensors, to the first name of each."""
+    copied: bool
+    """Whether it has been copied to be traced, with all its values."""
+
+    @property
+    def told(self) -> str:
+        """What tracing it took, behind what else is said of its partitions; "" where that is nothing to speak of."""
+        return "; each partition copied the whole model in memory to trace it, which takes its values" * self.copied
 
     @property
     def layers(self) -> list[fx.Node]:
@@ -92,6 +100,7 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], modules: Sequence[str] = ()
     if not any(isinstance(leaf, torch.Tensor) and leaf.ndim for leaf in pytree.tree_leaves(inputs)):
         raise UsageError(f"inputs {pytree.tree_map(type, inputs)}: give a tensor with samples in its first dimension")
     failures: list[BaseException] = []
+    copies: list[TracedBy] = []
     ways: list[tuple[TracedBy, Callable[[], tuple[nn.Module, fx.Graph]]]] = [
         (TracedBy.FX, lambda: _by_fx(model, inputs)),
         (TracedBy.EXPORT, lambda: _by_export(model, inputs, functional=False)),
@@ -102,13 +111,14 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], modules: Sequence[str] = ()
     for method, make in ways:
         try:
             root, graph = make()
-            tidied, shapes = tidy(graph, inputs, observe(root, graph, inputs), root.get_submodule)
+            values = observe(root, graph, inputs, functools.partial(copies.append, method))
+            tidied, shapes = tidy(graph, inputs, values, root.get_submodule)
         except Exception as error:  # whatever a model's forward raises when it is run by a tracer
             if modules and isinstance(error, UsageError):
                 raise
             failures.append(error)
         else:
-            return Traced(root, tidied, shapes, method, _aliases(model))
+            return Traced(root, tidied, shapes, method, _aliases(model), bool(copies))
     raise UsageError(_told(model, failures)) from failures[-1]
 
 

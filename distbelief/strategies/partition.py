@@ -52,7 +52,7 @@ def split_graph(task: Task, model: nn.Module, settings: Settings, tell: Tell | N
         choice = choose(split, traced, model, task.loss, targets, EXAMPLES, size, schedule, settings.microbatches)
         split = choice.split
         if tell:
-            tell(Parted(split.text, choice.told))
+            tell(Parted(split.text, choice.told + traced.told))
     return apply(split, traced, task.loss, targets)
 
 

@@ -4,8 +4,10 @@ whether that pays.
 
 import json
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -22,7 +24,7 @@ from distbelief.split.options import Split
 from distbelief.split.plan import apply
 from distbelief.split.program import build
 from distbelief.split.tracing import trace
-from distbelief.tasks import Task
+from distbelief.tasks import Task, on_disk
 from distbelief.tasks.mnist import lenet
 
 WAYS = ["stages", "columns", "neurons", "groups", "regions", "conv*=filters,fc*=columns"]
@@ -156,3 +158,38 @@ def test_a_wrong_word_is_refused_before_anything_is_measured(
 ) -> None:
     assert main.run(["split", "digits", *words.split()]) == 2
     assert told in capsys.readouterr().err
+
+
+class Reading(nn.Module):
+    """Whose pass depends on a value: it is traced with its values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x) if float(self.fc.weight.detach().sum()) < 1e9 else x  # type: ignore[no-any-return]
+
+
+def of_an_array() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    model[0].weight = nn.Parameter(torch.from_numpy(numpy.eye(6, dtype="float32")))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (of_an_array, "each partition built the whole model in memory, and dropped the rest of it, as '0.weight'"),
+        (lambda: nn.Sequential(Reading(), Reading()), "each partition copied the whole model in memory to trace it"),
+        (lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), ""),
+    ],
+)
+def test_it_says_where_partitions_hold_the_whole_model(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], nn.Module], told: str
+) -> None:
+    monkeypatch.setattr(on_disk, "LARGE", 64)
+    found, _ = measure(Task(model=make, train=TASK.train), Split("stages", 2), batch_size=4, seconds=0.01)
+    notes = [note for note in found.notes if "whole model" in note]
+    assert len(notes) == bool(told)
+    assert all(note.startswith(told) for note in notes)

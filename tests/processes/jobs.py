@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import numpy
 import torch
 from safetensors.torch import load_file
 from setproctitle import getproctitle
@@ -57,6 +58,27 @@ def tiny() -> Task:
 def tallied() -> Task:
     """Whose parameters say which minibatches are in them, of a job of `LONG` epochs."""
     return tally.tallied(tiny(), BATCH, LONG)
+
+
+def wide() -> Task:
+    """With layers large enough that they lie in files until a partition takes its own."""
+
+    def model() -> nn.Module:
+        sizes = itertools.pairwise((8, 600, 700, 800, 4))
+        return nn.Sequential(*(part for one in sizes for part in (nn.Linear(*one), nn.Tanh())))
+
+    return Task(model=model, train=data)
+
+
+def of_an_array() -> Task:
+    """With a large layer that no operation of torch has made."""
+
+    def model() -> nn.Module:
+        made = nn.Linear(600, 600)
+        made.weight = nn.Parameter(torch.from_numpy(numpy.eye(600, dtype="float32")))
+        return nn.Sequential(nn.Linear(8, 600), made, nn.Linear(600, 4))
+
+    return Task(model=model, train=data)
 
 
 def dropped() -> Task:

@@ -27,7 +27,7 @@ KEYS = {
     "memory": {"vectors", "vector_bytes"},
     "cost": {"steps", "memory"},
     "plan": {"models", "repeats"},
-    "split": {"models", "crossing_seconds"},
+    "split": {"models", "crossing_seconds", "memory"},
     "simulator": {"messages", "seconds", "messages_per_second"},
     "accuracy": {"mean", "seeds"},
     "allreduce": {"one_host", "namespaces", "encrypted"},

@@ -7,7 +7,7 @@ from pathlib import Path
 import jobs
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from distbelief.core import records
 from distbelief.core.optimizer import optim
@@ -133,3 +133,29 @@ def test_a_way_that_there_is_not_is_refused_before_a_process_is_started(
 def test_no_guest_joins_a_job_of_split_replicas(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a guest is one process, and replicas are split over 2"):
         jobs.run(tmp_path, Downpour(partitions=2), on=Local(transport="tcp", listen="127.0.0.1"))
+
+
+@pytest.mark.parametrize("begins", ["seeded", "named"])
+@pytest.mark.parametrize("split", ["stages", "neurons"])
+def test_a_partition_begins_with_its_own_part_of_the_whole_model(tmp_path: Path, split: str, begins: str) -> None:
+    """Seeded, or of the weights that are named; steps by the smallest learning rate change nothing of it."""
+    named: dict[str, object] = {}
+    if begins == "named":
+        torch.manual_seed(99)
+        save_file(jobs.wide().model().state_dict(), tmp_path / "begin.safetensors")
+        named = {"init_from": str(tmp_path / "begin.safetensors")}
+    strategy = Downpour(replicas=1, partitions=2, split=split, optimizer=optim("sgd", lr=1e-45))
+    result = jobs.run(tmp_path / "run", strategy, task="jobs:wide", evaluate_every=0, seed=99, **named)
+    torch.manual_seed(99)
+    expected = jobs.wide().model().state_dict()
+    assert "whole model" not in result["split"]["told"]  # type: ignore[index]  # a dict
+    found = load_file(tmp_path / "run" / "model.safetensors")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_result_says_that_partitions_have_built_the_whole_model(tmp_path: Path) -> None:
+    strategy = Downpour(replicas=1, partitions=2, split="stages", optimizer=optim("sgd", lr=0.05))
+    result = jobs.run(tmp_path, strategy, task="jobs:of_an_array", evaluate_every=0)
+    assert "built the whole model" in result["split"]["told"]  # type: ignore[index]  # a dict
+    assert "'1.weight' was not made by an operation" in result["split"]["told"]  # type: ignore[index]  # a dict

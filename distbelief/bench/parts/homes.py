@@ -4,16 +4,18 @@ and makes the update of what it holds.
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import statistics
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from distbelief.bench.parts.loops import Workload, race, sgd, warm_and_run
+from distbelief.bench.parts.loops import Trains, Workload, race, sgd, warm_and_run
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import DataSettings, Settings
@@ -23,8 +25,9 @@ from distbelief.replica.home_part import home_schedule
 from distbelief.split.play import Give, RunSegment, Take
 from distbelief.strategies.partition import PartitionTrainer, partition, split_graph
 from distbelief.tasks import as_data, resolve
+from distbelief.tasks.on_disk import build_on_disk
 from distbelief.tasks.order import Order
-from distbelief.tasks.worker import build_model, with_data
+from distbelief.tasks.worker import Trainer, build_model, with_data
 
 
 class How(NamedTuple):
@@ -49,12 +52,40 @@ class How(NamedTuple):
 def split(workload: Workload, how: How) -> float:
     """Samples per second of one split replica, each home with one thread."""
     task, settings = resolve(workload.task), how.settings(workload.batch_size)
-    way = home_schedule(split_graph(task, build_model(task, 0, "cpu"), settings), settings, 0)
+    way = home_schedule(split_graph(task, build_on_disk(task, 0, "cpu").model, settings), settings, 0)
     with Peers() as peers, lend(segment_bytes(how.partitions, way.slots(workload.batch_size))) as memory:
         homes = range(how.partitions)
         return statistics.fmean(
             race([peers.start("home", 1, _home, workload, how, os.getpid(), memory, home) for home in homes])
         )
+
+
+class HomeMemory(NamedTuple):
+    """What a process holds of a model that it trains."""
+
+    held: int
+    """Bytes of parameters, gradients and the state of adagrad."""
+    peak: int
+    """Most bytes that the process had in memory since it began, the interpreter and torch among them."""
+
+
+def held(workload: Workload, how: How) -> list[HomeMemory]:
+    """What the process of each home holds, once a model is built and trained for some steps; that of the whole model,
+    where there is one partition.
+    """
+    with Peers() as peers:
+        if how.partitions == 1:
+            processes = [peers.start("whole", 1, _hold_whole, workload)]
+            return [HomeMemory(*json.loads(one.hear())) for one in processes]
+        task, settings = resolve(workload.task), how.settings(workload.batch_size)
+        way = home_schedule(split_graph(task, build_on_disk(task, 0, "cpu").model, settings), settings, 0)
+        with lend(segment_bytes(how.partitions, way.slots(workload.batch_size))) as memory:
+            homes = range(how.partitions)
+            processes = [peers.start("home", 1, _hold, workload, how, os.getpid(), memory, home) for home in homes]
+            found = [HomeMemory(*json.loads(one.hear())) for one in processes]
+            for one in processes:
+                one.say()
+            return found
 
 
 def crossing_seconds(size: int, steps: int) -> float:
@@ -103,13 +134,45 @@ class _HomeTrainer:
 
 
 def _home(connection: Connection, workload: Workload, how: How, supervisor: int, memory: int, home: int) -> None:
+    trainer, module = _trainer(workload, how, supervisor, memory, home)
+    warm_and_run(connection, workload, trainer, sgd(module, workload.lr))
+
+
+def _trainer(
+    workload: Workload, how: How, supervisor: int, memory: int, home: int
+) -> tuple[_HomeTrainer, torch.nn.Module]:
+    """Who plays a home's part, and what that holds."""
     task, settings = resolve(workload.task), how.settings(workload.batch_size)
     data = as_data(task.train())
     role = roles.replicas(settings.mesh)[home]
-    flat, part = partition(with_data(task, data), build_model(task, 0, "cpu"), settings, role, rows=False)
+    flat, part = partition(with_data(task, data), build_on_disk(task, 0, "cpu").model, settings, role, rows=False)
     crossings = Crossings(_bytes(map_memory(supervisor, memory)), home, how.partitions, part.slots)
-    trainer = _HomeTrainer(part, crossings, Order(len(data), workload.batch_size, 0))
-    warm_and_run(connection, workload, trainer, sgd(flat.module, workload.lr))
+    return _HomeTrainer(part, crossings, Order(len(data), workload.batch_size, 0)), flat.module
+
+
+def _hold(connection: Connection, workload: Workload, how: How, supervisor: int, memory: int, home: int) -> None:
+    _train_and_tell(connection, workload, *_trainer(workload, how, supervisor, memory, home))
+    connection.recv_bytes()  # nobody leaves before all are done
+
+
+def _hold_whole(connection: Connection, workload: Workload) -> None:
+    task = resolve(workload.task)
+    model = build_model(task, 0, "cpu")
+    _train_and_tell(connection, workload, Trainer(task, model, workload.batch_size, 0), model)
+
+
+def _train_and_tell(connection: Connection, workload: Workload, trainer: Trains, module: torch.nn.Module) -> None:
+    """Train for some steps, and tell what is held."""
+    optimizer = torch.optim.Adagrad(module.parameters(), lr=workload.lr)
+    for number in range(workload.steps):
+        trainer.compute(Batch(*divmod(number, trainer.order.batches)))
+        optimizer.step()
+    kept: list[torch.Tensor] = [*module.parameters()]
+    kept += [one.grad for one in module.parameters() if one.grad is not None]
+    kept += [one["sum"] for one in optimizer.state.values()]
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    told = HomeMemory(sum(one.nbytes for one in kept), int(status["VmHWM"].split()[0]) << 10)
+    connection.send_bytes(json.dumps(told).encode())
 
 
 def _bounce(connection: Connection, size: int, steps: int, supervisor: int, memory: int, home: int) -> None:

@@ -27,7 +27,7 @@ from distbelief.core import events, records, roles
 from distbelief.core.conversations import membership
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.optimizer import Optimizer
-from distbelief.core.records import Record
+from distbelief.core.records import Parted, Record
 from distbelief.core.settings import Plan, Settings, read_own
 from distbelief.errors import DataError, DistbeliefError, LayoutError, TrainingError, UsageError, limit
 from distbelief.fabric.in_order import MEET_SECONDS
@@ -66,11 +66,12 @@ from distbelief.server.slice import TorchSlice
 from distbelief.strategies import by_name, find
 from distbelief.strategies.base import Strategy, servers
 from distbelief.strategies.context import Context, LoopContext, Memory, Process, open_memory
-from distbelief.strategies.partition import partition, whole_of_split
+from distbelief.strategies.partition import PartitionTrainer, partition, whole_of_split
 from distbelief.strategies.players import Players
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
+from distbelief.tasks.on_disk import build_on_disk
 from distbelief.tasks.worker import Trainer, build_model, check_measure, hint, load, placed, with_data
 from distbelief.transport.base import Arena, NetworkEndpoint
 from distbelief.transport.locks import Locks
@@ -361,15 +362,16 @@ class _Process:
             self._run_script()
             return
         task = resolve(spec.task, spec.data_dir)
-        model = self._model(task)
-        self.players.check_model(spec.settings, model)
-        data = load(task, "training")
-        task = with_data(task, data)
         if spec.settings.partitions > 1:
-            flat, part = partition(task, model, spec.settings, self.role, self.players.rows, self._tell)
+            task, flat, part = self._partition(task)
             whole = functools.partial(build_model, task, spec.settings.seed, "cpu")
-            context = self._context(task, len(data), flat, lambda _: cannot("compute"), part=part, whole=whole)
+            samples = len(load(task, "training"))
+            context = self._context(task, samples, flat, lambda _: cannot("compute"), part=part, whole=whole)
         else:
+            model = self._model(task)
+            self.players.check_model(spec.settings, model)
+            data = load(task, "training")
+            task = with_data(task, data)
             flat = self._flat(model)
             context = self._context(task, len(data), flat, lambda clip_norm: self._computes(task, flat, clip_norm))
         self._tell_story(*self._reaching(self.players.replica(context), flat))
@@ -494,6 +496,19 @@ class _Process:
         model = build_model(task, self.spec.settings.seed, self.spec.device, max(0, roles.index_of(self.role)))
         self._fill(model)
         return model
+
+    def _partition(self, task: Task) -> tuple[Task, FlatModule, PartitionTrainer]:
+        """What this partition holds of the model, of which nothing else stays; the task, with its training set."""
+        spec = self.spec
+        index = max(0, roles.index_of(self.role))
+        built = build_on_disk(task, spec.settings.seed, spec.device, index, self._fill)
+        self.players.check_model(spec.settings, built.model)
+        task = with_data(task, load(task, "training"))
+
+        def tell(parted: Parted) -> None:
+            self._tell(msgspec.structs.replace(parted, told=parted.told + built.told))
+
+        return task, *partition(task, built.model, spec.settings, self.role, self.players.rows, tell)
 
     def _flat(self, model: nn.Module) -> FlatModule:
         return FlatModule(model, groups_of(model, self.spec.settings.optimizer), self.players.rows)

@@ -137,10 +137,11 @@ def check_cut(task: Task, settings: Settings) -> None:
 
     from distbelief.sharding.assignments import cut
     from distbelief.tasks.flat import layout_of
-    from distbelief.tasks.worker import build_model
+    from distbelief.tasks.on_disk import build_on_disk
 
     with torch.random.fork_rng(devices=[]):
-        cut(layout_of(build_model(task, settings.seed, "cpu")), settings.mesh, settings.shards)
+        model = build_on_disk(task, settings.seed, "cpu").model
+        cut(layout_of(model), settings.mesh, settings.shards)
 
 
 def check_split(settings: Settings) -> None:

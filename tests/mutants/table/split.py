@@ -13,6 +13,7 @@ CHOOSING, COSTS = "tests/machines/test_split_choosing.py", "tests/core/test_spli
 TRACED = "A model is traced for any number of samples"
 CHANCE = "What draws at random in a split model draws the same however it is split"
 MICROBATCHES = "Microbatches of any sizes give the gradient of the minibatch"
+BUILDING, BUILT = "tests/machines/test_on_disk.py", "A partition builds and holds its own part only"
 SCRIPTS, SCRIPTED = "tests/machines/test_split_scripts.py", "A script's split model is the whole one"
 
 MUTANTS = [
@@ -191,5 +192,54 @@ MUTANTS = [
         "        self._stamps[_word(OWN * self._home + 2)] = self._step\n",
         "",
         ("tests/core/test_crossings.py::test_a_home_says_which_step_it_has_ended",),
+    ),
+    Mutant(
+        "no-tensor-lies-in-a-file",
+        BUILT,
+        "tasks/on_disk.py",
+        "and storage.nbytes() >= LARGE",
+        "and storage.nbytes() < 0",
+        (f"{BUILDING}::test_weights_to_begin_with_lie_in_files_too",),
+    ),
+    Mutant(
+        "a-file-has-not-what-was-made",
+        BUILT,
+        "tasks/on_disk.py",
+        "        if filled:\n",
+        "        if not filled:\n",
+        (f"{BUILDING}::test_any_model_is_the_one_in_memory",),
+        seconds=20.0,
+    ),
+    Mutant(
+        "a-tensor-leaves-the-storage-that-it-is-set-to",
+        BUILT,
+        "tasks/on_disk.py",
+        "if isinstance(func, torch._ops.OpOverload) and not func._schema.is_mutable:",
+        "if isinstance(func, torch._ops.OpOverload):",
+        (f"{BUILDING}::test_what_is_in_memory_after_all_is_told",),
+    ),
+    Mutant(
+        "an-error-that-memory-would-not-have-is-forgotten",
+        BUILT,
+        "tasks/on_disk.py",
+        "if not (why := files.refused):",
+        'if not (why := ""):',
+        (f"{BUILDING}::test_what_is_in_memory_after_all_is_told",),
+    ),
+    Mutant(
+        "a-model-that-is-built-again-draws-on",
+        BUILT,
+        "tasks/on_disk.py",
+        "    numpy.random.set_state(states[1])\n",
+        "",
+        (f"{BUILDING}::test_what_is_in_memory_after_all_is_told",),
+    ),
+    Mutant(
+        "weights-are-read-a-byte-too-late",
+        BUILT,
+        "record/restore.py",
+        "file.seek(one.data_offsets[0])",
+        "file.seek(one.data_offsets[0] + 1)",
+        (f"{BUILDING}::test_weights_to_begin_with_lie_in_files_too",),
     ),
 ]

@@ -1,0 +1,179 @@
+"""Building a model that need not fit into memory: its large tensors lie in files until a part of it is taken."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import random
+import tempfile
+from collections.abc import Callable, Iterable
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from distbelief.tasks.task import Task
+from distbelief.tasks.worker import build_model
+
+LARGE = 1 << 20
+"""Bytes from which on a tensor lies in a file; a file costs milliseconds."""
+ROOM = 32 << 20
+"""Bytes of such tensors that operations come to before these leave the process's memory."""
+FOLDER = "/var/tmp"
+"""Where the files are, unless `TMPDIR` says where: `/tmp` is often in memory."""
+
+
+class Built(NamedTuple):
+    """A model, and how it was built."""
+
+    model: nn.Module
+    why_in_memory: str
+    """Why large tensors of it are in memory; "" where none is."""
+
+    @property
+    def told(self) -> str:
+        """That in a sentence, behind what else is said of the partitions; "" where no large tensor is in memory."""
+        why = self.why_in_memory
+        return f"; each partition built the whole model in memory, and dropped the rest of it, as {why}" if why else ""
+
+
+def build_on_disk(
+    task: Task, seed: int, device: str, index: int = 0, fill: Callable[[nn.Module], None] = lambda _: None
+) -> Built:
+    """The model that `build_model` makes, its large tensors in files that have no name any more.
+
+    They are ordinary tensors: whatever the model's function reads or writes again comes back from the file. A file is
+    gone with its tensor.
+
+    Args:
+        task: whose model it is.
+        seed: as for `build_model`, and so the device and its index.
+        device: where it is to be; on another than the CPU the whole model is in that one's memory.
+        index: of the replica.
+        fill: gives it other values than the seeded ones, in tensors that may lie in files too.
+
+    Raises:
+        DistbeliefError: as `build_model` and `fill`.
+    """
+    states = random.getstate(), numpy.random.get_state()
+    try:
+        with _InFiles(_folder()) as files:
+            model = build_model(task, seed, device, index)
+            fill(model)
+        if not (why := files.refused):
+            return Built(model, files.why_in_memory(model))
+    except OSError as error:
+        why = str(error)
+    except Exception:  # one of the model's own comes again
+        why = "its function had an error with tensors in files"
+    random.setstate(states[0])
+    numpy.random.set_state(states[1])
+    model = build_model(task, seed, device, index)
+    fill(model)
+    return Built(model, why)
+
+
+class _InFiles(TorchDispatchMode):
+    """Moves what operations give into files, where it is large: before anybody else has seen it."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # of torch
+        self._folder = folder
+        self._files: dict[int, StorageWeakRef] = {}
+        self._room = ROOM
+        self._full = ""
+        self.refused = ""
+        """What cannot be done with a tensor in a file; "" where everything could."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {one._cdata: one for one in map(torch.Tensor.untyped_storage, _plain((args, kwargs)))}
+        try:
+            result = func(*args, **(kwargs or {}))
+        except Exception:  # which the model's function may well catch, and go on otherwise
+            if given.keys() & self._files.keys():
+                self.refused = f"its function had an error of {getattr(func, '_opname', func)} with a tensor in a file"
+            raise
+        if isinstance(func, torch._ops.OpOverload) and not func._schema.is_mutable:
+            made = {one._cdata: one for one in map(torch.Tensor.untyped_storage, _plain(result))}
+            filled = not func._opname.startswith(("empty", "new_empty"))
+            moved = {
+                key: self._moved(storage, filled)
+                for key, storage in made.items()
+                if key not in given and key not in self._files and storage.nbytes() >= LARGE
+            }
+            for one in _plain(result) if moved else ():
+                if (found := moved.get(one.untyped_storage()._cdata)) is not None:
+                    one.set_(found, one.storage_offset(), one.shape, one.stride())
+            given |= {key: found for key, found in moved.items() if found is not None}
+        self._come_to(given.values())
+        return result
+
+    def _moved(self, storage: torch.UntypedStorage, filled: bool) -> torch.UntypedStorage | None:
+        """The same in a file; None where it cannot be had."""
+        size = storage.nbytes()
+        try:
+            with tempfile.NamedTemporaryFile(dir=self._folder) as file:
+                os.posix_fallocate(file.fileno(), 0, size)  # on a full disk, writing to the memory ends the process
+                found: torch.UntypedStorage = torch.UntypedStorage.from_file(file.name, shared=True, nbytes=size)  # type: ignore[assignment]  # torch names its base
+        except (OSError, RuntimeError) as error:
+            self._full = f"no file of {size:,} bytes can be had in {self._folder} ({error}): name another by TMPDIR"
+            return None
+        if filled:
+            found.copy_(storage)
+        self._files[found._cdata] = StorageWeakRef(found)
+        return found
+
+    def _come_to(self, storages: Iterable[torch.UntypedStorage]) -> None:
+        """An operation has come to these; with many, all that is in files leaves the process's memory."""
+        self._room -= sum(one.nbytes() for one in storages if one._cdata in self._files)
+        if self._room < 0:
+            self._files = {key: one for key, one in self._files.items() if not one.expired()}
+            for reference in self._files.values():
+                storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+                if storage is not None and storage.is_shared():
+                    address, size = ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes())
+                    ctypes.CDLL(None).madvise(address, size, mmap.MADV_DONTNEED)
+            self._room = ROOM
+
+    def why_in_memory(self, model: nn.Module) -> str:
+        """Why large tensors of a model are in memory; "" where none is."""
+        for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+            for one in _plain(tensor):
+                storage = one.untyped_storage()
+                if storage.nbytes() >= LARGE and storage._cdata not in self._files:
+                    return self._full or f"{name!r} was not made by an operation of torch in the thread that builds it"
+            if tensor.device.type not in ("cpu", "meta"):
+                return f"it is split on its device, {tensor.device}"
+        return ""
+
+
+def _plain(values: Any) -> Iterable[torch.Tensor]:
+    """Those tensors that have a memory of the host."""
+    for leaf in tree_leaves(values):
+        plain = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and leaf.device.type == "cpu"
+        if plain and leaf.untyped_storage().device.type == "cpu":
+            yield leaf
+
+
+def _folder() -> str:
+    """Where the files are to be.
+
+    Raises:
+        OSError: it is in memory, or is not there.
+    """
+    folder = os.environ.get("TMPDIR", FOLDER)
+    device = os.stat(folder).st_dev
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields, _, kind = line.partition(" - ")
+        if fields.split()[2] == f"{os.major(device)}:{os.minor(device)}" and kind.split()[0] in ("tmpfs", "ramfs"):
+            raise OSError(f"{folder} is in memory ({kind.split()[0]}): name a folder on a disk by TMPDIR")
+    return folder

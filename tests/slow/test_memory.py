@@ -1,0 +1,76 @@
+"""A model of a gigabyte, split over processes none of which could hold it. Minutes, and 5 GB of disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gigabyte import BATCH, RATE, STEPS, gigabyte
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from distbelief.tasks.order import Order
+from distbelief.tasks.worker import build_model, load
+
+OWN, MAPPED = 900_000_000, 1_800_000_000
+"""Most bytes that a process may have of its own, and with what it has mapped of others and of files."""
+TESTS = str(Path(__file__).parents[1])
+
+
+def train(partitions: int, out: Path, *begin: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
+    words = [sys.executable, "-m", "gigabyte", str(OWN), str(partitions), str(out), *begin]
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(words, env=environment, start_new_session=True, capture_output=True, text=True, check=False)
+
+
+def plain(begin: dict[str, torch.Tensor] | None) -> torch.nn.Module:
+    """The same steps, by a plain loop on the whole model; with other values than the seeded ones, if given."""
+    torch.set_num_threads(1)
+    task = gigabyte()
+    model, data = build_model(task, 0, "cpu"), load(task, "training")
+    if begin:
+        model.load_state_dict(begin)
+    order = Order(len(data), BATCH, seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    for number in range(STEPS):
+        inputs, targets = data.batch(order.indices(0, number))
+        optimizer.zero_grad()
+        task.loss(model(inputs), targets).backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("begins", ["seeded", "named"])
+def test_a_model_of_a_gigabyte_trains_in_processes_that_could_not_hold_it(tmp_path: Path, begins: str) -> None:
+    """On four partitions and four shards, watched; ends in the parameters of a plain loop, bit for bit."""
+    begin, words = None, []
+    if begins == "named":
+        begin, words = build_model(gigabyte(), 1, "cpu").state_dict(), [str(tmp_path / "begin.safetensors")]
+        save_file(begin, *words)
+    ended = train(4, tmp_path / "split", *words)
+    assert ended.returncode == 0, ended.stderr
+    result: dict[str, Any] = json.loads(ended.stdout)
+    assert (result["outcome"], result["steps"]) == ("done", STEPS)
+    assert "whole model" not in result["split"]["told"]
+    assert {f"distbelief: replica 0.{home}" for home in range(4)} < result["most"].keys()
+    for process, (own, together) in result["most"].items():
+        assert own <= OWN, process
+        assert together <= MAPPED, process
+    with safe_open(tmp_path / "split" / "model.safetensors", framework="pt") as file:
+        for name, tensor in plain(begin).named_parameters():
+            assert torch.equal(file.get_tensor(name), tensor), name
+
+
+@pytest.mark.timeout(300)
+def test_unsplit_it_does_not_fit(tmp_path: Path) -> None:
+    ended = train(1, tmp_path / "whole")
+    assert ended.returncode
+    assert "can't allocate memory" in ended.stderr
