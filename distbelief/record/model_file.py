@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy
@@ -136,19 +136,24 @@ def stored(path: Path) -> dict[str, StoredTensor]:
 
     Raises:
         OSError: it cannot be read.
-        CheckpointError: its header is too long.
+        CheckpointError: its header is too long, or not that of such a file.
     """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > HEADER_LIMIT:
             raise CheckpointError(f"{path} begins with a header of {length} bytes; at most {HEADER_LIMIT} are read")
-        told = msgspec.json.decode(file.read(length), type=dict[str, dict[str, Any]])
-    told.pop("__metadata__", None)
+        header = file.read(length)
+    try:
+        told = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        told.pop("__metadata__", None)
+        entries = {name: msgspec.json.decode(one, type=StoredTensor) for name, one in told.items()}
+    except msgspec.DecodeError as error:
+        raise CheckpointError(f"{path} has no header of a safetensors file: {error}") from error
     named = {short: dtype for dtype, short in _DTYPES.items()}
     found = {}
-    for name, one in told.items():
-        start, stop = (8 + length + at for at in one["data_offsets"])
-        found[name] = StoredTensor(named.get(one["dtype"], one["dtype"]), tuple(one["shape"]), (start, stop))
+    for name, one in entries.items():
+        start, stop = (8 + length + at for at in one.data_offsets)
+        found[name] = StoredTensor(named.get(one.dtype, one.dtype), one.shape, (start, stop))
     return found
 
 

@@ -130,7 +130,9 @@ def load_weights(path: str | Path, layout: Layout) -> dict[str, torch.Tensor]:
                     )
                 values = torch.empty(one.shape, dtype=getattr(torch, one.dtype))
                 file.seek(one.data_offsets[0])
-                file.readinto(values.view(-1).view(torch.uint8).numpy().data)
+                memory = values.view(-1).view(torch.uint8).numpy().data
+                if (read := file.readinto(memory)) != len(memory):
+                    raise CheckpointError(f"{source} ends {len(memory) - read} bytes too early, in {found!r}")
                 named |= dict.fromkeys(names, values)
     except (SafetensorError, OSError) as error:
         remedy = (

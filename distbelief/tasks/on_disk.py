@@ -7,7 +7,7 @@ import mmap
 import os
 import random
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ LARGE = 1 << 20
 """Bytes from which on a tensor lies in a file; a file costs milliseconds."""
 ROOM = 32 << 20
 """Bytes of such tensors that operations come to before these leave the process's memory."""
+LIBC = ctypes.CDLL(None)
 FOLDER = "/var/tmp"
 """Where the files are, unless `TMPDIR` says where: `/tmp` is often in memory."""
 
@@ -41,7 +42,7 @@ class Built(NamedTuple):
     def told(self) -> str:
         """That in a sentence, behind what else is said of the partitions; "" where no large tensor is in memory."""
         why = self.why_in_memory
-        return f"; each partition built the whole model in memory, and dropped the rest of it, as {why}" if why else ""
+        return f"; each partition built more than its own part in memory, and dropped the rest, as {why}" if why else ""
 
 
 def build_on_disk(
@@ -62,22 +63,31 @@ def build_on_disk(
     Raises:
         DistbeliefError: as `build_model` and `fill`.
     """
-    states = random.getstate(), numpy.random.get_state()
+
+    def build() -> nn.Module:
+        model = build_model(task, seed, device, index)
+        fill(model)
+        return model
+
     try:
-        with _InFiles(_folder()) as files:
-            model = build_model(task, seed, device, index)
-            fill(model)
-        if not (why := files.refused):
-            return Built(model, files.why_in_memory(model))
+        files = _InFiles(_folder())
     except OSError as error:
-        why = str(error)
-    except Exception:  # one of the model's own comes again
-        why = "its function had an error with tensors in files"
-    random.setstate(states[0])
-    numpy.random.set_state(states[1])
-    model = build_model(task, seed, device, index)
-    fill(model)
-    return Built(model, why)
+        return Built(build(), str(error))
+    chance, dtype = (random.getstate(), numpy.random.get_state()), torch.get_default_dtype()
+    try:
+        with files:
+            model = build()
+        if not files.refused:
+            return Built(model, files.why_in_memory(model))
+    except Exception:
+        if not files.refused:  # it is the model's own, and would come again
+            raise
+    finally:
+        torch._dynamo.reset()  # which takes what it has seen under such a mode for what it cannot compile, for good
+    random.setstate(chance[0])
+    numpy.random.set_state(chance[1])
+    torch.set_default_dtype(dtype)
+    return Built(build(), files.refused)
 
 
 class _InFiles(TorchDispatchMode):
@@ -89,8 +99,10 @@ class _InFiles(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # of torch
         self._folder = folder
         self._files: dict[int, StorageWeakRef] = {}
+        self._in_memory: dict[int, StorageWeakRef] = {}
+        """Those that operations have come to, which so may be in the process's memory."""
         self._room = ROOM
-        self._full = ""
+        self._unmoved = ""
         self.refused = ""
         """What cannot be done with a tensor in a file; "" where everything could."""
 
@@ -98,50 +110,70 @@ class _InFiles(TorchDispatchMode):
         given = {one._cdata: one for one in map(torch.Tensor.untyped_storage, _plain((args, kwargs)))}
         try:
             result = func(*args, **(kwargs or {}))
-        except Exception:  # which the model's function may well catch, and go on otherwise
+        except Exception as error:  # which the model's function may well catch, and go on otherwise
             if given.keys() & self._files.keys():
-                self.refused = f"its function had an error of {getattr(func, '_opname', func)} with a tensor in a file"
+                self.refused = f"its function had an error of {_named(func, error)} with a tensor in a file"
             raise
         if isinstance(func, torch._ops.OpOverload) and not func._schema.is_mutable:
-            made = {one._cdata: one for one in map(torch.Tensor.untyped_storage, _plain(result))}
-            filled = not func._opname.startswith(("empty", "new_empty"))
-            moved = {
-                key: self._moved(storage, filled)
-                for key, storage in made.items()
-                if key not in given and key not in self._files and storage.nbytes() >= LARGE
-            }
-            for one in _plain(result) if moved else ():
-                if (found := moved.get(one.untyped_storage()._cdata)) is not None:
-                    one.set_(found, one.storage_offset(), one.shape, one.stride())
-            given |= {key: found for key, found in moved.items() if found is not None}
+            try:
+                given |= self._move(func, result, given)
+            except Exception as error:
+                self.refused = f"a tensor of {_named(func, error)} cannot be set to a file"
+                raise
         self._come_to(given.values())
         return result
+
+    def _move(
+        self, func: torch._ops.OpOverload, result: Any, given: Mapping[int, torch.UntypedStorage]
+    ) -> dict[int, torch.UntypedStorage]:
+        """Set what an operation has made to files, where it is large; the memories there, by those they stand for."""
+        made = {one._cdata: one for one in map(torch.Tensor.untyped_storage, _plain(result))}
+        filled = func.namespace != "aten" or not func._opname.startswith(("empty", "new_empty"))
+        moved = {
+            key: found
+            for key, storage in made.items()
+            if key not in given and storage.nbytes() >= LARGE and not storage.is_shared()
+            if (found := self._moved(storage, filled)) is not None
+        }
+        for one in _plain(result) if moved else ():
+            if (found := moved.get(one.untyped_storage()._cdata)) is not None:
+                one.set_(found, one.storage_offset(), one.shape, one.stride())
+        return moved
 
     def _moved(self, storage: torch.UntypedStorage, filled: bool) -> torch.UntypedStorage | None:
         """The same in a file; None where it cannot be had."""
         size = storage.nbytes()
         try:
-            with tempfile.NamedTemporaryFile(dir=self._folder) as file:
+            with tempfile.TemporaryFile(dir=self._folder) as file:  # it has no name, so that no death leaves it
                 os.posix_fallocate(file.fileno(), 0, size)  # on a full disk, writing to the memory ends the process
-                found: torch.UntypedStorage = torch.UntypedStorage.from_file(file.name, shared=True, nbytes=size)  # type: ignore[assignment]  # torch names its base
+                path = f"/proc/self/fd/{file.fileno()}"
+                found: torch.UntypedStorage = torch.UntypedStorage.from_file(path, shared=True, nbytes=size)  # type: ignore[assignment]  # torch names its base
+            if filled:
+                found.copy_(storage)  # some kinds of tensors have no memory to copy
         except (OSError, RuntimeError) as error:
-            self._full = f"no file of {size:,} bytes can be had in {self._folder} ({error}): name another by TMPDIR"
+            self._unmoved = (
+                f"{size:,} bytes could not be moved to a file in {self._folder} ({_first_line(error)}); where that is "
+                "full, name another folder by TMPDIR"
+            )
             return None
-        if filled:
-            found.copy_(storage)
         self._files[found._cdata] = StorageWeakRef(found)
         return found
 
     def _come_to(self, storages: Iterable[torch.UntypedStorage]) -> None:
         """An operation has come to these; with many, all that is in files leaves the process's memory."""
-        self._room -= sum(one.nbytes() for one in storages if one._cdata in self._files)
+        for storage in storages:
+            if (reference := self._files.get(storage._cdata)) is not None:
+                self._in_memory[storage._cdata] = reference
+                self._room -= storage.nbytes()
         if self._room < 0:
-            self._files = {key: one for key, one in self._files.items() if not one.expired()}
-            for reference in self._files.values():
-                storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
-                if storage is not None and storage.is_shared():
-                    address, size = ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes())
-                    ctypes.CDLL(None).madvise(address, size, mmap.MADV_DONTNEED)
+            for key, reference in self._in_memory.items():
+                found = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+                if found is None:
+                    del self._files[key]
+                elif found.is_shared():
+                    address, size = ctypes.c_void_p(found.data_ptr()), ctypes.c_size_t(found.nbytes())
+                    LIBC.madvise(address, size, mmap.MADV_DONTNEED)
+            self._in_memory.clear()
             self._room = ROOM
 
     def why_in_memory(self, model: nn.Module) -> str:
@@ -149,8 +181,11 @@ class _InFiles(TorchDispatchMode):
         for name, tensor in chain(model.named_parameters(), model.named_buffers()):
             for one in _plain(tensor):
                 storage = one.untyped_storage()
-                if storage.nbytes() >= LARGE and storage._cdata not in self._files:
-                    return self._full or f"{name!r} was not made by an operation of torch in the thread that builds it"
+                if (size := storage.nbytes()) >= LARGE and not storage.is_shared():
+                    why = (
+                        f"{name!r}, {size:,} bytes, was not made by an operation of torch in the thread that builds it"
+                    )
+                    return self._unmoved or why
             if tensor.device.type not in ("cpu", "meta"):
                 return f"it is split on its device, {tensor.device}"
         return ""
@@ -160,8 +195,17 @@ def _plain(values: Any) -> Iterable[torch.Tensor]:
     """Those tensors that have a memory of the host."""
     for leaf in tree_leaves(values):
         plain = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and leaf.device.type == "cpu"
-        if plain and leaf.untyped_storage().device.type == "cpu":
+        if plain and not leaf.is_nested and leaf.untyped_storage().device.type == "cpu":
             yield leaf
+
+
+def _named(func: Any, error: Exception) -> str:
+    """An operation that had an error, in words."""
+    return f"{getattr(func, '_opname', func)} ({_first_line(error)})"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).partition("\n")[0]
 
 
 def _folder() -> str:
@@ -170,9 +214,9 @@ def _folder() -> str:
     Raises:
         OSError: it is in memory, or is not there.
     """
-    folder = os.environ.get("TMPDIR", FOLDER)
+    folder = os.environ.get("TMPDIR") or FOLDER
     device = os.stat(folder).st_dev
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
         fields, _, kind = line.partition(" - ")
         if fields.split()[2] == f"{os.major(device)}:{os.minor(device)}" and kind.split()[0] in ("tmpfs", "ramfs"):
             raise OSError(f"{folder} is in memory ({kind.split()[0]}): name a folder on a disk by TMPDIR")

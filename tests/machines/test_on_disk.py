@@ -6,9 +6,10 @@ import copy
 import gc
 import os
 import random
+import tempfile
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,14 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is small lies in files too, and leaves memory as soon as can be."""
     monkeypatch.setattr(on_disk, "LARGE", 256)
     monkeypatch.setattr(on_disk, "ROOM", 2048)
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on a disk, where the files lie."""
+    with tempfile.TemporaryDirectory(dir=on_disk.FOLDER) as name:
+        monkeypatch.setenv("TMPDIR", name)
+        yield Path(name)
 
 
 def of(make: Callable[[], nn.Module]) -> Task:
@@ -240,6 +249,15 @@ def resized_and_caught() -> nn.Module:
         return model  # type: ignore[no-any-return]
 
 
+def of_another_dtype() -> nn.Module:
+    """For its last layer."""
+    model = linear(2)
+    torch.set_default_dtype(torch.float64)
+    model.append(resized())
+    torch.set_default_dtype(torch.float32)
+    return model  # type: ignore[no-any-return]
+
+
 def of_an_array() -> nn.Module:
     model = linear(2)
     model[0].weight = nn.Parameter(torch.from_numpy(numpy.ones((SIDE, SIDE), "float32")))
@@ -262,24 +280,17 @@ def copied_buffer() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (resized, "an error with tensors in files"),
-        (drawn_and_resized, "an error with tensors in files"),
+        (resized, "an error of resize_"),
+        (drawn_and_resized, "an error of resize_"),
         (resized_and_caught, "an error of resize_"),
-        (of_an_array, "'0.weight' was not made by an operation"),
-        (of_a_thread, "'0.0.weight' was not made by an operation"),
-        (copied_buffer, "'1.running_mean' was not made by an operation"),
+        (of_another_dtype, "an error of resize_"),
+        (of_an_array, "'0.weight', 1,024 bytes, was not made by an operation"),
+        (of_a_thread, "'0.0.weight', 1,024 bytes, was not made by an operation"),
+        (copied_buffer, "'1.running_mean', 400 bytes, was not made by an operation"),
     ],
 )
 def test_what_is_in_memory_after_all_is_told(make: Callable[[], nn.Module], why: str) -> None:
     check(make, why)
-
-
-def test_a_function_that_fails_has_its_own_error() -> None:
-    def make() -> nn.Module:
-        raise ValueError("no such width")
-
-    with pytest.raises(TrainingError, match="no such width"):
-        build_on_disk(of(make), SEED, "cpu")
 
 
 def test_a_folder_without_room_or_in_memory_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -295,11 +306,127 @@ def test_a_folder_without_room_or_in_memory_is_told(monkeypatch: pytest.MonkeyPa
     check(partial(linear, 2), "No such file")
 
 
-def test_no_file_is_left() -> None:
-    before = {*os.listdir(on_disk.FOLDER)}
-    built = check(partial(linear, 2))
-    assert not [one for one in {*os.listdir(on_disk.FOLDER)} - before if one.startswith("tmp")]
-    del built
+def test_no_file_has_a_name(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Not for a moment, in which a process that is killed would leave it."""
+    seen: list[list[str]] = []
+    reserve = os.posix_fallocate
+
+    def noted(*words: int) -> None:
+        seen.append(os.listdir(folder))
+        reserve(*words)
+
+    monkeypatch.setattr(os, "posix_fallocate", noted)
+    check(partial(linear, 2))
+    assert seen
+    assert not any(seen)
+
+
+def test_what_an_operation_of_another_library_gives_is_kept_whatever_its_name_is() -> None:
+    with torch.library._scoped_library("on_disk_test", "FRAGMENT") as library:
+        library.define("empty_filled(int size) -> Tensor")
+        library.impl(
+            "empty_filled",
+            lambda size: torch.from_numpy(numpy.full((size, size), 3, "float32")),
+            "CompositeExplicitAutograd",
+        )
+
+        def make() -> nn.Module:
+            model = linear(2)
+            model[0].weight = nn.Parameter(torch.ops.on_disk_test.empty_filled(SIDE))
+            return model  # type: ignore[no-any-return]
+
+        check(make)
+
+
+class Outer(torch.Tensor):
+    """Has no memory of its own that could be moved, like quantised weights."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Outer:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined,no-any-return]
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Outer:
+        return cls(func(args[0].inner))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_who_catches_errors_has_none_of_a_move() -> None:
+    def make() -> nn.Module:
+        model = linear(2)
+        try:
+            Outer(torch.ones(SIDE, SIDE)).neg()
+            torch.nested.nested_tensor([torch.ones(SIDE, SIDE), torch.ones(2, SIDE)])
+        except Exception:
+            model[0].weight.data.zero_()
+        return model  # type: ignore[no-any-return]
+
+    check(make)
+
+
+def test_a_function_that_fails_is_called_once() -> None:
+    calls: list[int] = []
+
+    def make() -> nn.Module:
+        calls.append(0)
+        linear(2)
+        raise ValueError("no such width")
+
+    with pytest.raises(TrainingError, match="no such width"):
+        build_on_disk(of(make), SEED, "cpu")
+    assert len(calls) == 1
+
+
+def test_what_shares_its_memory_goes_on_sharing(tmp_path: Path) -> None:
+    """Two tensors of one file are one."""
+    path = str(tmp_path / "shared")
+
+    def make() -> nn.Module:
+        model = linear(2)
+        one, two = (torch.from_file(path, shared=True, size=SIDE * SIDE).view(SIDE, SIDE) for _ in range(2))
+        one.fill_(3)
+        with torch.no_grad():
+            model[0].weight.copy_(two)
+        return model  # type: ignore[no-any-return]
+
+    check(make)
+
+
+def test_what_is_compiled_while_a_model_is_built_is_so_afterwards() -> None:
+    compiled: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        compiled.append(0)
+        return graph.forward
+
+    doubled = torch.compile(lambda x: 2 * x, backend=backend)
+
+    def make() -> nn.Module:
+        model = linear(1)
+        doubled(model[0].weight)
+        return model  # type: ignore[no-any-return]
+
+    build_on_disk(of(make), SEED, "cpu")
+    compiled.clear()
+    doubled(torch.ones(3))
+    assert compiled
+
+
+def test_tensors_leave_memory_once_operations_have_come_to_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those alone that were come to since."""
+    left: list[int] = []
+
+    class Libc:
+        def madvise(self, address: Any, size: Any, advice: int) -> None:
+            left.append(size.value)
+
+    monkeypatch.setattr(on_disk, "LIBC", Libc())
+    monkeypatch.setattr(on_disk, "ROOM", 4 * 1024)
+    check(lambda: nn.Sequential(*(nn.Linear(SIDE, SIDE, bias=False) for _ in range(100))))
+    assert 100 <= len(left) <= 300
 
 
 def test_weights_to_begin_with_lie_in_files_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

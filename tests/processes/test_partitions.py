@@ -148,14 +148,14 @@ def test_a_partition_begins_with_its_own_part_of_the_whole_model(tmp_path: Path,
     result = jobs.run(tmp_path / "run", strategy, task="jobs:wide", evaluate_every=0, seed=99, **named)
     torch.manual_seed(99)
     expected = jobs.wide().model().state_dict()
-    assert "whole model" not in result["split"]["told"]  # type: ignore[index]  # a dict
+    assert "dropped the rest" not in result["split"]["told"]  # type: ignore[index]  # a dict
     found = load_file(tmp_path / "run" / "model.safetensors")
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
-def test_a_result_says_that_partitions_have_built_the_whole_model(tmp_path: Path) -> None:
+def test_a_result_says_that_partitions_have_built_more_than_their_part(tmp_path: Path) -> None:
     strategy = Downpour(replicas=1, partitions=2, split="stages", optimizer=optim("sgd", lr=0.05))
     result = jobs.run(tmp_path, strategy, task="jobs:of_an_array", evaluate_every=0)
-    assert "built the whole model" in result["split"]["told"]  # type: ignore[index]  # a dict
-    assert "'1.weight' was not made by an operation" in result["split"]["told"]  # type: ignore[index]  # a dict
+    assert "built more than its own part" in result["split"]["told"]  # type: ignore[index]  # a dict
+    assert "'1.weight', 1,440,000 bytes, was not made by an operation" in result["split"]["told"]  # type: ignore[index]  # a dict

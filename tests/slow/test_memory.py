@@ -59,7 +59,7 @@ def test_a_model_of_a_gigabyte_trains_in_processes_that_could_not_hold_it(tmp_pa
     assert ended.returncode == 0, ended.stderr
     result: dict[str, Any] = json.loads(ended.stdout)
     assert (result["outcome"], result["steps"]) == ("done", STEPS)
-    assert "whole model" not in result["split"]["told"]
+    assert "dropped the rest" not in result["split"]["told"]
     assert {f"distbelief: replica 0.{home}" for home in range(4)} < result["most"].keys()
     for process, (own, together) in result["most"].items():
         assert own <= OWN, process

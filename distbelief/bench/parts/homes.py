@@ -52,7 +52,7 @@ class How(NamedTuple):
 def split(workload: Workload, how: How) -> float:
     """Samples per second of one split replica, each home with one thread."""
     task, settings = resolve(workload.task), how.settings(workload.batch_size)
-    way = home_schedule(split_graph(task, build_on_disk(task, 0, "cpu").model, settings), settings, 0)
+    way = home_schedule(split_graph(task, build_model(task, 0, "cpu"), settings), settings, 0)
     with Peers() as peers, lend(segment_bytes(how.partitions, way.slots(workload.batch_size))) as memory:
         homes = range(how.partitions)
         return statistics.fmean(
@@ -134,24 +134,26 @@ class _HomeTrainer:
 
 
 def _home(connection: Connection, workload: Workload, how: How, supervisor: int, memory: int, home: int) -> None:
-    trainer, module = _trainer(workload, how, supervisor, memory, home)
+    model = build_model(resolve(workload.task), 0, "cpu")
+    trainer, module = _trainer(workload, how, supervisor, memory, home, model)
     warm_and_run(connection, workload, trainer, sgd(module, workload.lr))
 
 
 def _trainer(
-    workload: Workload, how: How, supervisor: int, memory: int, home: int
+    workload: Workload, how: How, supervisor: int, memory: int, home: int, model: torch.nn.Module
 ) -> tuple[_HomeTrainer, torch.nn.Module]:
-    """Who plays a home's part, and what that holds."""
+    """Who plays a home's part of a model, and what that holds."""
     task, settings = resolve(workload.task), how.settings(workload.batch_size)
     data = as_data(task.train())
     role = roles.replicas(settings.mesh)[home]
-    flat, part = partition(with_data(task, data), build_on_disk(task, 0, "cpu").model, settings, role, rows=False)
+    flat, part = partition(with_data(task, data), model, settings, role, rows=False)
     crossings = Crossings(_bytes(map_memory(supervisor, memory)), home, how.partitions, part.slots)
     return _HomeTrainer(part, crossings, Order(len(data), workload.batch_size, 0)), flat.module
 
 
 def _hold(connection: Connection, workload: Workload, how: How, supervisor: int, memory: int, home: int) -> None:
-    _train_and_tell(connection, workload, *_trainer(workload, how, supervisor, memory, home))
+    model = build_on_disk(resolve(workload.task), 0, "cpu").model
+    _train_and_tell(connection, workload, *_trainer(workload, how, supervisor, memory, home, model))
     connection.recv_bytes()  # nobody leaves before all are done
 
 
