@@ -138,9 +138,12 @@ def check_cut(task: Task, settings: Settings) -> None:
     from distbelief.sharding.assignments import cut
     from distbelief.tasks.flat import layout_of
     from distbelief.tasks.on_disk import build_on_disk
+    from distbelief.tasks.worker import build_model
 
+    split = settings.partitions > 1  # no process may be able to hold it
     with torch.random.fork_rng(devices=[]):
-        model = build_on_disk(task, settings.seed, "cpu").model
+        seed = settings.seed
+        model = build_on_disk(task, seed, "cpu").model if split else build_model(task, seed, "cpu")
         cut(layout_of(model), settings.mesh, settings.shards)
 
 
