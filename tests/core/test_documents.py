@@ -182,6 +182,29 @@ def test_the_protocol_is_written_down_as_it_is() -> None:
     assert all(f"`{message.__name__}`" in made for message in MESSAGES)
 
 
+def test_how_a_job_goes_is_told_by_messages_that_there_are() -> None:
+    [told] = re.findall(r"^## How a job goes\n+```\n(.*?)```", TEXTS["design.md"], re.DOTALL | re.MULTILINE)
+    named = set(re.findall(r"\b[A-Z]\w+", told))
+    assert len(named) > 40
+    assert not named - {message.__name__ for message in MESSAGES}
+
+
+def test_the_strategy_from_outside_uses_what_is_promised_to_it() -> None:
+    [told] = re.findall(r"^What it may build on, .*?:(.*?)\.\s", TEXTS["design.md"], re.DOTALL | re.MULTILINE)
+    promised = {f"distbelief.{module}" for module in re.findall(r"`([\w.]+)`", told)}
+    used = {
+        node.module
+        for node in ast.walk(ast.parse(TEXTS["own_strategy.py"]))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("distbelief")
+    }
+    assert len(used) > 10
+    assert used <= promised
+    assert all(
+        (ROOT / module.replace(".", "/")).with_suffix(".py").exists() or (ROOT / module.replace(".", "/")).is_dir()
+        for module in promised
+    )
+
+
 def test_a_goal_that_is_named_is_one() -> None:
     goals = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {goal for text in TEXTS.values() for goal in re.findall(r"(?:`|\$ )make ([a-z-]+)", text)} <= goals
