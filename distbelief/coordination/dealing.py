@@ -117,7 +117,7 @@ class Dealing:
             self._wanting[sender] = False
         return self.dealer.completed - self.epochs
 
-    def end(self, sender: str, event: dealing.Ended) -> int:
+    def end(self, sender: str, event: dealing.StreamEnded) -> int:
         """A replica's stream has ended; returns how many epochs that completes.
 
         Raises:

@@ -22,7 +22,7 @@ class PortionWork:
 
     def handlers(self, job: Coordinator) -> Handlers:
         """A replica reports what it has done of a portion."""
-        return {dealing.Progress: partial(self._progress, job), dealing.Ended: partial(self._ended, job)}
+        return {dealing.Progress: partial(self._progress, job), dealing.StreamEnded: partial(self._ended, job)}
 
     def begin(self, job: Coordinator) -> Dealing:
         """From where the newest checkpoint stands."""
@@ -62,7 +62,7 @@ class PortionWork:
         ]
         return effects + self._go_on(job, data, completed, event.steps - len(event.dropped))
 
-    def _ended(self, job: Coordinator, sender: str, event: dealing.Ended) -> list[Effect]:
+    def _ended(self, job: Coordinator, sender: str, event: dealing.StreamEnded) -> list[Effect]:
         data = self._told(job, sender)
         return [] if data is None else self._go_on(job, data, data.end(sender, event))
 

@@ -65,7 +65,7 @@ def heard_by(kind: Kind, conversations: Iterable[Conversation]) -> Mapping[type,
 
     >>> heard = heard_by(Kind.COORDINATOR, (DEALING,))
     >>> {event.__name__: [*map(str, kinds)] for event, kinds in heard.items()}
-    {'Progress': ['replica'], 'Ended': ['replica'], 'Lost': ['replica'], 'Saved': ['store'], 'Loaded': ['store'],
+    {'Progress': ['replica'], 'StreamEnded': ['replica'], 'Lost': ['replica'], 'Saved': ['store'], 'Loaded': ['store'],
      'Woke': ['clock'], 'Lent': ['carrier']}
     """
     heard: dict[type, tuple[Kind, ...]] = {}

@@ -199,7 +199,7 @@ class DownpourTraining:
     def _end_epoch(self, batch: Batch) -> Steps:
         """Its data end before a minibatch: there is no more of that epoch."""
         self.work.end(batch.epoch)
-        yield Send(roles.COORDINATOR, dealing.Ended(batch.epoch, batch.index))
+        yield Send(roles.COORDINATOR, dealing.StreamEnded(batch.epoch, batch.index))
 
     # data
 

@@ -133,7 +133,7 @@ class Accounting:
     def _note_farewell(self, _: str, to: str, _message: membership.Farewell) -> None:
         self._let_go.add(self._name(to, self._members[to]))
 
-    def _note_ended(self, sender: str, _: str, message: dealing.Ended) -> None:
+    def _note_ended(self, sender: str, _: str, message: dealing.StreamEnded) -> None:
         who = self._name(sender, self._lives[sender])
         beyond = {one for one in self.waiting[who] if one[0] == message.epoch and one[1] >= message.number}
         self.waiting[who] = [one for one in self.waiting[who] if one not in beyond]
@@ -452,7 +452,7 @@ NOTES: Mapping[type[Message], Callable[[Accounting, str, str, Any], None]] = {
     membership.Farewell: Accounting._note_farewell,
     initialising.Restored: Accounting._note_restored,
     dealing.Deal: Accounting._note_deal,
-    dealing.Ended: Accounting._note_ended,
+    dealing.StreamEnded: Accounting._note_ended,
     pushing.Push: Accounting._note_push,
     initialising.Initialise: Accounting._note_initialise,
     pushing.Pushed: Accounting._note_pushed,

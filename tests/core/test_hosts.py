@@ -22,7 +22,7 @@ from distbelief.places.cluster import checking, launched, meeting, network, open
 from distbelief.places.cluster.cluster import Cluster
 from distbelief.places.cluster.engines import RemoteShell
 from distbelief.places.cluster.hosts import Host, parse_hostfile, parse_hosts
-from distbelief.places.cluster.placement import HOME, Placement, Site
+from distbelief.places.cluster.placement import HOME, HostSlots, Placement
 from distbelief.places.cluster.words import Greeting
 from distbelief.places.join.authority import Authority
 from distbelief.sharding.mesh import Mesh
@@ -65,19 +65,19 @@ def test_every_way_of_writing_hosts_means_the_same(named: dict[str, int]) -> Non
 
 
 @st.composite
-def jobs(draw: st.DrawFn) -> tuple[list[Site], Mesh, int, int]:
+def jobs(draw: st.DrawFn) -> tuple[list[HostSlots], Mesh, int, int]:
     """Hosts with slots enough, of which some see the run folder; a mesh, shards, and whether there are standbys."""
     slots = draw(st.lists(st.integers(1, 6), min_size=1, max_size=6))
     partitions = draw(st.integers(1, max(1, sum(slots))))
     replicas = draw(st.integers(1, sum(slots) // partitions))
     keeps = draw(st.lists(st.booleans(), min_size=len(slots), max_size=len(slots)).filter(any))
-    sites = [Site(f"h{at}", *one) for at, one in enumerate(zip(slots, keeps, strict=True))]
+    sites = [HostSlots(f"h{at}", *one) for at, one in enumerate(zip(slots, keeps, strict=True))]
     return sites, Mesh(replicas, partitions), draw(st.integers(1, 9)), draw(st.integers(0, 1))
 
 
 @given(jobs(), st.randoms())
 def test_who_is_where_keeps_its_promises_whatever_host_is_lost(
-    job: tuple[list[Site], Mesh, int, int], chance: object
+    job: tuple[list[HostSlots], Mesh, int, int], chance: object
 ) -> None:
     sites, mesh, shards, standby = job
     cast = servers(shards, standby)
@@ -124,7 +124,7 @@ def _slots_hold(placement: Placement, lost: int = -2) -> None:
 
 
 def test_more_replicas_than_slots_are_refused_but_where_that_is_asked_for() -> None:
-    sites = [Site("a", 2), Site("b", 1)]
+    sites = [HostSlots("a", 2), HostSlots("b", 1)]
     with pytest.raises(UsageError, match=r"2 of 2 partitions: 4 processes compute, and the hosts have 3 slots"):
         Placement(sites, Mesh(2, 2), (), ALONE)
     placement = Placement(sites, Mesh(7), (), ALONE, oversubscribe=True)
@@ -132,13 +132,13 @@ def test_more_replicas_than_slots_are_refused_but_where_that_is_asked_for() -> N
     placement.lose(0)
     assert placement.again("replica 0") == 1
     with pytest.raises(UsageError, match="no host sees the run folder"):
-        Placement([Site("a", 2, keeps=False)], Mesh(1), servers(1, 0), ALONE)
+        Placement([HostSlots("a", 2, keeps=False)], Mesh(1), servers(1, 0), ALONE)
 
 
 def test_a_thousand_hosts_are_planned_in_two_seconds() -> None:
     text = "\n".join(f"node{number} slots=8" for number in range(1000))
     began = perf_counter()
-    sites = [Site(host.name, host.slots) for host in parse_hostfile(text, "F")]
+    sites = [HostSlots(host.name, host.slots) for host in parse_hostfile(text, "F")]
     placement = Placement(sites, Mesh(8000), servers(500, 1), ALONE)
     assert perf_counter() - began < 2
     assert set(Counter(at for role, at in placement.where.items() if roles.is_replica(role)).values()) == {8}

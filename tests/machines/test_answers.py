@@ -42,7 +42,7 @@ MACHINES: Mapping[str, tuple[Any, Kind, Any]] = {
     "standby in batches": (standby(0, never), Kind.STANDBY, BATCHED),
 }
 DEAF = {
-    "sandblaster": {dealing.Progress, dealing.Ended},
+    "sandblaster": {dealing.Progress, dealing.StreamEnded},
     "of a mapping": {membership.Here, initialising.Ready, mirroring.Stands, mirroring.Mirrored, mirroring.StandbyLost},
     "shard in batches": {pushing.Push},
 }

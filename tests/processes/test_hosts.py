@@ -543,7 +543,7 @@ STOPS = (
 """Stops an agent as soon as it has said a word of a kind."""
 
 
-@pytest.mark.parametrize("word", ["Reached", "DataTaken"], ids=["before the offer", "before the first piece"])
+@pytest.mark.parametrize("word", ["HostsReached", "DataTaken"], ids=["before the offer", "before the first piece"])
 def test_a_host_that_stops_while_data_are_sent_to_it_does_not_keep_the_command(
     train: Callable[..., Told], stored: Path, shell: str, word: str
 ) -> None:

@@ -37,7 +37,7 @@ class Drain(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Nothing to deal at present: push what is accrued, report it and wait."""
 
 
-class Ended(Message, frozen=True, array_like=True, tag=True, gc=False):
+class StreamEnded(Message, frozen=True, array_like=True, tag=True, gc=False):
     """The stream of a replica has ended: of this epoch it has no minibatch `number`, nor any after it."""
 
     epoch: int
@@ -49,7 +49,7 @@ DEALING = Conversation(
     (
         Says(Progress, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
         Says(Deal, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,), answers=Progress),
-        Says(Ended, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
+        Says(StreamEnded, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
         Says(Drain, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,), answers=Progress),
     ),
 )

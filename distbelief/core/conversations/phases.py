@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from distbelief.core.conversations.dealing import Ended, Progress
+from distbelief.core.conversations.dealing import Progress, StreamEnded
 from distbelief.core.conversations.evaluating import Evaluated
 from distbelief.core.conversations.initialising import Ready, Restored
 from distbelief.core.conversations.membership import Here, Join, Leave, Stop
@@ -26,7 +26,7 @@ class Phase(TextEnum):
     CLOSING = "closing"
 
 
-_ENDS = (Ready, Restored, Progress, Ended, Done, Operated, Evaluated, Saved, Stop, Leave, Lost)
+_ENDS = (Ready, Restored, Progress, StreamEnded, Done, Operated, Evaluated, Saved, Stop, Leave, Lost)
 """What may be the last thing that a job does, or the end of it."""
 
 PHASES = States(

@@ -29,31 +29,31 @@ from distbelief.places.cluster.words import (
     BEAT_SECONDS,
     MARK,
     SILENCE_SECONDS,
+    AgentFailed,
     AgentWord,
     Beat,
-    Begin,
-    Broken,
     DataPiece,
     Dismiss,
     EndLife,
+    EndRoles,
     Greeting,
+    HostsReached,
     LifeEnded,
     LifeSaid,
     LifeStarted,
     Line,
     Look,
     Looked,
-    Measure,
-    Measured,
+    MeasureWays,
     OfferData,
-    Part,
+    OpenJob,
     Printed,
-    Reach,
-    Reached,
+    ReachHosts,
     StartLife,
     StoppedLives,
     TellLife,
     ToldToEnd,
+    WaysMeasured,
 )
 from distbelief.places.place import Ended, Event, Unable
 from distbelief.places.processes import forkserver
@@ -97,7 +97,7 @@ class Agent:
         ready = set(map(id, multiprocessing.connection.wait(waiting, BEAT_SECONDS)))
         if id(woken) in ready:
             self._line.say(ToldToEnd(woken.recv_bytes().decode()))
-        if id(self._line.reads) in ready and not self._line.hear_all(self._obey):
+        if id(self._line.reads) in ready and not self._line.hear_all(self._take_word):
             return False
         network.admit(self._probe)
         self._processes.look(ready)
@@ -109,13 +109,13 @@ class Agent:
             self._line.say(StoppedLives([self._lives[child.role, child.incarnation] for child in stopped]))
         return now < self._heard + SILENCE_SECONDS
 
-    def _obey(self, word: AgentWord) -> None:
+    def _take_word(self, word: AgentWord) -> None:
         self._heard = time.monotonic()
         match word:
-            case Begin():
+            case OpenJob():
                 os.environ.update(word.environment)
                 self._line.say(greeting(self._probe.getsockname()[1], word.mark))
-            case Reach() | Look() | Measure() | OfferData() | DataPiece():
+            case ReachHosts() | Look() | MeasureWays() | OfferData() | DataPiece():
                 self._line.say(self._answer(word))
             case StartLife():
                 self._specs[word.role, word.incarnation] = word.spec
@@ -124,7 +124,7 @@ class Agent:
             case EndLife():
                 if (child := self._child(word.life)) is not None:
                     self._processes.end(child.role, child.incarnation)
-            case Part():
+            case EndRoles():
                 self._processes.close()
                 self._data.close()
             case Dismiss():
@@ -133,15 +133,15 @@ class Agent:
                 if (child := self._child(word.life)) is not None:
                     child.say(word.word)
 
-    def _answer(self, word: Reach | Look | Measure | OfferData | DataPiece) -> AgentWord:
+    def _answer(self, word: ReachHosts | Look | MeasureWays | OfferData | DataPiece) -> AgentWord:
         """What the supervisor asks of this host before anything is started."""
         match word:
-            case Reach():
-                return Reached(network.try_all(word.others))
+            case ReachHosts():
+                return HostsReached(network.try_all(word.others))
             case Look():
                 return look(word)
-            case Measure():
-                return Measured(network.measure_all(word.others))
+            case MeasureWays():
+                return WaysMeasured(network.measure_all(word.others))
             case OfferData():
                 return self._data.take_offer(word)
         return self._data.take_piece(word)
@@ -150,7 +150,7 @@ class Agent:
         try:
             self._processes.start(word.role, word.incarnation)
         except DistbeliefError as error:  # its strategy is not here
-            self._line.say(Broken(str(error)))
+            self._line.say(AgentFailed(str(error)))
         if (child := self._child(word.life)) is not None:
             self._line.say(LifeStarted(word.life, child.pid))
 
@@ -182,7 +182,7 @@ class Agent:
 
     def _happens(self, event: Event) -> None:
         if isinstance(event, Unable):
-            self._line.say(Broken(str(event.error)))
+            self._line.say(AgentFailed(str(event.error)))
         elif isinstance(event, Ended):
             life = self._lives[event.role, event.incarnation]
             self._line.say(LifeEnded(life, event.how, event.killed, event.done))

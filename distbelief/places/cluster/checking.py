@@ -13,7 +13,7 @@ from distbelief.places.cluster import opening
 from distbelief.places.cluster.engines import Engine, passed_on
 from distbelief.places.cluster.opening import Opened
 from distbelief.places.cluster.remote_agent import RemoteAgent
-from distbelief.places.cluster.words import BEAT_SECONDS, AgentWord, Begin, Look, Measure, Way
+from distbelief.places.cluster.words import BEAT_SECONDS, AgentWord, Look, MeasureWays, OpenJob, Way
 
 CLOCK_SECONDS = 5.0
 """A clock that is further off than this is told of."""
@@ -72,7 +72,7 @@ def check_hosts(
         def greeted(agent: RemoteAgent) -> bool:
             if agent.name not in begun and agent.find_mark():
                 begun.add(agent.name)
-                agent.line.say(Begin("", passed_on()))
+                agent.line.say(OpenJob("", passed_on()))
             return agent.greeting is not None
 
         _hear(every, greeted, reports, woken)
@@ -166,7 +166,7 @@ def _measure(opened: Opened, interface: str, reports: Reports, woken: Connection
         others = [*opened.agents[number + 1 :], *opened.agents[:number]]
         chosen = others if len(opened.agents) <= opening.ALL_PAIRS else others[:2]
         where = {one.name: f"{one.address}:{one.looked.port}" for one in chosen if one.looked}
-        agent.line.say(Measure(where))
+        agent.line.say(MeasureWays(where))
         _hear([agent], lambda one: one.measured is not None, reports, woken)
         if agent.measured:
             reports[agent.name].ways = agent.measured.ways

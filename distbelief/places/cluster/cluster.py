@@ -22,7 +22,7 @@ from distbelief.places.cluster.engines import Engine, RemoteShell
 from distbelief.places.cluster.host_processes import HostProcesses
 from distbelief.places.cluster.hosts import Host, parse_hostfile, parse_hosts
 from distbelief.places.cluster.opening import Opened, open_hosts
-from distbelief.places.cluster.placement import Placement, Site
+from distbelief.places.cluster.placement import HostSlots, Placement
 from distbelief.places.cluster.ray_cluster import address_of
 from distbelief.places.cluster.shipping import data_folder, list_data, ship
 from distbelief.places.cluster.slurm import SlurmSteps, allocated_hosts, is_allocated
@@ -192,9 +192,9 @@ class Cluster(Local):
         if not self.slots:
             bare = next(host.name for host in self.named if not host.slots)
             raise UsageError(f"how many slots has host {bare}? Without asking it, that must be written: {bare}:4")
-        return self._place(settings, cast, [Site(host.name, host.slots) for host in self.named])
+        return self._place(settings, cast, [HostSlots(host.name, host.slots) for host in self.named])
 
-    def _place(self, settings: Settings, cast: Sequence[str], sites: Sequence[Site]) -> Placement:
+    def _place(self, settings: Settings, cast: Sequence[str], sites: Sequence[HostSlots]) -> Placement:
         servers = [role for role in cast if roles.kind(role) in (roles.Kind.SHARD, roles.Kind.STANDBY)]
         alone = [role for role in cast if role not in servers and not roles.is_replica(role)]
         return Placement(sites, settings.mesh, servers, alone, oversubscribe=self.oversubscribe)
@@ -284,7 +284,7 @@ class Cluster(Local):
                 greeting = agent.greeting
                 assert greeting
                 own = greeting.gpus if job.device.startswith("cuda") else greeting.cores
-                sites.append(Site(host.name, host.slots or own, greeting.keeps))
+                sites.append(HostSlots(host.name, host.slots or own, greeting.keeps))
             return self._place(settings, cast, sites)
 
         return lambda hooks: HostProcesses(hooks, begin, place, self.leave_within)

@@ -40,7 +40,7 @@ class Through(Protocol):
         ...
 
 
-class Started(NamedTuple):
+class StartedAgent(NamedTuple):
     """An agent that is being started, and what it says and prints."""
 
     process: Through
@@ -54,7 +54,7 @@ class Started(NamedTuple):
 class Engine(Protocol):
     """Starts agents. Ending one is the line's: closed, or silent for too long."""
 
-    def start(self, host: str) -> Started:
+    def start(self, host: str) -> StartedAgent:
         """Begin to start the agent of a host.
 
         Raises:
@@ -80,7 +80,7 @@ class RemoteShell:
         if os.path.basename(self._words[0]) == "ssh":
             self._words += SSH
 
-    def start(self, host: str) -> Started:
+    def start(self, host: str) -> StartedAgent:
         """Begin to start the agent of a host."""
         command = agent_command()
         here = host in (*LOCAL, socket.gethostname())
@@ -99,7 +99,7 @@ def module_command(module: str) -> str:
     return f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(words)}"
 
 
-def spawn(words: list[str]) -> Started:
+def spawn(words: list[str]) -> StartedAgent:
     """Start a process whose standard input and output are a line, out of the reach of this terminal's Ctrl-C."""
     ours, theirs = socket.socketpair()
     printed, prints = os.pipe()
@@ -110,7 +110,7 @@ def spawn(words: list[str]) -> Started:
     finally:
         theirs.close()
         os.close(prints)
-    return Started(process, Connection(ours.detach()), printed)
+    return StartedAgent(process, Connection(ours.detach()), printed)
 
 
 def passed_on() -> dict[str, str]:

@@ -21,12 +21,14 @@ from distbelief.places.cluster.remote_agent import RemoteAgent, RemoteLife
 from distbelief.places.cluster.words import (
     BEAT_SECONDS,
     SILENCE_SECONDS,
+    AgentFailed,
+    AgentWord,
     Beat,
-    Broken,
     EndLife,
     LifeEnded,
     LifeSaid,
     LifeStarted,
+    OfLife,
     Printed,
     StartLife,
     StoppedLives,
@@ -178,16 +180,16 @@ class HostProcesses:
 
     def _hears(self, agent: RemoteAgent) -> bool:
         try:
-            return agent.line.hear_all(partial(self._obey, agent))
+            return agent.line.hear_all(partial(self._take_word, agent))
         except RemoteProtocolError:
             return False
 
-    def _obey(self, agent: RemoteAgent, word: Any) -> None:
+    def _take_word(self, agent: RemoteAgent, word: AgentWord) -> None:
         """Take a word of an agent."""
         agent.take(word)
-        life = self._lives.get(getattr(word, "life", 0))
+        life = self._lives.get(word.life) if isinstance(word, OfLife) else None
         match word:
-            case Broken():
+            case AgentFailed():
                 self._hooks.happens(Unable(JobFailed(f"host {agent.name}: {word.why}")))
             case ToldToEnd():
                 self._hooks.happens(self._interruption(agent, word.why))

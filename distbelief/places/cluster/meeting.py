@@ -24,7 +24,7 @@ from distbelief.errors import JobFailed, UsageError
 from distbelief.places import signals
 from distbelief.places.cluster import network
 from distbelief.places.cluster.bridge import Bridge
-from distbelief.places.cluster.engines import Started, agent_command, spawn
+from distbelief.places.cluster.engines import StartedAgent, agent_command, spawn
 from distbelief.places.cluster.hosts import Host
 from distbelief.places.cluster.launched import Launched, hostname
 from distbelief.places.cluster.ray_cluster import RayInvitation
@@ -36,7 +36,7 @@ from distbelief.places.cluster.tickets import (
     read_ticket_file,
     ticket_path,
 )
-from distbelief.places.cluster.words import MARK, AgentWord, Appoint, Attend, Dismiss, Line
+from distbelief.places.cluster.words import MARK, AgentWord, Appoint, AttendMeeting, Dismiss, Line
 from distbelief.transport.secure import Identity, TlsSocket, context
 
 VERSION = metadata.version("distbelief")
@@ -62,13 +62,13 @@ class Attendant:
 
     def __init__(self, bridge: Bridge) -> None:
         self.bridge, self.line = bridge, Line(bridge.line, bridge.line)
-        self.attend: Attend | None = None
+        self.attend: AttendMeeting | None = None
         self.printed, self._prints = os.pipe()
         """It prints to where the launcher says, and nothing to here."""
 
     def take(self, word: AgentWord) -> None:
         """Take a word of it, before it is an agent."""
-        if isinstance(word, Attend):
+        if isinstance(word, AttendMeeting):
             self.attend = word
 
     def poll(self) -> int | None:
@@ -162,7 +162,7 @@ class Meeting:
                 missing = [rank for rank in self._invitation.ranks if rank not in self.attendants]
                 raise JobFailed(f"within {MEET_SECONDS:.0f} s, {self._invitation.late(missing)}")
 
-    def _admit(self, one: Attendant, attend: Attend) -> None:
+    def _admit(self, one: Attendant, attend: AttendMeeting) -> None:
         if attend.version != VERSION:
             raise JobFailed(
                 f"host {attend.hostname} runs distbelief {attend.version}, this is {VERSION}: install the same on all"
@@ -172,7 +172,7 @@ class Meeting:
 
     def _name_hosts(self) -> None:
         """One host for each that has processes, in the order of their ranks, with the processors of all of them."""
-        found: dict[str, list[tuple[Attend, Attendant | None]]] = {}
+        found: dict[str, list[tuple[AttendMeeting, Attendant | None]]] = {}
         if self._invitation.here:
             own = _attend(self._invitation.here)
             found[own.network] = [(own, None)]
@@ -192,7 +192,7 @@ class Meeting:
             hosts.append(Host(name, max(attend.cores for attend, _ in several) or len(processors)))
         self.hosts = tuple(hosts)
 
-    def start(self, host: str) -> Started:
+    def start(self, host: str) -> StartedAgent:
         """Begin to start the agent of a host, as an engine does."""
         agent, processors = self._agents[host]
         if agent is None:
@@ -203,7 +203,7 @@ class Meeting:
             finally:
                 os.sched_setaffinity(0, before)
         agent.line.say(Appoint(processors))
-        return Started(agent, agent.bridge.line, agent.printed, stays=True)
+        return StartedAgent(agent, agent.bridge.line, agent.printed, stays=True)
 
     def dismiss(self, status: int) -> None:
         """Have all of the others end, with a status; who is an agent has ended what it has started first."""
@@ -339,10 +339,10 @@ def _connect(where: str, identity: Identity) -> TlsSocket:
     return far
 
 
-def _attend(start: Launched) -> Attend:
+def _attend(start: Launched) -> AttendMeeting:
     """What this process is, and offers."""
     allowed = sorted(os.sched_getaffinity(0))
-    return Attend(
+    return AttendMeeting(
         start.rank, start.local_rank, network.network_identity(), hostname(), allowed, start.cores, VERSION,
         start.restarts,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from distbelief.errors import Interrupted, JobFailed, UsageError
 from distbelief.places.cluster import network
 from distbelief.places.cluster.engines import Engine, passed_on
 from distbelief.places.cluster.remote_agent import RemoteAgent
-from distbelief.places.cluster.words import BEAT_SECONDS, Begin, Reach
+from distbelief.places.cluster.words import BEAT_SECONDS, OpenJob, ReachHosts
 
 VERSION = metadata.version("distbelief")
 START_SECONDS = 60.0
@@ -76,7 +76,7 @@ class Opened:
             for agent in self.agents:
                 if agent.name not in begun and agent.find_mark():
                     begun.add(agent.name)
-                    agent.line.say(Begin(mark, passed_on()))
+                    agent.line.say(OpenJob(mark, passed_on()))
             return all(agent.greeting for agent in self.agents)
 
         self.until(greeted, "does not answer")
@@ -104,7 +104,7 @@ class Opened:
             for number, agent in enumerate(self.agents):
                 others = [one.name for one in [*self.agents[number + 1 :], *self.agents[:number]]]
                 chosen = others if len(self.agents) <= ALL_PAIRS else others[:2]
-                agent.line.say(Reach({name: where[name] for name in (HERE, *chosen)}))
+                agent.line.say(ReachHosts({name: where[name] for name in (HERE, *chosen)}))
             own = network.try_all({name: several for name, several in where.items() if name != HERE})
             self.until(lambda: all(agent.reached for agent in self.agents), "is still trying to reach others", probe)
         said = {HERE: own, **{agent.name: agent.reached.others for agent in self.agents if agent.reached}}

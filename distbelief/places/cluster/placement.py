@@ -21,7 +21,7 @@ HOME = -1
 """Where the supervisor is, in the place of a host's number, where it is on none of them."""
 
 
-class Site(msgspec.Struct, frozen=True):
+class HostSlots(msgspec.Struct, frozen=True):
     """A host to place roles on."""
 
     name: str
@@ -44,7 +44,7 @@ class Placement:
     Raises:
         UsageError: there are not as many slots as processes that compute, or no host for shards.
 
-    >>> sites = [Site("a", 2), Site("b", 2)]
+    >>> sites = [HostSlots("a", 2), HostSlots("b", 2)]
     >>> placement = Placement(sites, Mesh(4), ["shard 0", "shard 1", "standby 0", "standby 1"], ["coordinator"])
     >>> for at in (0, 1): print(placement.on(at))
     ['replica 0', 'replica 1', 'shard 0', 'standby 1']
@@ -56,7 +56,7 @@ class Placement:
     """
 
     def __init__(
-        self, sites: Sequence[Site], mesh: Mesh, servers: Sequence[str], alone: Iterable[str], home: int = HOME,
+        self, sites: Sequence[HostSlots], mesh: Mesh, servers: Sequence[str], alone: Iterable[str], home: int = HOME,
         oversubscribe: bool = False,
     ) -> None:  # fmt: skip
         self.sites, self.home, self._oversubscribe = tuple(sites), home, oversubscribe

@@ -8,20 +8,20 @@ import subprocess
 import time
 
 from distbelief.places.channel_messages import ChannelMessage
-from distbelief.places.cluster.engines import Started
+from distbelief.places.cluster.engines import StartedAgent
 from distbelief.places.cluster.words import (
     MARK,
     AgentWord,
     DataTaken,
     Dismiss,
+    EndRoles,
     Greeting,
+    HostsReached,
     Line,
     Looked,
-    Measured,
-    Part,
-    Reached,
     TellLife,
     ToldToEnd,
+    WaysMeasured,
 )
 
 REMEDIES = {
@@ -49,13 +49,13 @@ class RemoteAgent:
         started: what its engine has begun.
     """
 
-    def __init__(self, name: str, started: Started) -> None:
+    def __init__(self, name: str, started: StartedAgent) -> None:
         self.name, self.line = name, Line(started.line, started.line)
         self._process, self.printed, self._stays = started.process, started.printed, started.stays
         self.greeting: Greeting | None = None
-        self.reached: Reached | None = None
+        self.reached: HostsReached | None = None
         self.looked: Looked | None = None
-        self.measured: Measured | None = None
+        self.measured: WaysMeasured | None = None
         self.taken: DataTaken | None = None
         """What it has last said of the data that it is sent, until that is acted on."""
         self.has_data = False
@@ -95,13 +95,13 @@ class RemoteAgent:
             self.clock_ahead = word.clock - time.time()
         elif isinstance(word, Looked):
             self.looked = word
-        elif isinstance(word, Measured):
+        elif isinstance(word, WaysMeasured):
             self.measured = word
         elif isinstance(word, DataTaken):
             self.taken = word
         elif isinstance(word, ToldToEnd):
             self.told_to_end = word.why
-        elif isinstance(word, Reached):
+        elif isinstance(word, HostsReached):
             self.reached = word
 
     def read_printed(self) -> list[str]:
@@ -131,7 +131,7 @@ class RemoteAgent:
     def hang_up(self) -> None:
         """End what it has started, and itself with its line; where it stays, that is ended when it is dismissed."""
         if self._stays:
-            self.line.say(Part())
+            self.line.say(EndRoles())
         else:
             self.line.close()
 

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 
 from distbelief.errors import UsageError
-from distbelief.places.cluster.engines import Started, agent_command, spawn
+from distbelief.places.cluster.engines import StartedAgent, agent_command, spawn
 from distbelief.places.cluster.hosts import Host
 
 _COUNT = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
@@ -69,7 +69,7 @@ class SlurmSteps:
     def __init__(self, cores: Mapping[str, int]) -> None:
         self._cores = cores
 
-    def start(self, host: str) -> Started:
+    def start(self, host: str) -> StartedAgent:
         """Begin to start the agent of a node. Its output is handed on as it comes, and a death ends nobody else."""
         step = [
             *("srun", "--overlap", "-N1", "-n1", f"--nodelist={host}", f"--cpus-per-task={self._cores[host]}"),

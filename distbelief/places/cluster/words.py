@@ -25,7 +25,7 @@ class AgentWord(msgspec.Struct, frozen=True, tag=True):
     """Anything that is said on a line."""
 
 
-class Begin(AgentWord, frozen=True, tag=True):
+class OpenJob(AgentWord, frozen=True, tag=True):
     """To an agent: what the job is, before anything is started."""
 
     mark: str
@@ -58,13 +58,13 @@ class Greeting(AgentWord, frozen=True, tag=True):
     """Whether it sees the run folder."""
 
 
-class Reach(AgentWord, frozen=True, tag=True):
+class ReachHosts(AgentWord, frozen=True, tag=True):
     """To an agent: try to reach others, each at some addresses, as `host:port`."""
 
     others: dict[str, list[str]]
 
 
-class Reached(AgentWord, frozen=True, tag=True):
+class HostsReached(AgentWord, frozen=True, tag=True):
     """Of an agent: for each other and each of its addresses, "" where it answers there, else why it does not."""
 
     others: dict[str, list[str]]
@@ -85,7 +85,7 @@ class Looked(AgentWord, frozen=True, tag=True):
     port: int
 
 
-class Measure(AgentWord, frozen=True, tag=True):
+class MeasureWays(AgentWord, frozen=True, tag=True):
     """To an agent: measure the way to others, each at an address `host:port`."""
 
     others: dict[str, str]
@@ -100,7 +100,7 @@ class Way(msgspec.Struct, frozen=True):
     """Bytes a second."""
 
 
-class Measured(AgentWord, frozen=True, tag=True):
+class WaysMeasured(AgentWord, frozen=True, tag=True):
     """Of an agent: the way to each that answers."""
 
     ways: dict[str, Way]
@@ -142,56 +142,54 @@ class DataTaken(AgentWord, frozen=True, tag=True):
     """Why they cannot be kept."""
 
 
-class StartLife(AgentWord, frozen=True, tag=True):
-    """To an agent: begin a life of a role; from now on it goes by a number."""
+class OfLife(AgentWord, frozen=True, tag=True):
+    """A word to or of one life of a role, by the number that it goes by on this line."""
 
     life: int
+
+
+class StartLife(OfLife, frozen=True, tag=True):
+    """To an agent: begin a life of a role; from now on it goes by its number."""
+
     role: str
     incarnation: int
     spec: bytes
 
 
-class EndLife(AgentWord, frozen=True, tag=True):
+class EndLife(OfLife, frozen=True, tag=True):
     """To an agent: end a life at once."""
 
-    life: int
 
-
-class TellLife(AgentWord, frozen=True, tag=True):
+class TellLife(OfLife, frozen=True, tag=True):
     """To an agent: say a word to a life."""
 
-    life: int
     word: AnyChannelMessage
 
 
-class LifeStarted(AgentWord, frozen=True, tag=True):
+class LifeStarted(OfLife, frozen=True, tag=True):
     """Of an agent: the process of a life."""
 
-    life: int
     pid: int
 
 
-class LifeSaid(AgentWord, frozen=True, tag=True):
+class LifeSaid(OfLife, frozen=True, tag=True):
     """Of an agent: a life has said a word, of which a moment is so many seconds ago."""
 
-    life: int
     word: AnyChannelMessage
     age: float = 0.0
 
 
-class LifeEnded(AgentWord, frozen=True, tag=True):
+class LifeEnded(OfLife, frozen=True, tag=True):
     """Of an agent: a life is there no more; as `places.place.Ended`."""
 
-    life: int
     how: str
     killed: bool
     done: bool
 
 
-class Printed(AgentWord, frozen=True, tag=True):
+class Printed(OfLife, frozen=True, tag=True):
     """Of an agent: a line that a life has printed."""
 
-    life: int
     text: str
 
 
@@ -201,7 +199,7 @@ class StoppedLives(AgentWord, frozen=True, tag=True):
     lives: list[int]
 
 
-class Broken(AgentWord, frozen=True, tag=True):
+class AgentFailed(AgentWord, frozen=True, tag=True):
     """Of an agent: it cannot go on."""
 
     why: str
@@ -213,7 +211,7 @@ class ToldToEnd(AgentWord, frozen=True, tag=True):
     why: str
 
 
-class Attend(AgentWord, frozen=True, tag=True):
+class AttendMeeting(AgentWord, frozen=True, tag=True):
     """Of one of several processes that a launcher has started: where it is, and what it offers."""
 
     rank: int
@@ -236,7 +234,7 @@ class Appoint(AgentWord, frozen=True, tag=True):
     processors: list[int]
 
 
-class Part(AgentWord, frozen=True, tag=True):
+class EndRoles(AgentWord, frozen=True, tag=True):
     """To one of them: end what you have started, and wait to be dismissed."""
 
 
@@ -251,9 +249,9 @@ class Beat(AgentWord, frozen=True, tag=True):
 
 
 AnyAgentWord = (
-    Begin | Greeting | Reach | Reached | Look | Looked | Measure | Measured | OfferData | DataPiece | DataTaken
-    | StartLife | EndLife | TellLife | LifeStarted | LifeSaid | LifeEnded | Printed
-    | StoppedLives | Broken | ToldToEnd | Attend | Appoint | Part | Dismiss | Beat
+    OpenJob | Greeting | ReachHosts | HostsReached | Look | Looked | MeasureWays | WaysMeasured | OfferData
+    | DataPiece | DataTaken | StartLife | EndLife | TellLife | LifeStarted | LifeSaid | LifeEnded | Printed
+    | StoppedLives | AgentFailed | ToldToEnd | AttendMeeting | Appoint | EndRoles | Dismiss | Beat
 )  # fmt: skip
 """Everything that is said."""
 
