@@ -28,9 +28,9 @@ class ShardHolders:
             membership.Here: partial(self._here, job),
             initialising.Restored: partial(self._restored, job),
             initialising.Ready: partial(self._ready, job),
-            mirroring.Stands: lambda sender, event: job.standbys.stands(sender, event.life),
-            mirroring.Mirrored: lambda sender, event: job.standbys.mirrored(sender, event.life),
-            mirroring.StandbyLost: lambda sender, event: job.standbys.unreachable(sender, event.life),
+            mirroring.Stands: lambda sender, event: job.standbys.stands(sender, event.incarnation),
+            mirroring.Mirrored: lambda sender, event: job.standbys.mirrored(sender, event.incarnation),
+            mirroring.StandbyLost: lambda sender, event: job.standbys.unreachable(sender, event.incarnation),
         }
 
     def roles(self, job: Coordinator) -> list[str]:
@@ -103,8 +103,8 @@ class ShardHolders:
             return job.standbys.lost(role, event.incarnation, event.reason)
         if roles.kind(role) is not roles.Kind.SHARD or not job.membership.lives.end(role, event.incarnation, died=True):
             return []
-        life = job.membership.lives.last(role)
-        if not job.shards.gone(role, life):
+        incarnation = job.membership.lives.last(role)
+        if not job.shards.gone(role, incarnation):
             return []
         begun, what = job.may(May.REPLACE), f"{role} is gone ({event.reason})"
         if job.may(May.CLOSE) and job.saving.holds:
@@ -122,7 +122,7 @@ class ShardHolders:
             return [WriteRecord(note), *effects, *self._rewind(job), *job.shards.fall()]
         goes_on = f" and goes on from {whose}" if begun or job.may(May.CLOSE) else ""
         note = records.Note(f"{what}; another takes its place{goes_on}")
-        return [WriteRecord(note), *effects, job.shards.grant(role, life + 1)]
+        return [WriteRecord(note), *effects, job.shards.grant(role, incarnation + 1)]
 
     def _ends(self, job: Coordinator, role: str, begun: bool) -> Cause | None:
         """Why the job ends with a shard that has no standby, where it does."""

@@ -69,7 +69,9 @@ class ShardRegistry:
         waited for.
         """
         doubted = {
-            (role, life) for role, life in lost if role in self._places and self._places[role].incarnation == life
+            (role, incarnation)
+            for role, incarnation in lost
+            if role in self._places and self._places[role].incarnation == incarnation
         } - self._doubted
         self._doubted |= {one for one in doubted if self._standing[one[0]] is ShardStanding.READY}
         return [Wake(DOUBT_SECONDS, DoubtOver(*one)) for one in sorted(doubted & self._doubted)]
@@ -92,8 +94,8 @@ class ShardRegistry:
 
     def fall(self) -> list[WriteRecord]:
         """Have all shards begin one life together."""
-        life = max(self._lives.values()) + 1
-        return [self.grant(role, life) for role in self.roles]
+        incarnation = max(self._lives.values()) + 1
+        return [self.grant(role, incarnation) for role in self.roles]
 
     def _move(self, role: str, standing: ShardStanding) -> None:
         self._standing[role] = SHARD.move(self._standing[role], standing)
@@ -121,7 +123,7 @@ class ShardRegistry:
             if self._standing[role] is not ShardStanding.HERE or (together and self.missing and not heir):
                 continue
             self._move(role, ShardStanding.TOLD)
-            own = [(_linked(who, plan, role), life) for who, life in members]
+            own = [(_linked(who, plan, role), incarnation) for who, incarnation in members]
             told.append(
                 Send(
                     role, Restore(plan, "" if heir else checkpoint, () if together and not heir else tuple(own), ruler)

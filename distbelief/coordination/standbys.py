@@ -53,25 +53,25 @@ class Standbys:
             shard = roles.shard_of(role)
             if standing is StandbyStanding.HERE and shard not in self._shards.unready:
                 self._move(role, StandbyStanding.TOLD)
-                told.append(Send(role, mirroring.Stand(plan, self._life(shard))))
+                told.append(Send(role, mirroring.Stand(plan, self._incarnation_of(shard))))
         return told
 
-    def stands(self, role: str, life: int) -> list[Effect]:
+    def stands(self, role: str, incarnation: int) -> list[Effect]:
         """A standby is ready to be sent what a life of its shard holds."""
         shard = roles.shard_of(role)
         if (
             self._standing.get(role) is not StandbyStanding.TOLD
             or shard in self._shards.unready
-            or life != self._life(shard)
+            or incarnation != self._incarnation_of(shard)
         ):
             return []
         self._move(role, StandbyStanding.SENT)
         return [Send(shard, mirroring.BeginMirroring(self._places[role]))]
 
-    def mirrored(self, shard: str, life: int) -> list[Effect]:
+    def mirrored(self, shard: str, incarnation: int) -> list[Effect]:
         """A shard says that this life of its standby holds all that it has acknowledged."""
         role = roles.standby_of(shard)
-        if self._standing.get(role) is not StandbyStanding.SENT or self._places[role].incarnation != life:
+        if self._standing.get(role) is not StandbyStanding.SENT or self._places[role].incarnation != incarnation:
             return []
         self._move(role, StandbyStanding.MIRRORS)
         return [WriteRecord(StandbyReady(role))]
@@ -82,11 +82,11 @@ class Standbys:
 
     def succeed(self, shard: str) -> list[Effect]:
         """Have a shard's standby take its place, and another that of the standby."""
-        role, life = roles.standby_of(shard), self._lives.last(shard) + 1
+        role, incarnation = roles.standby_of(shard), self._lives.last(shard) + 1
         self._move(role, StandbyStanding.AWAY)
         return [
-            self._shards.inherit(shard, life, role),
-            Send(role, mirroring.Succeed(life)),
+            self._shards.inherit(shard, incarnation, role),
+            Send(role, mirroring.Succeed(incarnation)),
             *self._vacant(role, self._places[role].incarnation),
         ]
 
@@ -114,15 +114,15 @@ class Standbys:
             *self._vacant(role, self._places[role].incarnation),
         ]
 
-    def unreachable(self, shard: str, life: int) -> list[Effect]:
+    def unreachable(self, shard: str, incarnation: int) -> list[Effect]:
         """A shard's link to a life of its standby is gone."""
-        return self.lost(roles.standby_of(shard), life, f"{shard} cannot reach it") or [
-            Send(shard, mirroring.Unmirrored(life))
+        return self.lost(roles.standby_of(shard), incarnation, f"{shard} cannot reach it") or [
+            Send(shard, mirroring.Unmirrored(incarnation))
         ]
 
-    def _vacant(self, role: str, life: int) -> list[Effect]:
+    def _vacant(self, role: str, incarnation: int) -> list[Effect]:
         """A life of a standby has ended: the next is to begin, if there may be one, unless that is known."""
-        if not self._lives.end(role, life, died=True):
+        if not self._lives.end(role, incarnation, died=True):
             return []
         if role in self._lives.over:
             return [
@@ -135,5 +135,5 @@ class Standbys:
     def _move(self, role: str, standing: StandbyStanding) -> None:
         self._standing[role] = STANDBY.move(self._standing[role], standing)
 
-    def _life(self, shard: str) -> int:
+    def _incarnation_of(self, shard: str) -> int:
         return self._shards.places[roles.index_of(shard)].incarnation

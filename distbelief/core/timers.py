@@ -28,7 +28,7 @@ class DoubtOver(Timer, frozen=True, array_like=True, tag=True):
     """A shard that somebody has lost, and of whose death nobody has heard since, lives."""
 
     shard: str
-    life: int
+    incarnation: int
 
 
 class BucketDue(Timer, frozen=True, array_like=True, tag=True):

@@ -42,7 +42,7 @@ class LinkEndpoint(Protocol):
     def connect(self, role: str, address: str, incarnation: int = -1) -> None:
         """Open a link."""
 
-    def life_of(self, peer: str) -> int:
+    def incarnation_of(self, peer: str) -> int:
         """Which incarnation of a peer there is a link to; -1 where there is none."""
         ...
 
@@ -150,13 +150,13 @@ class LinkLines:
             link.begin(group)
         for member in members[rank + 1 :]:
             self._stay()
-            if self._endpoint.life_of(member.role) != member.place.incarnation:
+            if self._endpoint.incarnation_of(member.role) != member.place.incarnation:
                 try:
                     self._endpoint.connect(member.role, member.store, member.place.incarnation)
                 except DistbeliefError as error:  # nobody answers, its name is not known there, or it is another life
                     raise RuntimeError(str(error)) from None
                 self._endpoint.send(member.role, ChunksTaken(group, 0))  # a link alone would not be noticed
-        while any(self._endpoint.life_of(one.role) != one.place.incarnation for one in members[:rank]):
+        while any(self._endpoint.incarnation_of(one.role) != one.place.incarnation for one in members[:rank]):
             self._wait()
 
     # what the player asks for

@@ -27,7 +27,7 @@ class JournalEntry(NamedTuple):
     """What a machine was told: by whom, in which life of that role (-1: it came by no link), and what."""
 
     sender: str
-    life: int
+    incarnation: int
     event: events.Event
 
 
@@ -45,7 +45,7 @@ class Journal:
     >>> journal = Journal(*files); journal.note("replica 0", 0, Go()); journal.begin(b"all"); journal.note("clock", -1,
     ...     events.Woke(CheckpointDue()))
     >>> again = Journal(*files); again.memory, list(again.entries())
-    (b'all', [JournalEntry(sender='clock', life=-1, event=Woke(timer=CheckpointDue()))])
+    (b'all', [JournalEntry(sender='clock', incarnation=-1, event=Woke(timer=CheckpointDue()))])
     """
 
     def __init__(self, *files: BinaryIO) -> None:
@@ -73,7 +73,7 @@ class Journal:
         self._file.write(_TOP.pack(self._begun, len(memory)) + memory)
         self.memory, self._told, self._since, self._size = memory, b"", 0, _TOP.size + len(memory)
 
-    def note(self, sender: str, life: int, event: events.Event) -> None:
+    def note(self, sender: str, incarnation: int, event: events.Event) -> None:
         """Write down what a machine is about to be told."""
         if self._size > LIMIT:
             return
@@ -81,7 +81,7 @@ class Journal:
             kind, body = "", wire.encode(event)[wire.PREFIX.size :]
         else:
             kind, body = type(event).__name__, msgspec.msgpack.encode(event)
-        entry = msgspec.msgpack.encode((sender, life, kind, body))
+        entry = msgspec.msgpack.encode((sender, incarnation, kind, body))
         self._file.write(_HEAD.pack(len(entry)) + entry)
         self._since += _HEAD.size + len(entry)
         self._size += _HEAD.size + len(entry)
@@ -96,9 +96,9 @@ class Journal:
         end = 0
         while end < len(self._told):
             begin, end = end + _HEAD.size, _end(self._told, end)
-            sender, life, kind, body = msgspec.msgpack.decode(self._told[begin:end])
+            sender, incarnation, kind, body = msgspec.msgpack.decode(self._told[begin:end])
             yield JournalEntry(
-                sender, life, msgspec.msgpack.decode(body, type=_ALONE[kind]) if kind else wire.decode(body)
+                sender, incarnation, msgspec.msgpack.decode(body, type=_ALONE[kind]) if kind else wire.decode(body)
             )
 
 

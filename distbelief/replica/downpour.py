@@ -422,11 +422,11 @@ class DownpourTraining:
         """
         if shard not in self._pushes.acknowledged:
             return
-        pushes, life = self._pushes.owed(shard), self._replica.incarnation
-        yield Send(shard, attendance.Return(life, self._pushes.acknowledged[shard], self._replica.partition))
+        pushes, incarnation = self._pushes.owed(shard), self._replica.incarnation
+        yield Send(shard, attendance.Return(incarnation, self._pushes.acknowledged[shard], self._replica.partition))
         if self._attending:
             first: Any = pushes[0].message if pushes else None
-            yield Send(shard, attendance.Attend(life, first.tick if first else self._tick))
+            yield Send(shard, attendance.Attend(incarnation, first.tick if first else self._tick))
         elif self._attends and not self._links.asks(shard, attendance.SitOut):
             yield self._links.ask(shard, attendance.SitOut())
         yield from pushes

@@ -114,7 +114,7 @@ class ShardLinks:
         """Which life of each shard it is linked to."""
         return tuple(place.incarnation for place in self._places.values())
 
-    def life(self, shard: str) -> int:
+    def incarnation_of(self, shard: str) -> int:
         """Which life of a shard it is linked to."""
         return self._places[shard].incarnation
 

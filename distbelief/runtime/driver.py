@@ -160,11 +160,12 @@ class Driver:
     def _miss(self, player: Player) -> None:
         """Whoever has not come back by now is gone."""
         assert player.host is not None
-        for role, life in player.host.missing():
+        for role, incarnation in player.host.missing():
             self._handle(
                 player,
                 Arrival(
-                    role, events.Lost(f"it did not come back to the coordinator within {RETURN_SECONDS:.0f} s", life)
+                    role,
+                    events.Lost(f"it did not come back to the coordinator within {RETURN_SECONDS:.0f} s", incarnation),
                 ),
             )
 

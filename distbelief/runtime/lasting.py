@@ -183,11 +183,11 @@ class LastingHost:
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
         """Send a message; to a life of a role that has said something to the coordinator."""
-        life, session = self._sessions.get(to, (-1, None))
+        incarnation, session = self._sessions.get(to, (-1, None))
         if session is not None:
             session.say(message)
             if (
-                not self._replays and to not in self._awaited and self._endpoint.life_of(to) == life
+                not self._replays and to not in self._awaited and self._endpoint.incarnation_of(to) == incarnation
             ):  # else it is told when it comes back
                 self._endpoint.send(to, message, payload)
 
@@ -198,24 +198,24 @@ class LastingHost:
             RemoteProtocolError: a role cannot have heard what it says that it has.
         """
         sender, event = arrival.sender, arrival.event
-        life = self._endpoint.life_of(sender) if isinstance(event, Message) else -1
+        incarnation = self._endpoint.incarnation_of(sender) if isinstance(event, Message) else -1
         if self.ended and type(event) is not Resume:
             return
         if (
             self._kinds and self._journal.long and sender != STORE
         ):  # whose answer comes amid the effects of what is noted already
             self._journal.begin(self._remember())
-        before = self._sessions.get(sender, (life,))[0]
-        if before < life and before > self._over.get(sender, -1):  # nobody has told of its death
-            yield self._noted(Arrival(sender, Lost(f"{sender} came again, as incarnation {life}", before)), -1)
+        before = self._sessions.get(sender, (incarnation,))[0]
+        if before < incarnation and before > self._over.get(sender, -1):  # nobody has told of its death
+            yield self._noted(Arrival(sender, Lost(f"{sender} came again, as incarnation {incarnation}", before)), -1)
         if type(event) is Resume:
-            self._resume(sender, life, event.heard)
+            self._resume(sender, incarnation, event.heard)
         else:
-            yield self._noted(arrival, life)
+            yield self._noted(arrival, incarnation)
 
-    def _noted(self, arrival: Arrival, life: int) -> Arrival:
-        self._journal.note(arrival.sender, life, arrival.event)
-        self._count(arrival.sender, life, arrival.event)
+    def _noted(self, arrival: Arrival, incarnation: int) -> Arrival:
+        self._journal.note(arrival.sender, incarnation, arrival.event)
+        self._count(arrival.sender, incarnation, arrival.event)
         return arrival
 
     def replay(self) -> Iterator[JournalEntry]:
@@ -230,16 +230,20 @@ class LastingHost:
             self._count(*entry)
             yield entry
         self._replays = False
-        self._awaited = {role: life for role, (life, _) in self._sessions.items() if life > self._over.get(role, -1)}
+        self._awaited = {
+            role: incarnation
+            for role, (incarnation, _) in self._sessions.items()
+            if incarnation > self._over.get(role, -1)
+        }
 
     def missing(self) -> list[tuple[str, int]]:
         """Who has not come back, and which life of it, of those whose deaths nobody else tells of."""
-        return [(role, life) for role, life in self._awaited.items() if role not in self._watched]
+        return [(role, incarnation) for role, incarnation in self._awaited.items() if role not in self._watched]
 
     def _remember(self) -> bytes:
         sessions = [
-            [role, life, one.heard, one.said, list(map(wire.encode, one.kept))]
-            for role, (life, one) in self._sessions.items()
+            [role, incarnation, one.heard, one.said, list(map(wire.encode, one.kept))]
+            for role, (incarnation, one) in self._sessions.items()
         ]
         return msgspec.msgpack.encode(
             [remember(self._machine, self._kinds), sessions, self._over, self.records, self.wakes]
@@ -248,13 +252,13 @@ class LastingHost:
     def _recall(self, held: bytes) -> None:
         machine, sessions, self._over, self.records, wakes = msgspec.msgpack.decode(held)
         recall(machine, self._kinds, self._machine)
-        for role, life, heard, said, kept in sessions:
-            session = self._session(role, life)
+        for role, incarnation, heard, said, kept in sessions:
+            session = self._session(role, incarnation)
             session.heard, session.said = heard, said
             session.kept.extend(wire.decode(frame[wire.PREFIX.size :]) for frame in kept)
         self.wakes = msgspec.convert(wakes, list[Wake])
 
-    def _count(self, sender: str, life: int, event: Event) -> None:
+    def _count(self, sender: str, incarnation: int, event: Event) -> None:
         """Know that the coordinator was told something, now or in the life before."""
         if isinstance(event, Lost):
             known = self._sessions.get(sender, (-1,))[0]
@@ -264,21 +268,21 @@ class LastingHost:
                 self._awaited.pop(sender, None)
         elif isinstance(event, Woke):
             self.wakes.remove(next(wake for wake in self.wakes if wake.timer == event.timer))
-        elif life >= 0:
-            self._session(sender, life).heard += 1
+        elif incarnation >= 0:
+            self._session(sender, incarnation).heard += 1
 
-    def _session(self, role: str, life: int) -> Session:
+    def _session(self, role: str, incarnation: int) -> Session:
         known = self._sessions.get(role)
-        if known is None or known[0] != life:
-            known = self._sessions[role] = (life, Session(KEPT))
+        if known is None or known[0] != incarnation:
+            known = self._sessions[role] = (incarnation, Session(KEPT))
             self._awaited.pop(role, None)
         return known[1]
 
-    def _resume(self, role: str, life: int, heard: int) -> None:
-        if life <= self._over.get(role, -1):
+    def _resume(self, role: str, incarnation: int, heard: int) -> None:
+        if incarnation <= self._over.get(role, -1):
             self._endpoint.send(role, Resumed(-1))
             return
-        session = self._session(role, life)
+        session = self._session(role, incarnation)
         missed = session.missed(heard)
         self._awaited.pop(role, None)
         self._endpoint.send(role, Resumed(session.heard))

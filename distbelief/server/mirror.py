@@ -49,7 +49,7 @@ class Mirror:
         self.vectors: tuple[Payload, ...] = ()
         """What it sends from; none where payloads are phantoms."""
         self._size = LEAST_SLOT
-        self._life = 0
+        self._incarnation = 0
         self._free: list[int] = []
         self._queue: deque[tuple[int, Make, Payload | None]] = deque()
         self._waiting: deque[tuple[int, list[Effect]]] = deque()
@@ -79,12 +79,12 @@ class Mirror:
             beside: said before it, each with its bytes.
         """
         said = self.end()
-        self.place, self._life, self._free = place, whole.life, list(range(SLOTS))
+        self.place, self._incarnation, self._free = place, whole.incarnation, list(range(SLOTS))
         self._floor = self._told = whole.floor
         sent = [
             effect
             for part in pack(arrays, self._size)
-            for effect in self._send(partial(_piece, whole.life, part), part.data)
+            for effect in self._send(partial(_piece, whole.incarnation, part), part.data)
         ]
         sent += [effect for make, payload in beside for effect in self._send(make, payload)]
         sent += self._send(lambda number, _: msgspec.structs.replace(whole, number=number))
@@ -128,7 +128,7 @@ class Mirror:
         of = keys, staleness, samples
 
         def copied(number: int, slot: int) -> Message:
-            return Copied(slot, 0, payload.nbytes, self._life, number, what, *of, factor, weight, floor, norms)
+            return Copied(slot, 0, payload.nbytes, self._incarnation, number, what, *of, factor, weight, floor, norms)
 
         return self.repeat(copied, payload, floor)
 
@@ -141,7 +141,7 @@ class Mirror:
 
     def tell(self, **what: Any) -> list[Effect]:
         """Tell the standby what has no bytes: the fields of a `Decided`."""
-        return self.repeat(lambda number, _: Decided(self._life, number, **what))
+        return self.repeat(lambda number, _: Decided(self._incarnation, number, **what))
 
     def tell_floor(self, floor: int) -> list[Effect]:
         """Tell the standby that the floor of the policy has risen, unless it knows."""
@@ -165,7 +165,7 @@ class Mirror:
 
     def kept(self, event: Confirmed) -> tuple[list[Effect], bool]:
         """The standby has confirmed: what may be said now, and whether it holds the whole state since this word."""
-        if self.place is None or event.life != self.place.incarnation or event.number > self._number:
+        if self.place is None or event.incarnation != self.place.incarnation or event.number > self._number:
             return [], False
         whole = self._kept < self._whole <= event.number
         self._kept = max(self._kept, event.number)
@@ -198,5 +198,5 @@ class Mirror:
         return sent
 
 
-def _piece(life: int, part: ArrayBytes, number: int, slot: int) -> StatePart:
-    return StatePart(slot, 0, part.data.nbytes, life, number, part.name, part.dtype, part.shape, part.offset)
+def _piece(incarnation: int, part: ArrayBytes, number: int, slot: int) -> StatePart:
+    return StatePart(slot, 0, part.data.nbytes, incarnation, number, part.name, part.dtype, part.shape, part.offset)

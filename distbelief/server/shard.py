@@ -566,10 +566,10 @@ class Shard:
         for key, (push, _) in self._pushes.items():  # what is held is taken, and not in what is sent
             before = taken(key.who, push)._replace(clock=key.clock - 1)
             applied[before[:2]] = min(applied[before[:2]], before)
-        life, updates = self.version
+        incarnation, updates = self.version
         arrays, summing, beside = self.sums.state(self) if self.sums else (self.held.arrays(), None, ())
         whole = mirroring.StateSent(
-            life,
+            incarnation,
             0,
             updates,
             self.samples,
@@ -584,11 +584,11 @@ class Shard:
 
     def _kept(self, sender: str, event: mirroring.Confirmed, payload: Payload | None) -> list[Effect]:
         said, whole = self.mirror.kept(event)
-        told: list[Effect] = [Send(roles.COORDINATOR, mirroring.Mirrored(event.life))] if whole else []
+        told: list[Effect] = [Send(roles.COORDINATOR, mirroring.Mirrored(event.incarnation))] if whole else []
         return told + said + self.let_go()
 
     def _alone(self, sender: str, event: mirroring.Unmirrored, payload: Payload | None) -> list[Effect]:
-        if self.mirror.place is None or self.mirror.place.incarnation != event.life:
+        if self.mirror.place is None or self.mirror.place.incarnation != event.incarnation:
             return []
         return self.mirror.end() + self.let_go()
 

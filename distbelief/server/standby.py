@@ -38,12 +38,12 @@ class Following:
 
     Args:
         plan: of the job.
-        life: of the shard.
+        incarnation: of the shard.
         shard: what it may be; it has done nothing yet.
     """
 
-    def __init__(self, plan: Plan, life: int, shard: Shard) -> None:
-        self.plan, self.life, self.shard = plan, life, shard
+    def __init__(self, plan: Plan, incarnation: int, shard: Shard) -> None:
+        self.plan, self.incarnation, self.shard = plan, incarnation, shard
         self.held = shard.hold(plan).slice
         self.whole = False
         """Whether it holds all that its shard has acknowledged."""
@@ -125,12 +125,12 @@ class Following:
         self.shard.samples += samples
         self.shard.version = Version(0, self.shard.version.updates + 1)
 
-    def succeed(self, life: int) -> Shard:
+    def succeed(self, incarnation: int) -> Shard:
         """The shard, in its next life; what was gathered for an update that nobody else will make, makes one."""
         if self._gathered:
             factor = self.plan.factor(self.shard.samples)
             self._step(self._gathered_samples, factor, 1.0 / self._gathered)
-        self.shard.inherit(life, self.floor, self._history.since(0), self._norms)
+        self.shard.inherit(incarnation, self.floor, self._history.since(0), self._norms)
         return self.shard
 
 
@@ -184,7 +184,7 @@ class Standby:
 
     def _repeat(self, sender: str, event: mirroring.Numbered, payload: Payload | None) -> list[Effect]:
         """Do what the shard has done, and confirm it."""
-        if self.following is None or event.life != self.following.life:
+        if self.following is None or event.incarnation != self.following.incarnation:
             return []  # on its way since a life that is gone
         self._repeats[type(event)](self.following, sender, event, payload)
         slot = event.slot if isinstance(event, Bulk) else -1
@@ -202,11 +202,11 @@ class Standby:
     def _stand(self, sender: str, event: mirroring.Stand, payload: Payload | None) -> list[Effect]:
         """Begin with nothing; whatever life of the shard it followed before."""
         shard = Shard(self.index, self._make, sums=self._sums() if self._sums else None)
-        self.following = Following(event.plan, event.life, shard)
-        return [Send(roles.COORDINATOR, mirroring.Stands(event.life))]
+        self.following = Following(event.plan, event.incarnation, shard)
+        return [Send(roles.COORDINATOR, mirroring.Stands(event.incarnation))]
 
     def _succeed(self, sender: str, event: mirroring.Succeed, payload: Payload | None) -> list[Effect]:
         """Be the shard."""
         if self.following is None or not self.following.whole:
             raise RemoteProtocolError(f"{self.role} is to be its shard, and does not hold what that held")
-        return [Become(self._of, event.life, self.following.succeed(event.life))]
+        return [Become(self._of, event.incarnation, self.following.succeed(event.incarnation))]

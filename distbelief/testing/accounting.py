@@ -258,7 +258,7 @@ class Accounting:
             )
             for who, clock in keys if version <= now else ():
                 if (who, clock) not in known:
-                    self._take(shard, who, self.sent_pushes[who, shard, clock][0], version, life=-1)
+                    self._take(shard, who, self.sent_pushes[who, shard, clock][0], version, incarnation=-1)
             if version <= now:
                 self.groups[shard][version] = list(keys)
 
@@ -304,9 +304,9 @@ class Accounting:
         self._take(shard, who, push, version, message.version.incarnation)
         groups.setdefault(version, []).append(key)
 
-    def _take(self, shard: str, who: str, push: pushing.Push, version: int, life: int) -> None:
+    def _take(self, shard: str, who: str, push: pushing.Push, version: int, incarnation: int) -> None:
         """A push is in an update of a life of a shard; -1: of the life that it was pushed to."""
-        here = push.version.incarnation == life or life < 0
+        here = push.version.incarnation == incarnation or incarnation < 0
         self.based[who, shard, push.clock] = (
             push.version.updates if here else min(push.version.updates, self._began[shard])
         )

@@ -20,7 +20,7 @@ class Death(NamedTuple):
     """The death of one life of a role, and how the job stood then."""
 
     role: str
-    life: int
+    incarnation: int
     started: bool
     saved: bool
     """Whether there was a checkpoint."""
@@ -50,12 +50,12 @@ def causes(replicas: int, restarts: int, deaths: Sequence[Death], interrupted: b
     True
     >>> causes(2, 1, [shard._replace(ending=True, lasts=True)], interrupted=False) == DONE
     True
-    >>> causes(2, 1, [shard._replace(life=1)], interrupted=False)
+    >>> causes(2, 1, [shard._replace(incarnation=1)], interrupted=False)
     {<Cause.SHARD_SPENT: 'a shard died in its last life'>}
     """
     shards = [death for death in deaths if roles.kind(death.role) is roles.Kind.SHARD and not death.covered]
-    spent = [death for death in shards if death.life >= restarts]
-    last = [death for death in deaths if roles.is_replica(death.role) and death.life >= restarts]
+    spent = [death for death in shards if death.incarnation >= restarts]
+    last = [death for death in deaths if roles.is_replica(death.role) and death.incarnation >= restarts]
     failed = {Cause.SHARD_SPENT} if spent else set()
     lost = [death for death in shards if not death.lasts]
     if any(not death.saved for death in lost):
@@ -95,7 +95,7 @@ class Endings:
     def sent(self, sender: str, to: str, message: Message) -> None:
         """A shard says that its standby holds everything."""
         if isinstance(message, mirroring.Mirrored):
-            self._told[sender] = self._life(sender), message.life
+            self._told[sender] = self._incarnation_of(sender), message.incarnation
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
         """The coordinator hears that it does, or that nothing is lost with a shard's process."""
@@ -126,7 +126,7 @@ class Endings:
     def _has(self, kind: type[records.Record]) -> bool:
         return any(isinstance(record, kind) for record in self._run.records)
 
-    def _life(self, role: str) -> int:
+    def _incarnation_of(self, role: str) -> int:
         return self._run.simulation.network.endpoints[role].incarnation
 
     def _dead(self, role: str) -> bool:
@@ -144,26 +144,26 @@ class Endings:
             and role in self._told
             and not self._dead(standby := roles.standby_of(role))
         ):
-            lives = self._life(role), self._life(standby)
+            lives = self._incarnation_of(role), self._incarnation_of(standby)
             covered = True if self._heard.get(role) == lives else None if self._told[role] == lives else False
         elif roles.kind(role) is roles.Kind.STANDBY:
             self._bereave(roles.shard_of(role))
-        self.deaths.append(self._death(role, self._life(role), covered))
+        self.deaths.append(self._death(role, self._incarnation_of(role), covered))
 
     def _bereave(self, shard: str) -> None:
         """A shard's standby dies: with it the shard, where that is dead and the standby was to be it."""
         if self._dead(shard):
-            life = self._life(shard)
+            incarnation = self._incarnation_of(shard)
             self.deaths = [
-                death._replace(covered=None) if death[:2] == (shard, life) and death.covered else death
+                death._replace(covered=None) if death[:2] == (shard, incarnation) and death.covered else death
                 for death in self.deaths
             ]
-            self.deaths.append(self._death(shard, life + 1, covered=False))
+            self.deaths.append(self._death(shard, incarnation + 1, covered=False))
 
-    def _death(self, role: str, life: int, covered: bool | None) -> Death:
+    def _death(self, role: str, incarnation: int, covered: bool | None) -> Death:
         saved = any(isinstance(record, records.Checkpointed) and not record.error for record in self._run.records)
         lasts = role in self._lasting
-        return Death(role, life, self._has(records.Started), saved, self._has(records.Ending), covered, lasts)
+        return Death(role, incarnation, self._has(records.Started), saved, self._has(records.Ending), covered, lasts)
 
     def hold(self) -> Cause:
         """Hold the end of the run against what its faults allow; returns why it has ended."""

@@ -125,7 +125,7 @@ class Endpoint(ABC):
         """
 
     @abstractmethod
-    def life_of(self, peer: str) -> int:
+    def incarnation_of(self, peer: str) -> int:
         """Which incarnation of a peer has opened the link to it that is there; -1 where that is not known, or there is
         none.
         """

@@ -72,7 +72,7 @@ class InlineEndpoint(Endpoint):
         if role not in self.network.endpoints:
             raise JobFailed(f"{self.role} cannot reach {role}: it is not there")
 
-    def life_of(self, peer: str) -> int:
+    def incarnation_of(self, peer: str) -> int:
         """Nobody has a second life here."""
         return 0 if peer in self.links else -1
 

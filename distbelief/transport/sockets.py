@@ -153,7 +153,7 @@ class SocketEndpoint(NetworkEndpoint):
                     link, f"{to} does not read: {link.queued} bytes are kept for it, over the limit of {link.limit}"
                 )
 
-    def life_of(self, peer: str) -> int:
+    def incarnation_of(self, peer: str) -> int:
         """Which incarnation of a peer has opened the link to it; -1 where that is not known, or there is none."""
         return self._links[peer].hello.incarnation if peer in self._links else -1
 

@@ -233,7 +233,7 @@ class VirtualEndpoint(Endpoint):
             self.last.pop(role, None)
             self._reach(peer)
 
-    def life_of(self, peer: str) -> int:
+    def incarnation_of(self, peer: str) -> int:
         """Which incarnation of a peer the link is to; -1 where there is none."""
         other = self.peers.get(peer)
         return -1 if other is None or other in self.cut else other.incarnation

@@ -30,13 +30,13 @@ class Stand(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Hold what this life of your shard will send you; forget what another has sent."""
 
     plan: Plan
-    life: int
+    incarnation: int
 
 
 class Succeed(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Your shard is gone: be it, in this life of it."""
 
-    life: int
+    incarnation: int
 
 
 # standby to coordinator
@@ -45,7 +45,7 @@ class Succeed(Message, frozen=True, array_like=True, tag=True, gc=False):
 class Stands(Message, frozen=True, array_like=True, tag=True, gc=False):
     """It is ready to be sent what a life of its shard holds."""
 
-    life: int
+    incarnation: int
 
 
 # coordinator to shard
@@ -60,7 +60,7 @@ class BeginMirroring(Message, frozen=True, array_like=True, tag=True, gc=False):
 class Unmirrored(Message, frozen=True, array_like=True, tag=True, gc=False):
     """That life of your standby will not take your place: acknowledge what it has not confirmed."""
 
-    life: int
+    incarnation: int
 
 
 # shard to coordinator
@@ -69,7 +69,7 @@ class Unmirrored(Message, frozen=True, array_like=True, tag=True, gc=False):
 class Mirrored(Message, frozen=True, array_like=True, tag=True, gc=False):
     """That life of its standby holds all that the shard has acknowledged, and will."""
 
-    life: int
+    incarnation: int
 
 
 class StandbyLost(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -77,16 +77,16 @@ class StandbyLost(Message, frozen=True, array_like=True, tag=True, gc=False):
     alone.
     """
 
-    life: int
+    incarnation: int
 
 
-# shard to standby; `life` is the shard's
+# shard to standby; `incarnation` is the shard's
 
 
 class StatePart(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     """Bytes of one array of its state, from `offset` on."""
 
-    life: int
+    incarnation: int
     number: int
     name: str
     dtype: str
@@ -112,7 +112,7 @@ class Summing(msgspec.Struct, frozen=True, array_like=True):
 class StateSent(Message, frozen=True, array_like=True, tag=True, gc=False):
     """That was all of its state but these counts, and the pushes that its ledger has taken."""
 
-    life: int
+    incarnation: int
     number: int
     updates: int
     samples: int
@@ -137,7 +137,7 @@ class Copied(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     makes with `weight`.
     """
 
-    life: int
+    incarnation: int
     number: int
     what: CopyUse
     keys: tuple[PushTaken, ...]
@@ -157,7 +157,7 @@ class Decided(Message, frozen=True, array_like=True, tag=True, gc=False):
     policy, after that.
     """
 
-    life: int
+    incarnation: int
     number: int
     step: tuple[int, float, float] | None = None
     """Its samples, its factor of the learning rate, its weight."""
@@ -169,7 +169,7 @@ class Decided(Message, frozen=True, array_like=True, tag=True, gc=False):
 class OperationsDone(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Operations on named vectors that it has done, and the scalars that it found."""
 
-    life: int
+    incarnation: int
     number: int
     operate: Operate
     scalars: tuple[float, ...]
@@ -178,7 +178,7 @@ class OperationsDone(Message, frozen=True, array_like=True, tag=True, gc=False):
 class WorkUnitTaken(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     """A work unit of its newest evaluation that it has taken."""
 
-    life: int
+    incarnation: int
     number: int
     work_unit: int
     part: int
@@ -195,7 +195,7 @@ class Confirmed(Message, frozen=True, array_like=True, tag=True, gc=False):
     had none).
     """
 
-    life: int
+    incarnation: int
     number: int
     slot: int = -1
 

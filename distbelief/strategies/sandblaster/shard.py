@@ -77,9 +77,11 @@ class WorkUnitSums:
         for command in event.commands:
             scalars += self._do(shard, command)
         self._newest = answer = operations.Operated(event.number, tuple(scalars))
-        life = shard.version.incarnation
+        incarnation = shard.version.incarnation
         told = mirror.repeat(
-            lambda number, _: mirroring.OperationsDone(life, number, event, answer.scalars), None, shard.policy.floor
+            lambda number, _: mirroring.OperationsDone(incarnation, number, event, answer.scalars),
+            None,
+            shard.policy.floor,
         )
         told += mirror.after([Send(sender, answer)] if asks else [])
         return told + (shard.let_go() if shard.policy.floor > floor else [])
@@ -186,5 +188,5 @@ def _vectors(shard: Shard) -> VectorSlice:
 
 
 def _took(shard: Shard, work_unit: int, part: int, payload: Payload) -> Callable[[int, int], Message]:
-    life, size = shard.version.incarnation, payload.nbytes
-    return lambda number, slot: mirroring.WorkUnitTaken(slot, 0, size, life, number, work_unit, part)
+    incarnation, size = shard.version.incarnation, payload.nbytes
+    return lambda number, slot: mirroring.WorkUnitTaken(slot, 0, size, incarnation, number, work_unit, part)

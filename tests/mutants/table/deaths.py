@@ -229,9 +229,9 @@ MUTANTS = [
     ),
     Mutant(
         "the-journal-is-written-after-the-word-is-acted-on", JOURNAL, "runtime/lasting.py",
-        "            yield self._noted(arrival, life)\n",
+        "            yield self._noted(arrival, incarnation)\n",
         "            yield arrival\n"
-        "            self._noted(arrival, life)\n",
+        "            self._noted(arrival, incarnation)\n",
         (f"{REVIVAL}::test_the_model_is_that_of_a_calm_run",),
     ),
     Mutant(
