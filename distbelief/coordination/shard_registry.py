@@ -37,7 +37,7 @@ class ShardRegistry:
         self._standing: dict[str, ShardStanding] = dict.fromkeys(self.roles, ShardStanding.AWAY)
         self._places: dict[str, Address] = {}
         self._lives = dict.fromkeys(self.roles, 0)  # the life of each that is to be
-        self._heirs: dict[str, int] = {}  # lives that are those of a standby
+        self._succeeded: dict[str, int] = {}  # lives that are those of a standby
         self._doubted: set[tuple[str, int]] = set()
         self._lasting: set[str] = set()
 
@@ -88,7 +88,7 @@ class ShardRegistry:
 
     def inherit(self, role: str, incarnation: int, standby: str) -> WriteRecord:
         """Have a shard's standby be its next life."""
-        self._lives[role], self._heirs[role] = incarnation, incarnation
+        self._lives[role], self._succeeded[role] = incarnation, incarnation
         self._move(role, ShardStanding.AWAY)
         return WriteRecord(Succeeded(role, incarnation, standby))
 
@@ -113,22 +113,19 @@ class ShardRegistry:
             plan: of the job.
             checkpoint: that those load who have nothing.
             members: replicas that go on as they were at a shard that takes the place of another.
-            together: whether all load it at once, and replicas begin anew: but heirs hold what the shards before them
-                held.
+            together: whether all load it at once, and replicas begin anew: but standbys that have succeeded hold what
+                the shards before them held.
         """
         told: list[Send] = []
         ruler = self.place(plan.ruler) if together else Address("", 0)
         for role in self.roles:
-            heir = self._inherits(role)
-            if self._standing[role] is not ShardStanding.HERE or (together and self.missing and not heir):
+            succeeded = self._has_succeeded(role)
+            if self._standing[role] is not ShardStanding.HERE or (together and self.missing and not succeeded):
                 continue
             self._move(role, ShardStanding.TOLD)
             own = [(_linked(who, plan, role), incarnation) for who, incarnation in members]
-            told.append(
-                Send(
-                    role, Restore(plan, "" if heir else checkpoint, () if together and not heir else tuple(own), ruler)
-                )
-            )
+            source, continuing = "" if succeeded else checkpoint, () if together and not succeeded else tuple(own)
+            told.append(Send(role, Restore(plan, source, continuing, ruler)))
         new = {one.to for one in told}
         if plan.settings.strategy.rounds and roles.shard(plan.ruler) in new:
             told += [
@@ -142,8 +139,8 @@ class ShardRegistry:
         """Have no shard wait for replicas that may have gone before it had heard of them."""
         if not plan.settings.strategy.attendance:
             return []
-        # in rounds the others wait for whom the ruling names, and hear of deaths themselves: but not an heir, to which
-        # the dead had no link yet
+        # in rounds the others wait for whom the ruling names, and hear of deaths themselves: but not a standby that has
+        # succeeded, to which the dead had no link yet
         asked = [roles.shard(plan.ruler)] if plan.settings.strategy.rounds and not plan.settings.standby else self.roles
         return [
             Send(shard, Departed(_linked(role, plan, shard), lives[role]))
@@ -152,8 +149,8 @@ class ShardRegistry:
             for shard in asked
         ]
 
-    def _inherits(self, role: str) -> bool:
-        return role in self._places and self._heirs.get(role) == self._places[role].incarnation
+    def _has_succeeded(self, role: str) -> bool:
+        return role in self._places and self._succeeded.get(role) == self._places[role].incarnation
 
     def holds(self, role: str, lasts: bool = False) -> bool:
         """A shard says that it holds its range, in memory that `lasts`; whether it had been told to.
@@ -188,7 +185,7 @@ class ShardRegistry:
         """Whether all that was applied is kept for those who do not hold it yet: by standbys, which take their places,
         or in memory that outlives their processes.
         """
-        return all(self.lasts(role) or self._heirs.get(role) == self._lives[role] for role in self.unready)
+        return all(self.lasts(role) or self._succeeded.get(role) == self._lives[role] for role in self.unready)
 
     def waits(self) -> list[str]:
         """For whom the job waits, in words."""

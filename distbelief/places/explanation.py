@@ -18,7 +18,7 @@ class Explanation:
 
     def __init__(self, checkpoint: int = 0, run: str = "") -> None:
         self.run, self.checkpoint = run, checkpoint
-        self.hearsay = ""
+        self.reported_loss = ""
         """What the first role said that told only of somebody else who is gone."""
         self.deaths: dict[str, str] = {}
         """How the last life of each role ended, of those that nobody meant to end."""
@@ -27,7 +27,7 @@ class Explanation:
     def error(self, finished: Finished | None, started: bool) -> JobFailed | None:
         """The error for how a job has ended, or (None) for one that has never said how; None where it ended well."""
         if finished is None:
-            return self.explain(self.hearsay or "the job ended without a result")
+            return self.explain(self.reported_loss or "the job ended without a result")
         if finished.outcome is Outcome.FAILED:
             return self.explain(finished.reason, finished.role)
         never_began = finished.outcome is Outcome.INTERRUPTED and not started

@@ -35,11 +35,11 @@ def _address(run: str | Path) -> str:
     return "\0distbelief-status-" + blake2b(os.fsencode(os.path.realpath(run)), digest_size=16).hexdigest()
 
 
-class Desk:
+class StatusServer:
     """The supervisor's end: whoever asks is answered once every process has said how it stands, or has had its time.
 
     Args:
-        run: the run folder; a job without one has no desk.
+        run: the run folder; nobody can ask a job without one.
         ask: asks every process.
         answer: makes the state out of what they said.
     """

@@ -173,9 +173,9 @@ class Supervisor:
 
     # what happens
 
-    def begin(self, cast: Iterable[str]) -> list[Effect]:
+    def begin(self, who: Iterable[str]) -> list[Effect]:
         """Start the first life of every role."""
-        return [effect for role in cast for effect in self._start(role, 0)]
+        return [effect for role in who for effect in self._start(role, 0)]
 
     def handle(self, now: float, event: Event) -> list[Effect]:
         """Take one event, at a moment in seconds, and say what is to be done."""
@@ -253,7 +253,7 @@ class Supervisor:
         error ends the job.
         """
         if word.kind == JobFailed.__name__:
-            self.explanation.hearsay = self.explanation.hearsay or word.told
+            self.explanation.reported_loss = self.explanation.reported_loss or word.told
             for life in self._here.get(said.role, ()):
                 if life.incarnation == said.incarnation:
                     life.said = word
@@ -314,8 +314,8 @@ class Supervisor:
 
     def _died(self, now: float, life: _Life, ended: Ended) -> list[Effect]:
         known, role, how = self.explanation, life.role, life.why or ended.how
-        hearsay = known.hearsay and not ended.killed
-        if how and not hearsay and role not in self._wanted and not self._needs(role):
+        reported_loss = known.reported_loss and not ended.killed
+        if how and not reported_loss and role not in self._wanted and not self._needs(role):
             known.deaths[role] = how
         if self.finished is not None:
             return []

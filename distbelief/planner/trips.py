@@ -23,7 +23,7 @@ from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Settings
 from distbelief.costs.profile import one_thread
 from distbelief.places.processes.peers import Peers
-from distbelief.places.simulated.handling import Handling, Labour
+from distbelief.places.simulated.handling import Handling, HandlingCosts
 from distbelief.planner.shards import GRADIENT, SGD, DirectTrips, Ours, Trips
 from distbelief.tasks import Task
 from distbelief.tasks.flat import layout_of
@@ -81,8 +81,8 @@ def measure(task: Task, batch_size: int, seconds: float, optimizer: Optimizer = 
         sides = [stack.enter_context(contextlib.closing(Ours(peers, "shared", size, optimizer=optimizer)))
             for size in sizes]  # fmt: skip
         short, long = _added(trainer, [_Kind(ours, ours.gradient, clock=time.perf_counter) for ours in sides], seconds)
-    labour = _labour(optimizer)
-    touched = labour.update(1) + labour.copy(1)  # by the shard, which steps and copies what it answers
+    costs = _message_costs(optimizer)
+    touched = costs.update(1) + costs.copy(1)  # by the shard, which steps and copies what it answers
     return _handling(sizes, short - 2 * MEMORY.latency, long - short, touched)
 
 
@@ -105,7 +105,7 @@ def measure_direct(task: Task, batch_size: int, seconds: float, optimizer: Optim
         kinds = [_Kind(one, torch.empty_like(one.gradient)) for one in sides]
         kinds += [kind._replace(before=one.have_updated) for kind, one in zip(kinds, sides, strict=True)]
         *alone, short, long = _added(trainer, kinds, seconds)
-    touched = _labour(optimizer).passing(PUSH, Phantom(1))
+    touched = _message_costs(optimizer).passing(PUSH, Phantom(1))
     one, several = (_handling(sizes, small, large - small, touched) for small, large in (alone, (short, long)))
     return DirectHandling(one, several)
 
@@ -117,9 +117,9 @@ def _trainer(task: Task, batch_size: int) -> tuple[Trainer, tuple[int, int]]:
     return Trainer(task, model, batch_size, 0), (SMALL, max(length, 2 * SMALL))
 
 
-def _labour(optimizer: Optimizer) -> Labour:
+def _message_costs(optimizer: Optimizer) -> HandlingCosts:
     """What counts bytes, and no messages."""
-    return Labour(Handling(0.0, 1.0), Settings(optimizer=optimizer), lambda: 0)
+    return HandlingCosts(Handling(0.0, 1.0), Settings(optimizer=optimizer), lambda: 0)
 
 
 def _handling(sizes: tuple[int, int], short: float, more: float, touched: float) -> Handling:

@@ -41,7 +41,7 @@ class Siblings:
         self._asked: deque[membership.Rejoin] = deque()
         """What followers ask about shards that they have lost."""
         self._places: tuple[Address, ...] = ()
-        self._hailed: set[str] = set()
+        self._greeted: set[str] = set()
         self.joined: dict[str, membership.Join | grouping.Enter] = {}
         """What those that this one leads have joined it with."""
         self._awaited: set[str] = set()
@@ -86,8 +86,8 @@ class Siblings:
         for role, place in list(zip(self._all, self._places, strict=True))[: self.partition]:
             if not (yield Connect(role, place)):
                 raise JobFailed(f"{self.role}: {role} cannot be reached")
-            yield Send(role, partitioning.PartitionHail())
-        while not self._hailed >= {*self._all[self.partition + 1 :]} or not self.joined.keys() >= {*self.followers}:
+            yield Send(role, partitioning.PartitionHello())
+        while not self._greeted >= {*self._all[self.partition + 1 :]} or not self.joined.keys() >= {*self.followers}:
             self._greet((yield RECEIVE))
         for role, theirs in self.joined.items():
             check_same(layout, theirs.layout, role)
@@ -96,8 +96,8 @@ class Siblings:
         match arrival.event:
             case partitioning.Meet(places):
                 self._places = places
-            case partitioning.PartitionHail():
-                self._hailed.add(arrival.sender)
+            case partitioning.PartitionHello():
+                self._greeted.add(arrival.sender)
             case membership.Join() | grouping.Enter() as joining:
                 self.joined[arrival.sender] = joining
             case _ if not self.takes(arrival):

@@ -47,7 +47,7 @@ class Link:
     """One connection. The endpoint that owns it reads; it writes by itself whenever the socket takes more."""
 
     __slots__ = (
-        "_epoll", "_spare", "arrival", "closed", "deadline", "dirty", "doomed", "error", "fd", "fds", "held", "hello",
+        "_epoll", "_spare", "arrival", "closed", "deadline", "dirty", "dropped", "error", "fd", "fds", "held", "hello",
         "lent", "limit", "queue", "queued", "rest", "role", "room", "socket", "unsettled", "views", "writing",
     )  # fmt: skip
 
@@ -71,7 +71,7 @@ class Link:
         self.views: dict[tuple[str, int, int, int], torch.Tensor] = {}
         self.error = ""  # why nothing more can be sent
         self.closed = False
-        self.doomed = False  # it is closed, or will be by the next poll: what comes from it is no longer delivered
+        self.dropped = False  # it is closed, or will be by the next poll: what comes from it is no longer delivered
         self._epoll = epoll
         self._spare = spare
 
@@ -163,7 +163,7 @@ class Link:
 
     def shut(self) -> None:
         """Let go of everything."""
-        self.closed = self.doomed = True
+        self.closed = self.dropped = True
         self.socket.close()
         self.fail("closed")
         self.views.clear()

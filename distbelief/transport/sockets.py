@@ -149,7 +149,7 @@ class SocketEndpoint(NetworkEndpoint):
             if not link.writing:
                 link.flush()
             if link.queued > link.limit:
-                self._doom(
+                self._drop_later(
                     link, f"{to} does not read: {link.queued} bytes are kept for it, over the limit of {link.limit}"
                 )
 
@@ -174,8 +174,8 @@ class SocketEndpoint(NetworkEndpoint):
 
     def drop(self, peer: str, reason: str) -> None:
         """Close the link to a peer that broke the protocol; `Lost(reason)` is delivered for it."""
-        if (link := self._links.get(peer)) is not None and not link.doomed:
-            self._doom(link, reason)
+        if (link := self._links.get(peer)) is not None and not link.dropped:
+            self._drop_later(link, reason)
 
     def watch(self, fileno: int, ready: Callable[[], None]) -> None:
         """Call `ready` from `poll` whenever a file descriptor of somebody else can be read; fileno stays theirs."""
@@ -323,9 +323,9 @@ class SocketEndpoint(NetworkEndpoint):
         link.role = hello.role
         self._links[link.role] = link
 
-    def _doom(self, link: Link, reason: str) -> None:
+    def _drop_later(self, link: Link, reason: str) -> None:
         """Make the next poll lose a link, since this may not be the moment to deliver anything."""
-        link.doomed = True
+        link.dropped = True
         link.fail(reason)
         self._failed.append(link)
 
@@ -348,7 +348,7 @@ class SocketEndpoint(NetworkEndpoint):
 
     def _read(self, link: Link) -> None:
         """Receive from a link that has something, and deliver what is complete."""
-        if link.doomed:
+        if link.dropped:
             return
         room = link.room
         count = self._receive(link)
@@ -403,7 +403,7 @@ class SocketEndpoint(NetworkEndpoint):
     def _parse(self, link: Link, data: memoryview) -> int:
         """Deliver the frames that data begins with; returns how many bytes that used."""
         position, end = 0, len(data)
-        while end - position >= wire.PREFIX.size and not link.doomed:
+        while end - position >= wire.PREFIX.size and not link.dropped:
             body = position + wire.PREFIX.size
             stop = body + wire.length(data[position:body])
             if stop > end:

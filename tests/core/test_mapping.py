@@ -74,8 +74,8 @@ def test_the_dead_wait_for_nothing_and_hold_nothing() -> None:
     locks = Queues()
     assert [locks.ask(role, 0) for role in ("a", "b", "c")] == [True, False, False]
     assert locks.ask("b", 1)
-    assert locks.bury("b") == []
-    assert locks.bury("a") == ["c"]
+    assert locks.release_dead("b") == []
+    assert locks.release_dead("a") == ["c"]
     assert (locks.holder(0), locks.holder(1)) == ("c", "")
 
 

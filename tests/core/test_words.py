@@ -8,11 +8,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 GIVEN_UP = {
-    "bereft", "bundle", "bundles", "conductor", "course", "despair", "errand", "errands", "gate", "knock", "knocking",
-    "lie", "pace", "ration", "rations", "sitting", "sorry", "muster", "reception", "stroke", "weather", "witness",
+    "bereft", "bundle", "bundles", "bury", "conductor", "course", "desk", "despair", "door", "doors", "doomed",
+    "errand", "errands", "gate", "hail", "hailed", "hearsay", "heir", "heirs", "hungry", "keeping", "knock",
+    "knocking", "labour", "lie",
+    "obey", "pace", "ration", "rations", "rumour", "rumours", "sitting", "sorry", "muster", "reception", "stroke",
+    "weather", "witness",
 }  # fmt: skip
-"""Standby lost, work units, a strategy's coordinator, generation or workload, end of a wait, requests; join
-server, request and refusal; a mapping's layout, compute model, round batches, attempt, locked step, network model,
+"""Standby lost, work units, to reap, a strategy's coordinator, generation or workload, status server, end of a wait,
+listener, dropped, requests; join server, request and refusal; hello of a group, a loss that is reported, successor,
+handling costs; a mapping's layout, to take a word, compute model, round batches, attempt, locked step, network model,
 accounting."""
 SOURCES = {path: path.read_text() for path in sorted((ROOT / "distbelief").rglob("*.py"))}
 

@@ -80,7 +80,7 @@ def test_a_replica_says_whose_link_it_waits_for_while_torch_opens_the_links_of_i
 
 
 def test_a_replica_says_whose_link_and_whose_parameters_it_waits_for_as_its_group_is_formed() -> None:
-    hails = [(role, grouping.Hail(1)) for role in ROLES[:2]]
+    hails = [(role, grouping.GroupHello(1)) for role in ROLES[:2]]
     assert told_while_it_waits(
         "replica 2", False, [("coordinator", assemble("replica 2")), *hails, ("coordinator", grouping.Halt(2))]
     ) == [

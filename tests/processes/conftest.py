@@ -81,7 +81,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
 
 def _ends(pid: int, deadline: float) -> bool:
-    """Wait until a process has ended, and bury it."""
+    """Wait until a process has ended, and reap it."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -115,23 +115,23 @@ def test_who_reads_slowly_holds_nobody_up_and_is_dropped_in_the_end(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(status, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    desk = status.Desk(tmp_path, lambda: 0, lambda _: {"much": "x" * (1 << 20)})
-    assert desk.listener is not None
+    status_server = status.StatusServer(tmp_path, lambda: 0, lambda _: {"much": "x" * (1 << 20)})
+    assert status_server.listener is not None
     found = []
     with socket.socket(socket.AF_UNIX) as slow, socket.socket(socket.AF_UNIX) as deaf:
         for client in (slow, deaf):
             client.connect(status._address(tmp_path))
-            desk.serve(True)
-        assert desk.due == status.READING_SECONDS
+            status_server.serve(True)
+        assert status_server.due == status.READING_SECONDS
         while chunk := slow.recv(1 << 16):
             found.append(chunk)
-            desk.serve(False)
-        assert desk.due == status.READING_SECONDS, "the other has not been dropped yet"
+            status_server.serve(False)
+        assert status_server.due == status.READING_SECONDS, "the other has not been dropped yet"
         now[0] += 2 * status.ANSWER_SECONDS
-        desk.serve(False)
-        assert desk.due == float("inf")
+        status_server.serve(False)
+        assert status_server.due == float("inf")
     assert len(json.loads(b"".join(found))["much"]) == 1 << 20
-    desk.close()
+    status_server.close()
 
 
 def test_the_command(tmp_path: Path, watch: jobs.Watch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from distbelief.core.optimizer import LEARNING_RATES, optim
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
-from distbelief.places.simulated.handling import INSTANT, STATES, Handling, Labour, touched
+from distbelief.places.simulated.handling import INSTANT, STATES, Handling, HandlingCosts, touched
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.strategies import Allreduce, Downpour, Hogwild, Sandblaster, Single, Softsync, Strategy, Synchronous
 from distbelief.transport.processors import Hosts
@@ -35,8 +35,8 @@ AT, SLICE = Version(0, 1), 40
 HUNDRED = Phantom(100)
 
 
-def labour(strategy: Strategy, handling: Handling = UNIT, **options: Any) -> Labour:
-    return Labour(handling, Job("digits", strategy).settings(), lambda: SLICE, **options)
+def costs(strategy: Strategy, handling: Handling = UNIT, **options: Any) -> HandlingCosts:
+    return HandlingCosts(handling, Job("digits", strategy).settings(), lambda: SLICE, **options)
 
 
 PUSH = Push(0, 0, 100, 0, 1, AT, 1, 1)
@@ -65,17 +65,17 @@ FETCHED = Fetched(0, 0, 100, AT)
 def test_taking_a_message_costs_the_vectors_that_it_touches(
     strategy: Strategy, event: Message, payload: Phantom | None, vectors: int
 ) -> None:
-    assert labour(strategy).taking(event, payload) == 100 * vectors
-    assert labour(strategy, Handling(0.5, 1.0)).taking(event, payload) == 100 * vectors + 0.5
+    assert costs(strategy).taking(event, payload) == 100 * vectors
+    assert costs(strategy, Handling(0.5, 1.0)).taking(event, payload) == 100 * vectors + 0.5
 
 
 def test_additions_that_the_network_counts_are_not_counted_twice() -> None:
-    assert labour(Allreduce(), adds=False).taking(ReducedPiece(0, 0, 0, 0, 0, True), HUNDRED) == 0
-    assert labour(Allreduce(), adds=False).taking(ReducedPiece(0, 0, 0, 0, 0, False), HUNDRED) == 200
+    assert costs(Allreduce(), adds=False).taking(ReducedPiece(0, 0, 0, 0, 0, True), HUNDRED) == 0
+    assert costs(Allreduce(), adds=False).taking(ReducedPiece(0, 0, 0, 0, 0, False), HUNDRED) == 200
 
 
 def test_a_death_is_no_message() -> None:
-    assert labour(Downpour(), Handling(0.5, 1.0)).taking(Lost("it is gone"), None) == 0
+    assert costs(Downpour(), Handling(0.5, 1.0)).taking(Lost("it is gone"), None) == 0
 
 
 @pytest.mark.parametrize(
@@ -84,18 +84,18 @@ def test_a_death_is_no_message() -> None:
 def test_saying_something_costs_the_copy_of_its_bytes(
     message: Message, payload: Phantom | None, seconds: float
 ) -> None:
-    assert labour(Downpour()).saying(message, payload) == seconds
+    assert costs(Downpour()).saying(message, payload) == seconds
 
 
 def test_a_round_costs_an_addition_for_each_gradient_and_one_update() -> None:
     """Told when they are acknowledged; one that came too late is in no round."""
-    work = labour(Synchronous(optimizer=optim("adam")))
+    work = costs(Synchronous(optimizer=optim("adam")))
     said = [
         work.saying(Pushed(0, 1, Version(0, version), dropped), None)
         for version, dropped in ((1, False), (1, False), (1, True), (2, False))
     ]
     assert said == [2 * SLICE + 4 * SLICE, 2 * SLICE, 0, 2 * SLICE + 4 * SLICE]
-    assert labour(Downpour()).saying(Pushed(0, 1, AT), None) == 0
+    assert costs(Downpour()).saying(Pushed(0, 1, AT), None) == 0
 
 
 def test_an_operation_costs_the_vectors_that_it_names() -> None:
@@ -106,7 +106,7 @@ def test_an_operation_costs_the_vectors_that_it_names() -> None:
         operations.AbsoluteNorms("sum", ("g", "d")), operations.Gather(1, ("g", "g.tail")),
     )  # fmt: skip
     assert [touched(command) for command in commands] == [1, 1, 2, 2, 3, 2, 2, 2]
-    assert labour(Sandblaster()).taking(Operate(1, commands), None) == 15 * SLICE
+    assert costs(Sandblaster()).taking(Operate(1, commands), None) == 15 * SLICE
 
 
 def test_every_optimizer_says_how_many_vectors_it_keeps() -> None:

@@ -52,7 +52,7 @@ RECORDED = Path(__file__).with_name("recorded.json")
 RENAMED = {
     "RoundBatch": "Ration", "StateSent": "Whole", "Decided": "Told", "OperationsDone": "Did", "WorkUnitTaken": "Took",
     "ReducedPiece": "Piece", "RoundsMade": "Rounds", "Departed": "Gone", "Unmirrored": "Alone",
-    "BeginMirroring": "Mirror", "StandbyLost": "Bereft",
+    "BeginMirroring": "Mirror", "StandbyLost": "Bereft", "GroupHello": "Hail",
 }  # fmt: skip
 """What messages are called now, and what they were called when they were recorded."""
 SAID = {(row.message, by, to) for one in CONVERSATIONS for row in one.says for by in row.by for to in row.to}

@@ -190,7 +190,7 @@ class PartValues(Message, frozen=True, array_like=True, tag=True, gc=False):
 # replica to replica
 
 
-class Hail(Message, frozen=True, array_like=True, tag=True, gc=False):
+class GroupHello(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Who opens a link to another member of a group says so, so that the other can use it."""
 
     group: int
@@ -304,7 +304,7 @@ GROUPING = Conversation(
         Says(Enter, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
         Says(Refused, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,), answers=Enter),
         Says(Assemble, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
-        Says(Hail, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
+        Says(GroupHello, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(State, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(RoundsMade, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
         Says(RoundBatch, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),

@@ -29,7 +29,7 @@ class Meet(Message, frozen=True, array_like=True, tag=True, gc=False):
     places: tuple[Address, ...]
 
 
-class PartitionHail(Message, frozen=True, array_like=True, tag=True, gc=False):
+class PartitionHello(Message, frozen=True, array_like=True, tag=True, gc=False):
     """A partition has opened its link to another of its replica: the first thing on it."""
 
 
@@ -81,7 +81,7 @@ PARTITIONING = Conversation(
     (
         Says(PartitionHere, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
         Says(Meet, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,), answers=PartitionHere),
-        Says(PartitionHail, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
+        Says(PartitionHello, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(Boundary, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(Crossed, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         *(

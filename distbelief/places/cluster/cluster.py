@@ -183,7 +183,7 @@ class Cluster(Local):
             self.plan(settings, job.strategy.roles(measured=True))
         return settings
 
-    def plan(self, settings: Settings, cast: Sequence[str]) -> Placement:
+    def plan(self, settings: Settings, everybody: Sequence[str]) -> Placement:
         """Who is where, by the slots that are written, and if all hosts see the run folder; no host is asked.
 
         Raises:
@@ -192,11 +192,11 @@ class Cluster(Local):
         if not self.slots:
             bare = next(host.name for host in self.named if not host.slots)
             raise UsageError(f"how many slots has host {bare}? Without asking it, that must be written: {bare}:4")
-        return self._place(settings, cast, [HostSlots(host.name, host.slots) for host in self.named])
+        return self._place(settings, everybody, [HostSlots(host.name, host.slots) for host in self.named])
 
-    def _place(self, settings: Settings, cast: Sequence[str], sites: Sequence[HostSlots]) -> Placement:
-        servers = [role for role in cast if roles.kind(role) in (roles.Kind.SHARD, roles.Kind.STANDBY)]
-        alone = [role for role in cast if role not in servers and not roles.is_replica(role)]
+    def _place(self, settings: Settings, everybody: Sequence[str], sites: Sequence[HostSlots]) -> Placement:
+        servers = [role for role in everybody if roles.kind(role) in (roles.Kind.SHARD, roles.Kind.STANDBY)]
+        alone = [role for role in everybody if role not in servers and not roles.is_replica(role)]
         return Placement(sites, settings.mesh, servers, alone, oversubscribe=self.oversubscribe)
 
     def _run(
@@ -258,7 +258,7 @@ class Cluster(Local):
         self, job: Job, settings: Settings, evaluated: bool, attempt: Attempt
     ) -> Callable[[Hooks], HostProcesses]:
         """What makes the place of a job's processes."""
-        cast, run = job.strategy.roles(evaluated), attempt.folder.path if attempt.folder else Path()
+        everybody, run = job.strategy.roles(evaluated), attempt.folder.path if attempt.folder else Path()
         if self.engine == LAUNCHED:
             tickets.write_run(*self._start(), run)
 
@@ -285,7 +285,7 @@ class Cluster(Local):
                 assert greeting
                 own = greeting.gpus if job.device.startswith("cuda") else greeting.cores
                 sites.append(HostSlots(host.name, host.slots or own, greeting.keeps))
-            return self._place(settings, cast, sites)
+            return self._place(settings, everybody, sites)
 
         return lambda hooks: HostProcesses(hooks, begin, place, self.leave_within)
 

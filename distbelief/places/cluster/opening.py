@@ -66,7 +66,7 @@ class Opened:
             agent.hang_up()
         until = time.monotonic() + seconds
         for agent in self.agents:
-            agent.bury(until)
+            agent.reap(until)
 
     def greet(self, mark: str) -> None:
         """Tell each agent of the job, once it has begun, and hear what its host is like."""

@@ -141,7 +141,7 @@ class RemoteAgent:
         self.line.say(Dismiss(0))
         self.line.close()
 
-    def bury(self, until: float) -> None:
+    def reap(self, until: float) -> None:
         """Wait until a moment for the process here to end, and end it then."""
         if self._stays and not self.gone:
             os.close(self.printed)

@@ -34,7 +34,7 @@ WAIT_SECONDS, PAUSE = 60.0, 0.5
 """How long to wait for a job that has not begun, and between two requests."""
 TICK = 1.0
 """Seconds between two looks at the clock."""
-DOORS = 64
+LEAVE_LISTENERS = 64
 """Guests of one job on one machine that `leave` can find."""
 
 
@@ -75,9 +75,9 @@ class Guest:
         if self.strategy:
             find(self.strategy)
         ticket = read_ticket(self.ticket)
-        door = _door(ticket)
-        with signals.waitable() as woken, door or contextlib.nullcontext():
-            _Stay(self, ticket, woken, door).run()
+        listener = _open_leave_listener(ticket)
+        with signals.waitable() as woken, listener or contextlib.nullcontext():
+            _Stay(self, ticket, woken, listener).run()
 
 
 class _Stay:
@@ -85,8 +85,8 @@ class _Stay:
     waits.
     """
 
-    def __init__(self, guest: Guest, ticket: Ticket, woken: Connection, door: socket.socket | None) -> None:
-        self._guest, self._ticket, self._woken, self._door = guest, ticket, woken, door
+    def __init__(self, guest: Guest, ticket: Ticket, woken: Connection, listener: socket.socket | None) -> None:
+        self._guest, self._ticket, self._woken, self._listener = guest, ticket, woken, listener
         self._request = JoinRequest(ticket.job, ticket.secret, script=bool(guest.script), strategy=guest.strategy)
         self._processes = Processes(self._spec, self._take, self._happens)
         self._part = self._ask()
@@ -134,13 +134,13 @@ class _Stay:
 
     def _watch(self) -> None:
         """Wait for words, the end of the process, signals, and who asks this guest to leave."""
-        door = self._door
-        waiting = [self._woken, *([door] if door else []), *self._processes.waitables]
+        listener = self._listener
+        waiting = [self._woken, *([listener] if listener else []), *self._processes.waitables]
         ready = set(map(id, multiprocessing.connection.wait(waiting, TICK)))
         within = self._guest.leave_within
         if id(self._woken) in ready:
             self._happens(Interruption(self._woken.recv_bytes().decode(), within=within))
-        elif door and id(door) in ready and _is_ours(door) and not self._supervisor.ending:
+        elif listener and id(listener) in ready and _is_ours(listener) and not self._supervisor.ending:
             self._happens(Interruption("distbelief leave", within=within))
         self._happens(Tick())
         self._processes.look(ready)
@@ -187,32 +187,32 @@ class _Stay:
 def leave(path: str) -> int:
     """Ask every guest on this machine that a ticket let in to leave its job; returns how many were asked."""
     job, asked = read_ticket(path).job, 0
-    for number in range(DOORS):
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-            door.connect(_name(job, number))
-            check_user(door)
+    for number in range(LEAVE_LISTENERS):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+            asking.connect(_name(job, number))
+            check_user(asking)
             asked += 1
     return asked
 
 
-def _door(ticket: Ticket) -> socket.socket | None:
+def _open_leave_listener(ticket: Ticket) -> socket.socket | None:
     """Where `leave` asks; None where all are taken."""
-    for number in range(DOORS):
-        door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    for number in range(LEAVE_LISTENERS):
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            door.bind(_name(ticket.job, number))
-            door.listen(1)
+            listener.bind(_name(ticket.job, number))
+            listener.listen(1)
         except OSError:
-            door.close()
+            listener.close()
         else:
-            return door
+            return listener
     return None
 
 
-def _is_ours(door: socket.socket) -> bool:
+def _is_ours(listener: socket.socket) -> bool:
     """Take one who asks to leave; whether he is a process of this user."""
     try:
-        with door.accept()[0] as client:
+        with listener.accept()[0] as client:
             check_user(client)
     except OSError:
         return False

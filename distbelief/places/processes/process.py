@@ -240,10 +240,10 @@ class _Process:
             self.driver.run()
 
     def _hear(self) -> None:
-        if not self.channel.hear_all(self._obey):
+        if not self.channel.hear_all(self._take_word):
             os._exit(1)
 
-    def _obey(self, word: ChannelMessage) -> None:
+    def _take_word(self, word: ChannelMessage) -> None:
         if isinstance(word, Interrupt):
             word_of: events.Event = (
                 membership.Finish(word.reason) if roles.is_replica(self.role) else membership.Stop(word.reason)
@@ -295,7 +295,7 @@ class _Process:
     def _become(self, role: str, incarnation: int, shard: Shard) -> None:
         """Go on as a shard, with a standby's memory."""
         self.role, self.incarnation, self.player = role, incarnation, shard
-        self.spec = msgspec.structs.replace(self.spec, identity=self.spec.heir)
+        self.spec = msgspec.structs.replace(self.spec, identity=self.spec.successor)
         name_process(role)
         self.endpoint = self.clock.endpoint = self._endpoint()
         self.endpoint.watch(self.channel.connection.fileno(), self._hear)
@@ -329,14 +329,14 @@ class _Process:
         poll = select.poll()
         poll.register(self.channel.connection.fileno(), select.POLLIN)
 
-        def obey(word: ChannelMessage) -> None:
+        def take_word(word: ChannelMessage) -> None:
             if isinstance(word, Interrupt):
                 told.append(word.reason)
             elif isinstance(word, Ask):
                 self.channel.say(Standing(self.role, "busy", "", None, {}))
 
         def stopped() -> str | None:
-            if poll.poll(0) and not self.channel.hear_all(obey):
+            if poll.poll(0) and not self.channel.hear_all(take_word):
                 os._exit(1)
             return told[0] if told else None
 

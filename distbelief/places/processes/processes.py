@@ -188,7 +188,7 @@ class Processes:
         """A process has ended: hear its last words, and tell how it did."""
         if child.open:
             child.channel.hear_all(partial(self._hear, child))
-        _bury(child)
+        _reap(child)
         self._hear_printed(child, last=True)
         status = child.process.exitcode
         if status == forkserver.UNTOLD and (how := forkserver.how_it_ended(GRACE)):
@@ -226,13 +226,13 @@ class Processes:
         for child in self.children:
             child.process.kill()
         for child in self.children:
-            _bury(child)
+            _reap(child)
             self._hear_printed(child, last=True)
             child.channel.connection.close()
         self._children.clear()
 
 
-def _bury(child: Child) -> None:
+def _reap(child: Child) -> None:
     """Wait for a process to end, and end what it has started: a user's script is the first of a group of its own."""
     child.process.join()
     with contextlib.suppress(ProcessLookupError):

@@ -79,7 +79,8 @@ class Running:
         aside = functools.partial(attempt.live.print_of, aside=True)
         hooks = Hooks(self._spec, self._take, self._happens, self._note, self._printed, aside, listens)
         self.processes = make(hooks)
-        self.desk = status.Desk(attempt.folder.path if attempt.folder else None, self._ask, self._state)
+        folder = attempt.folder.path if attempt.folder else None
+        self.status_server = status.StatusServer(folder, self._ask, self._state)
         self._looked = 0.0
         self._address = ""
         """Where the coordinator listens, or did last."""
@@ -127,7 +128,7 @@ class Running:
     def close(self) -> None:
         """Leave nothing behind: no process, no socket, no memory."""
         self.processes.close()
-        self.desk.close()
+        self.status_server.close()
         if self._join_server:
             self._join_server.close()
         for descriptor in (*self._journal, *self._columns, self._memory, self._crossings):
@@ -167,8 +168,8 @@ class Running:
             own = msgspec.structs.replace(own, listen=self._address, known=self._known)
         if self._certifier:
             standby = roles.kind(role) is roles.Kind.STANDBY
-            heir = self._certifier.issue(roles.shard_of(role)) if standby else None
-            own = msgspec.structs.replace(own, identity=self._certifier.issue(role), heir=heir)
+            successor = self._certifier.issue(roles.shard_of(role)) if standby else None
+            own = msgspec.structs.replace(own, identity=self._certifier.issue(role), successor=successor)
         return msgspec.msgpack.encode(own)
 
     def _printed(self, life: Life, lines: list[str]) -> None:
@@ -210,13 +211,13 @@ class Running:
 
     def _watch(self, woken: Connection) -> None:
         """Wait for words, ends and signals, and act on them."""
-        desk = self.desk.listener
-        waiting = [woken, *([desk] if desk else []), *self.processes.waitables]
-        ready = set(map(id, multiprocessing.connection.wait(waiting, min(TICK, self.desk.due))))
+        asked = self.status_server.listener
+        waiting = [woken, *([asked] if asked else []), *self.processes.waitables]
+        ready = set(map(id, multiprocessing.connection.wait(waiting, min(TICK, self.status_server.due))))
         if id(woken) in ready:
             self._happens(Interruption(woken.recv_bytes().decode()))
         self.processes.look(ready)
-        self.desk.serve(id(desk) in ready)
+        self.status_server.serve(id(asked) in ready)
         self._look(time.monotonic())
 
     def _look(self, now: float) -> None:
@@ -253,7 +254,7 @@ class Running:
     def _take(self, child: Life, word: ChannelMessage) -> None:
         """Take a word of a process; how it stands answers us, and is no sign that the job goes on."""
         if isinstance(word, Standing):
-            self.desk.take(word)
+            self.status_server.take(word)
             self.attempt.live.stands(word.role, word.facts)
         elif isinstance(word, Noted):
             self._known += word.role == roles.COORDINATOR

@@ -28,7 +28,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     supervisor: int
     """Process id of the one that has it started; nobody outlives it."""
     forkserver: int
-    """Process id of the forkserver; nobody outlives it either: who it has started, it alone can bury."""
+    """Process id of the forkserver; nobody outlives it either: who it has started, it alone can wait for."""
     path: list[str]
     directory: str
     environment: dict[bytes, bytes]
@@ -62,7 +62,7 @@ class Spec(Opening, frozen=True, kw_only=True):
     compute: ComputeModel | None
     identity: Identity | None
     """What this role proves itself with, where links are TLS."""
-    heir: Identity | None
+    successor: Identity | None
     """What a standby proves itself with when it is its shard."""
     run: str
     start: StartingPoint
@@ -106,7 +106,7 @@ def tell(
         insecure=cluster.insecure,
         compute=cluster.compute,
         identity=None,
-        heir=None,
+        successor=None,
         run=str(attempt.folder.path if attempt.folder else ""),
         start=attempt.start,
         init_from=job.init_from,
@@ -130,7 +130,7 @@ def tell_guest(told: Spec, identity: Identity | None) -> Spec:
     return Spec(
         job=told.job, task=told.task, strategy=told.strategy, data_dir=None, settings=told.settings, device="cpu",
         threads=1, transport=told.transport, bind="127.0.0.1",
-        advertise="", insecure=told.insecure, compute=None, identity=identity, heir=None, run="", start=ANEW,
+        advertise="", insecure=told.insecure, compute=None, identity=identity, successor=None, run="", start=ANEW,
         init_from=None, supervisor=0, forkserver=0, memory=-1, path=[], directory="", environment={}, script=[],
         evaluator=False,
     )  # fmt: skip

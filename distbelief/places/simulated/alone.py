@@ -17,7 +17,7 @@ from distbelief.job import Job
 from distbelief.places.attempt import Attempt
 from distbelief.places.compute_model import Stopwatch
 from distbelief.places.place import NEVER, Said
-from distbelief.places.simulated.handling import Labour
+from distbelief.places.simulated.handling import HandlingCosts
 from distbelief.places.simulated.simulation import model_of, task_of, without_loss
 from distbelief.places.simulated.timed import phantom
 from distbelief.places.supervisor import Supervisor
@@ -32,7 +32,7 @@ class Alone:
         job: what is run.
         settings: of it.
         stopwatch: of its steps.
-        labour: what its updates cost.
+        costs: of its updates.
         attempt: takes the records, and knows where to go on.
         clock: of the simulation.
         stopped: says, after each step, why the loop is to end; None while it is not.
@@ -40,11 +40,11 @@ class Alone:
     """
 
     def __init__(
-        self, job: Job, settings: Settings, stopwatch: Stopwatch, labour: Labour, attempt: Attempt, clock: VirtualClock,
-        stopped: Callable[[], str | None], computes: bool,
+        self, job: Job, settings: Settings, stopwatch: Stopwatch, costs: HandlingCosts, attempt: Attempt,
+        clock: VirtualClock, stopped: Callable[[], str | None], computes: bool,
     ) -> None:  # fmt: skip
         self._job, self._settings, self._attempt, self._computes = job, settings, attempt, computes
-        self._clock, self._stopwatch, self._labour = clock, stopwatch, labour
+        self._clock, self._stopwatch, self._message_costs = clock, stopwatch, costs
         self.supervisor = Supervisor(0, deadlines=NEVER)
         task, folder = task_of(job), attempt.folder
         run = str(folder.path) if folder is not None and computes else ""
@@ -68,7 +68,7 @@ class Alone:
 
     def _timed(self, steps: LoopSteps) -> LoopSteps:
         """The steps of the loop, on simulated time; of a phantom, only the time."""
-        clock, seconds = self._clock, self._labour.update(steps.trained)
+        clock, seconds = self._clock, self._message_costs.update(steps.trained)
         counted = phantom(steps.samples, self._settings.data.batch_size)
 
         def compute(batch: Batch) -> Computed:

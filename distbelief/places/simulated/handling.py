@@ -83,7 +83,7 @@ def touched(command: operations.AnyCommand) -> int:
             return len(command.into)
 
 
-class Labour:
+class HandlingCosts:
     """What its messages cost one role.
 
     Args:

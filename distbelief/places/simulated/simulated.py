@@ -23,7 +23,7 @@ from distbelief.places.attempt import Attempt, View, evaluates
 from distbelief.places.explanation import Explanation
 from distbelief.places.signals import WORDS
 from distbelief.places.simulated.alone import Alone
-from distbelief.places.simulated.handling import Labour
+from distbelief.places.simulated.handling import HandlingCosts
 from distbelief.places.simulated.simulation import Simulation, task_of
 from distbelief.places.simulated.virtual_cluster import VirtualCluster
 from distbelief.record.checkpoints import Checkpoints, read_manifest
@@ -65,8 +65,11 @@ class Simulated(VirtualCluster):
                 supervisor = simulation.supervisor
                 simulation.run()
             else:
-                stopwatch, labour = self.compute.stopwatch(0, job.seed), Labour(self.handling, settings, lambda: 0)
-                alone = Alone(job, settings, stopwatch, labour, attempt, clock, stopped, not self.phantom)
+                stopwatch, costs = (
+                    self.compute.stopwatch(0, job.seed),
+                    HandlingCosts(self.handling, settings, lambda: 0),
+                )
+                alone = Alone(job, settings, stopwatch, costs, attempt, clock, stopped, not self.phantom)
                 supervisor = alone.supervisor
                 alone.run()
             attempt.keep_folder(clock.now())

@@ -38,7 +38,7 @@ from distbelief.places.attempt import Attempt, evaluates
 from distbelief.places.channel_messages import ChannelMessage, Died, Interrupt, Listening
 from distbelief.places.paths import DIRECT
 from distbelief.places.place import NEVER, Effect, Ended, Event, Interruption, Moved, Said, Tick, TickLater, carry_out
-from distbelief.places.simulated.handling import INSTANT, Labour
+from distbelief.places.simulated.handling import INSTANT, HandlingCosts
 from distbelief.places.simulated.memory import ShardInMemory
 from distbelief.places.simulated.timed import phantom, timed, timed_work
 from distbelief.places.simulated.virtual_cluster import VirtualCluster
@@ -250,7 +250,7 @@ class Simulation:
         endpoint = self.network.endpoint(role, incarnation)
         if role != roles.EVALUATOR and self.cluster.handling != INSTANT:
             lengths, adds = self._lengths, not self.cluster.network.reduction
-            endpoint.work = Labour(
+            endpoint.work = HandlingCosts(
                 self.cluster.handling, self.settings, lambda: lengths[roles.index_of(role)], adds, self._in_place
             )
         return endpoint

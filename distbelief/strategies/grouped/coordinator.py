@@ -221,11 +221,11 @@ class AllreduceCoordinator(Answering):
         groups = self._groups
         groups.whole = True
         effects = self._settle(rounds) if rounds > self.rounds else []
-        effects += self._bury(self.data.recall())
+        effects += self._record_gone(self.data.recall())
         groups.dealt = groups.group
         return effects
 
-    def _bury(self, lost: list[int]) -> list[Effect]:
+    def _record_gone(self, lost: list[int]) -> list[Effect]:
         """Tell who is gone since the last group was formed, and how many minibatches of theirs are dealt again."""
         held = dict(zip(self._groups.dealt, lost, strict=False))
         told: list[Effect] = [
@@ -237,7 +237,7 @@ class AllreduceCoordinator(Answering):
     def _rewind(self) -> list[Effect]:
         """Nobody is left who holds what the rounds have made: go back to the newest checkpoint, or to the beginning."""
         assert self.plan is not None
-        held = self._bury(self._held)
+        held = self._record_gone(self._held)
         self.samples, self.rounds = self._kept.samples, 0
         self._target.forget()
         self.data = self._round_batches(self.plan)
@@ -472,10 +472,10 @@ class AllreduceCoordinator(Answering):
         if member and self._may(GroupMay.REGROUP) and self._expected:
             if not died or reduction(self.settings).on_death == "regroup":
                 return self._regroup()
-            return self._bury(self._held) + self._end(
+            return self._record_gone(self._held) + self._end(
                 Cause.DEATH_FORBIDDEN, f"{role} is gone ({reason}), and --on-death is stop", role
             )
-        effects = self._bury(self._held)
+        effects = self._record_gone(self._held)
         if self._may(GroupMay.DISMISS):
             return effects if self._groups.here else effects + self._end(self._cause, self._reason)
         if not self._expected and not self._groups.here:

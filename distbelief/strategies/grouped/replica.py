@@ -142,7 +142,7 @@ class AllreduceReplica:
         self._early: list[tuple[str, grouping.ReducedPiece]] = []
         self._requests: deque[grouping.Keep | evaluating.Evaluate] = deque()
         self._coming: deque[Batch] = deque()
-        self._hailed: dict[str, int] = {}
+        self._greeted: dict[str, int] = {}
         self._linked: dict[str, int] = {}
         self._arrays: dict[str, list[Any]] = {}
         self._given, self._left = -1, 0
@@ -283,9 +283,9 @@ class AllreduceReplica:
                     if not (yield Connect(role, place)):
                         yield from self._break(f"{role} cannot be reached")
                     self._linked[role] = place.incarnation
-                yield Send(role, grouping.Hail(self._group))
+                yield Send(role, grouping.GroupHello(self._group))
         lower = [self._members[other] for other in sorted(partners) if other < self._rank]
-        while away := [role for role in lower if self._hailed.get(role, -1) < self._group]:
+        while away := [role for role in lower if self._greeted.get(role, -1) < self._group]:
             self._await(f"a link of group {self._group}", away)
             yield from self._wait()
         self._awaits = ""
@@ -544,8 +544,8 @@ class AllreduceReplica:
         if isinstance(event, grouping.ReducedPiece):
             if event.group >= self._group:
                 self._early.append((arrival.sender, event))
-        elif isinstance(event, grouping.Hail):
-            self._hailed[arrival.sender] = event.group
+        elif isinstance(event, grouping.GroupHello):
+            self._greeted[arrival.sender] = event.group
         elif isinstance(event, grouping.State):
             self._take_state(event)
         elif isinstance(event, grouping.Broken):
@@ -589,7 +589,7 @@ class AllreduceReplica:
         if 0 <= event.incarnation < self._linked.get(role, -1):
             return
         self._linked.pop(role, None)
-        self._hailed.pop(role, None)
+        self._greeted.pop(role, None)
         if self._group >= 0 and role in self._members:
             reason = f"its link to {role} is gone ({event.reason})"
             yield Send(self._siblings.superior, grouping.Broken(self._group, reason))

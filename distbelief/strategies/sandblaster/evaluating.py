@@ -70,14 +70,14 @@ class Evaluating:
         effects: list[Effect] = []
         if self._work_units is None or withheld:
             return effects
-        hungry = sorted(members, key=lambda role: (self.held(role), roles.index_of(role)))
-        while hungry:
-            still = []
-            for role in hungry:
+        waiting = sorted(members, key=lambda role: (self.held(role), roles.index_of(role)))
+        while waiting:
+            served = []
+            for role in waiting:
                 if (number := self._work_units.deal(role)) is not None:
                     effects.append(Send(role, operations.Assign(self.evaluation, number, self._cut[number])))
-                    still.append(role)
-            hungry = still
+                    served.append(role)
+            waiting = served
         return effects
 
     def done(self, sender: str, event: operations.Done) -> tuple[WorkUnit | None, list[Effect]]:

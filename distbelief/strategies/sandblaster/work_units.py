@@ -47,7 +47,7 @@ class WorkUnits:
         members = list(members)
         edges = [count * i // max(len(members), 1) for i in range(len(members) + 1)]
         self._runs = {who: (edges[i], edges[i + 1]) for i, who in enumerate(members)}
-        self._orphans: deque[int] = deque(range(0 if members else count))
+        self._unheld: deque[int] = deque(range(0 if members else count))
         self._held: dict[str, list[int]] = {}
         self._holders: dict[int, list[str]] = {}
         self._open: deque[int] = deque()  # dealt, and may be dealt to one more
@@ -67,8 +67,8 @@ class WorkUnits:
 
     def _fresh(self, who: str) -> int | None:
         """One that nobody holds."""
-        while self._orphans:
-            if not self._done[number := self._orphans.popleft()]:
+        while self._unheld:
+            if not self._done[number := self._unheld.popleft()]:
                 return self._begin(number)
         first, stop = self._runs.get(who, (0, 0))
         if first == stop and self._runs:
@@ -127,13 +127,13 @@ class WorkUnits:
         for number in self._held.pop(who, []):
             self._holders[number].remove(who)
             if not self._done[number] and not self._holders[number]:
-                self._orphans.append(number)
+                self._unheld.append(number)
                 self._fresh_left += 1
                 again += 1
             else:
                 self._open.append(number)  # it may be dealt to one more in the dead one's place
         if (run := self._runs.pop(who, None)) is not None:
-            self._orphans.extend(range(*run))
+            self._unheld.extend(range(*run))
         return again
 
     def held(self, who: str) -> list[int]:

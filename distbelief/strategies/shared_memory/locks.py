@@ -36,7 +36,7 @@ class Queues:
         queue.remove(role)
         return queue[0] if held and queue else ""
 
-    def bury(self, role: str) -> list[str]:
+    def release_dead(self, role: str) -> list[str]:
         """Whoever dies gives back all that he has, and waits for nothing any more; returns who has something now and
         had to wait.
         """

@@ -116,7 +116,7 @@ class SimulatedUpdater:
     def _die(self) -> None:
         self._dead = True
         self.leave()
-        for other in self._race.locks.bury(self._role):
+        for other in self._race.locks.release_dead(self._role):
             self._virtual.clock.call_later(0.0, self._race_on, other)
 
     def _go_on_with(self, replica: int | None) -> None:

@@ -77,8 +77,8 @@ MUTANTS = [
         "a-job-without-replicas-waits-for-no-shard",
         WAITS,
         "coordination/shard_registry.py",
-        "all(self.lasts(role) or self._heirs",
-        "all(self._heirs",
+        "all(self.lasts(role) or self._succeeded",
+        "all(self._succeeded",
         (LOST,),
     ),
     Mutant(

@@ -59,9 +59,9 @@ MUTANTS = [
     ),
     Mutant(
         "another-work-unit-than-the-dead-ones-is-dealt-again", EXACTLY_ONCE, "strategies/sandblaster/work_units.py",
-        "                self._orphans.append(number)\n"
+        "                self._unheld.append(number)\n"
         "                self._fresh_left",
-        "                self._orphans.append(max(number - 1, 0))\n"
+        "                self._unheld.append(max(number - 1, 0))\n"
         "                self._fresh_left",
         (SWEEP,), seconds=15, hangs=True,
     ),
