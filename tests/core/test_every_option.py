@@ -180,14 +180,17 @@ SMALL: dict[str, dict[str, str]] = {
     },
     "split": {
         "partitions": "3",
-        "split": "neurons",
+        "split": "conv*=time",
         "batch_size": "8",
         "schedule": "gpipe",
         "microbatches": "2",
+        "weight_gradients": "once",
+        "chunks": "3",
         "optimizer": "adam",
         "network": "latency=1ms",
         "seconds": "2",
         "draw": "drawn.svg",
+        "draw_step": "step.svg",
         "data_dir": "there",
         "json": "",
     },
@@ -262,8 +265,10 @@ def test_no_option_of_a_small_command_is_dead(
     monkeypatch.setattr(planning, "plan", lambda *words, **more: [asked.append((words, {**more, "told": 0})), {}][1])
     monkeypatch.setattr(plan_tables, "show_plan", lambda _: print("a table"))
     monkeypatch.setattr(
-        splitting, "measure", lambda *words, **more: [asked.append((words[1:], {**more, "told": 0})), (Told(), [])][1]
-    )
+        splitting, "measure",
+        lambda *words, **more: [asked.append((words[1:], {**more, "told": 0})), (Told(), [], None, None)][1],
+    )  # fmt: skip
+    monkeypatch.setattr(commands, "draw_svg", lambda *_: "another picture")
     monkeypatch.setattr(split_tables, "show_split", print)
     monkeypatch.setattr(drawing, "draw_split", lambda _: "a picture")
     monkeypatch.setattr(commands.Path, "write_text", lambda path, text: asked.append((str(path), text)))
@@ -296,7 +301,7 @@ FIRST = {
     "draw": "hierarchical",
     "cost": "digits",
     "plan": "digits",
-    "split": "digits",
+    "split": "mnist-gru --split time",
 }
 """The words before the options, where these are no run folder alone."""
 
