@@ -1,5 +1,5 @@
 """`bench split`: samples per second of a model that is split over two processes, beside the whole one with one thread
-and with two.
+and with two, and beside what torch has for that; and what the processor works for microbatches.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-from distbelief.bench.parts import homes, loops
+from distbelief.bench.parts import homes, loops, torch_split
 from distbelief.bench.parts.timing import check_models, figure, finish, interleave, number, ratio, show, spread
+from distbelief.errors import UsageError, unknown
 from distbelief.record.machine import machine
+from distbelief.schedules.pipelines import WEIGHT_GRADIENTS
 
 WORKLOADS = "distbelief.bench.parts.workloads:"
 RATE = 0.001
@@ -46,6 +48,15 @@ MODELS: Mapping[str, SplitBenchModel] = {
     "lenet": SplitBenchModel("mnist-lenet", "conv*=filters,fc*=neurons", 64, 60, 1.4, ahead=False),
     "mlp": SplitBenchModel("mnist", "neurons", 64, 400, 0.0, ahead=False),
 }
+PARTS = (CROSSING, WHOLE, MEMORY, PIPELINES, TENSORS, WORK) = (
+    "crossing", "whole", "memory", "pipelines", "tensors", "work",
+)  # fmt: skip
+AS_PIPELINES: Mapping[str, tuple[float, float]] = {"mlp": (1.3, 1.3), "wide": (0.97, 1.3), "alexnet": (0.97, 1.3)}
+"""How many times as fast as torch's pipeline stages are to be, with one microbatch, and with more."""
+AS_TENSORS: Mapping[str, float] = {"mlp": 2.5, "wide": 1.0}
+"""How many times as fast as torch's tensors, by columns and rows, neurons are to be."""
+MICROBATCHES, WORKED = 4, 1.2
+"""With so many, and weights' gradients once, the most work of a step, of that with one."""
 
 
 HELD: Mapping[homes.How, float] = {
@@ -65,6 +76,13 @@ class SplitBenchOptions:
     models: tuple[str, ...] = tuple(MODELS)
     """alexnet (two groups), wide (784-2048-2048-10, neurons), gru (by time), lenet (filters and neurons), mlp (neurons:
     it does not pay)."""
+    parts: tuple[str, ...] = PARTS
+    """crossing (how long a message takes), whole (beside the whole model), memory (what AlexNet's
+    partitions hold), pipelines (mlp, wide and alexnet in stages
+    beside torch's), tensors (mlp and wide by neurons beside torch's by columns and rows), work (alexnet's of a
+    processor, in microbatches)."""
+    microbatches: tuple[int, ...] = (1, 4, 8)
+    """Of a minibatch, in pipelines."""
     repeats: int = 3
     """Rounds in which all contenders take their turns."""
     json: str | None = None
@@ -73,7 +91,7 @@ class SplitBenchOptions:
     """One short round: whether it runs, not how fast."""
     quiet: bool = False
     """Print nothing."""
-    QUICK: ClassVar[Mapping[str, Any]] = {"repeats": 1, "models": ("mlp",)}
+    QUICK: ClassVar[Mapping[str, Any]] = {"repeats": 1, "models": ("mlp",), "microbatches": (4,)}
     """Defaults with --quick."""
 
 
@@ -81,39 +99,87 @@ def run(options: SplitBenchOptions) -> dict[str, Any]:
     """Measure; returns what is written as JSON.
 
     Raises:
-        UsageError: an unknown model, or a number of repeats that cannot be.
+        UsageError: an unknown model or part, a number of repeats or microbatches that cannot be, or nothing to measure.
         DataError: there is no MNIST.
     """
-    check_models(options.models, MODELS)
-    facts = machine()
-    seconds = interleave(
-        {"": partial(homes.crossing_seconds, CROSSES, 20 if options.quick else CROSSINGS)}, options.repeats
-    )[""]
-    measured = {model: _of_model(MODELS[model], options) for model in options.models}
-    memory = _held(options) if options.quick or ALEXNET in options.models else {}
-    figures = [figure(f"{CROSSES:,} bytes cross, seconds", statistics.median(seconds), CROSSES_SECONDS, lower=True)]
-    for model, one in measured.items():
-        if MODELS[model].promised:
-            figures.append(figure(f"{model}: of the {ONE}", one["of_one"][SPLIT], MODELS[model].promised))
-        if MODELS[model].ahead:
-            figures.append(figure(f"{model}: of the {TWO}", one["of_two"][SPLIT], 1.0))
+    _check(options)
+    facts, parts = machine(), options.parts
+    seconds = _crossing(options) if CROSSING in parts else []
+    measured = {model: _of_model(model, options) for model in options.models if WHOLE in parts}
+    pipelines = {
+        f"{model}, M = {count}": _beside_pipelines(model, count, options)
+        for model in options.models
+        if PIPELINES in parts and model in AS_PIPELINES
+        for count in options.microbatches
+    }
+    tensors = {m: _beside_tensors(m, options) for m in options.models if TENSORS in parts and m in AS_TENSORS}
+    memory = _held(options) if MEMORY in parts and (options.quick or ALEXNET in options.models) else {}
+    work = {m: _work(m, options) for m in options.models if WORK in parts and m == "alexnet"}
+    figures = [*_of_crossing(seconds), *_of_wholes(measured), *_of_torch(pipelines), *_of_torch(tensors)]
     for how, one in {} if options.quick else memory.items():
         what = f"alexnet, {how}: parameters, gradients and state of the largest partition, of the whole's"
         figures.append(figure(what, one["of_whole"], one["promised"], lower=True))
+    figures += [
+        figure(f"{m}: processor in {MICROBATCHES}, of 1", one["of_one"], WORKED, True) for m, one in work.items()
+    ]
+    if not (seconds or measured or memory or pipelines or tensors or work):
+        raise UsageError(
+            f"--parts {' '.join(parts)} --models {' '.join(options.models)}: nothing is measured of them; leave one off"
+        )
     result = {
         "bench": "split", "machine": facts, "repeats": options.repeats, "crossing_seconds": seconds, "models": measured,
-        "memory": memory, "figures": figures,
+        "memory": memory, "pipelines": pipelines, "tensors": tensors, "work": work, "figures": figures,
     }  # fmt: skip
     if not options.quiet:
         for model, one in measured.items():
             _show(model, one)
         _show_held(memory)
+        for name, one in (*pipelines.items(), *tensors.items()):
+            _show_beside_torch(name, one)
+        for name, one in work.items():
+            rows = [[who, number(1e3 * seconds)] for who, seconds in one["seconds"].items()]
+            show(f"{name}: what a processor works for the gradient of a step", ("", "ms"), rows)
     return finish(result, options)
 
 
-def _of_model(model: SplitBenchModel, options: SplitBenchOptions) -> dict[str, Any]:
+def _check(options: SplitBenchOptions) -> None:
+    check_models(options.models, MODELS)
+    for part in options.parts:
+        if part not in PARTS:
+            raise unknown("part", part, PARTS)
+    for count in options.microbatches:
+        if not 1 <= count <= MODELS["alexnet"].batch_size:
+            raise UsageError(f"--microbatches {count}: must be from 1 to {MODELS['alexnet'].batch_size}")
+
+
+def _crossing(options: SplitBenchOptions) -> list[float]:
+    once = partial(homes.crossing_seconds, CROSSES, 20 if options.quick else CROSSINGS)
+    return interleave({"": once}, options.repeats)[""]
+
+
+def _of_crossing(seconds: list[float]) -> list[dict[str, Any]]:
+    what = f"{CROSSES:,} bytes cross, seconds"
+    return [figure(what, statistics.median(seconds), CROSSES_SECONDS, lower=True)] if seconds else []
+
+
+def _of_wholes(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
+    figures = []
+    for model, one in measured.items():
+        if MODELS[model].promised:
+            figures.append(figure(f"{model}: of the {ONE}", one["of_one"][SPLIT], MODELS[model].promised))
+        if MODELS[model].ahead:
+            figures.append(figure(f"{model}: of the {TWO}", one["of_two"][SPLIT], 1.0))
+    return figures
+
+
+def _workload(name: str, options: SplitBenchOptions) -> loops.Workload:
+    model = MODELS[name]
     task, steps = (f"{WORKLOADS}mlp_quick", 5) if options.quick else (model.task, model.steps)
-    workload = loops.Workload(task, steps, model.batch_size, RATE)
+    return loops.Workload(task, steps, model.batch_size, RATE)
+
+
+def _of_model(name: str, options: SplitBenchOptions) -> dict[str, Any]:
+    model, workload = MODELS[name], _workload(name, options)
     contenders: dict[str, Callable[[], float]] = {
         ONE: partial(loops.independent, workload, 1),
         TWO: partial(loops.independent, workload, 1, 2),
@@ -121,7 +187,7 @@ def _of_model(model: SplitBenchModel, options: SplitBenchOptions) -> dict[str, A
     }
     taken = interleave(contenders, options.repeats)
     return {
-        "task": task,
+        "task": workload.task,
         "split": model.split,
         "batch_size": model.batch_size,
         "samples_per_second": {name: statistics.median(values) for name, values in taken.items()},
@@ -166,3 +232,78 @@ def _show_held(memory: Mapping[str, dict[str, Any]]) -> None:
             ("", "held", "at its peak"),
             [[name, *(f"{size / 1e6:,.0f}" for size in sizes)] for name, *sizes in rows],
         )
+
+
+# beside torch
+
+
+def _beside_pipelines(name: str, microbatches: int, options: SplitBenchOptions) -> dict[str, Any]:
+    """Stages with weights' gradients made either way, and torch's with each of its schedules that can be."""
+    workload = _workload(name, options)
+    ours = {
+        f"stages, weights' gradients {weights}": partial(
+            homes.split, workload, homes.How("stages", microbatches=microbatches, weight_gradients=weights)
+        )
+        for weights in WEIGHT_GRADIENTS
+    }
+    can = (torch_split.GPIPE, torch_split.ONE_F_ONE_B)[: 1 if microbatches < homes.HOMES else None]
+    theirs = {f"torch, {schedule}": partial(torch_split.pipeline, workload, schedule, microbatches) for schedule in can}
+    promised = AS_PIPELINES[name][microbatches > 1]
+    return _beside_torch(ours, theirs, promised, options)
+
+
+def _beside_tensors(name: str, options: SplitBenchOptions) -> dict[str, Any]:
+    workload = _workload(name, options)
+    ours = {"neurons": partial(homes.split, workload, homes.How("neurons"))}
+    return _beside_torch(ours, {"torch, tensors": partial(torch_split.tensors, workload)}, AS_TENSORS[name], options)
+
+
+def _beside_torch(
+    ours: Mapping[str, Callable[[], float]], theirs: Mapping[str, Callable[[], float]], promised: float,
+    options: SplitBenchOptions,
+) -> dict[str, Any]:  # fmt: skip
+    """All by turns, and the fastest of ours beside the fastest of torch's."""
+    taken = interleave({**ours, **theirs}, options.repeats)
+    rates = {name: statistics.median(values) for name, values in taken.items()}
+    best, rival = (max(names, key=rates.__getitem__) for names in (ours, theirs))
+    return {
+        "samples_per_second": rates,
+        "spread": {name: spread(values) for name, values in taken.items()},
+        "best": best,
+        "torch": rival,
+        "of_torch": ratio(taken[best], taken[rival]),
+        "promised": promised,
+    }
+
+
+def _of_torch(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        figure(f"{name}: {one['best']}, of {one['torch']}", one["of_torch"], one["promised"])
+        for name, one in measured.items()
+    ]
+
+
+def _show_beside_torch(name: str, one: dict[str, Any]) -> None:
+    rows = [[who, number(rate), f"{one['spread'][who]:.0%}"] for who, rate in one["samples_per_second"].items()]
+    show(f"{name}, beside torch", ("", "samples/s", "+-"), rows)
+
+
+# microbatches
+
+
+def _work(name: str, options: SplitBenchOptions) -> dict[str, Any]:
+    """Seconds of a processor that the gradient of a step takes, with weights' gradients made either way."""
+    workload = _workload(name, options)
+    whole = homes.How("stages")
+    contenders = {"1 microbatch": partial(homes.processor_seconds, workload, whole)} | {
+        f"{MICROBATCHES} microbatches, weights' gradients {weights}": partial(
+            homes.processor_seconds, workload, whole._replace(microbatches=MICROBATCHES, weight_gradients=weights)
+        )
+        for weights in WEIGHT_GRADIENTS
+    }
+    taken = interleave(contenders, options.repeats)
+    one, *_, once = taken
+    return {
+        "seconds": {who: statistics.median(values) for who, values in taken.items()},
+        "of_one": ratio(taken[once], taken[one]),
+    }

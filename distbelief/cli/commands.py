@@ -347,6 +347,10 @@ class SplitOptions:
     """sequential, gpipe, 1f1b or pipedream; sequential with one microbatch, else 1f1b, where none is named."""
     microbatches: int = 1
     """Parts of a minibatch that go through the partitions by themselves."""
+    weight_gradients: str = "each"
+    """Made with each backward pass, or once for all microbatches."""
+    chunks: int = 0
+    """For a split by time: runs of steps in which a sequence is cut; 0 is four for each partition."""
     optimizer: str = "sgd"
     """What updates."""
     network: str = "latency=50us,bandwidth=10Gbit"
@@ -355,6 +359,8 @@ class SplitOptions:
     """For measured steps."""
     draw: str = ""
     """A file to put a picture into (SVG): what each partition computes, and what crosses."""
+    draw_step: str = ""
+    """Another: when each partition computes what of the predicted step."""
     data_dir: str | None = None
     """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
     json: bool = False
@@ -364,13 +370,12 @@ class SplitOptions:
 def split(args: list[str]) -> int:
     """`distbelief split TASK [options]`."""
     task, asked = _of_a_task("split", SplitOptions, args)
-    if asked.schedule or asked.microbatches != 1:
-        check_pipeline(asked.schedule or "1f1b", asked.microbatches, "each")
+    check_pipeline(asked.schedule or "1f1b", asked.microbatches, asked.weight_gradients)
     if not 0 < asked.seconds < math.inf:
         raise UsageError(f"--seconds {asked.seconds:g}: must be more than 0, and finite")
     chosen = optim(asked.optimizer)
     if ":" not in task:  # a user's module may register ways
-        Split.parse(asked.split, asked.partitions)
+        Split.parse(asked.split, asked.partitions, asked.chunks)
     line = words.network(asked.network)
     link = LinkModel(line.get("latency", 0.0), line.get("bandwidth", math.inf))
     from distbelief.cli import cost_tables, split_tables
@@ -380,12 +385,15 @@ def split(args: list[str]) -> int:
 
     with cost_tables.progress(f"splitting {task}") as told:
         made = resolve(task, asked.data_dir)
-        found, programs = splitting.measure(
-            made, Split.parse(asked.split, asked.partitions), batch_size=asked.batch_size, schedule=asked.schedule,
-            microbatches=asked.microbatches, optimizer=chosen, link=link, seconds=asked.seconds, told=told,
+        split = Split.parse(asked.split, asked.partitions, asked.chunks)
+        found, programs, steps, price = splitting.measure(
+            made, split, batch_size=asked.batch_size, schedule=asked.schedule, microbatches=asked.microbatches,
+            weight_gradients=asked.weight_gradients, optimizer=chosen, link=link, seconds=asked.seconds, told=told,
         )  # fmt: skip
     if asked.draw:
-        _write_picture(asked.draw, draw_split(programs))
+        _write_picture("--draw", asked.draw, draw_split(programs))
+    if asked.draw_step:
+        _write_picture("--draw-step", asked.draw_step, draw_svg(steps, price))
     if asked.json:
         print(msgspec.json.encode(found.as_json()).decode())
     else:
@@ -393,11 +401,11 @@ def split(args: list[str]) -> int:
     return 0
 
 
-def _write_picture(path: str, picture: str) -> None:
+def _write_picture(option: str, path: str, picture: str) -> None:
     try:
         Path(path).write_text(picture)
     except OSError as error:
-        raise UsageError(f"--draw {path}: cannot be written ({error}); name a file in a folder of yours") from error
+        raise UsageError(f"{option} {path}: cannot be written ({error}); name a file in a folder of yours") from error
 
 
 @dataclass(frozen=True)

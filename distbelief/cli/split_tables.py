@@ -9,19 +9,21 @@ from distbelief.costs.trace import WHOLE
 
 def show_split(cost: SplitCost) -> None:
     """Print the tables of a split, and what it says in words."""
+    cut = f" in {cost.chunks} chunks" if cost.chunks else ""
     show(
-        f"{cost.task}, {cost.split} over {cost.partitions} partitions, traced by {cost.traced}: operations (forward) "
-        "and bytes that leave, of one sample",
+        f"{cost.task}, {cost.split}{cut} over {cost.partitions} partitions, traced by {cost.traced}: operations "
+        "(forward) and bytes that leave, of one sample",
         ("module", "partition", "parameters", "operations", "sends, B", "sends of the model, B"),
         [
             [one.module or WHOLE, str(one.home), *map(_count, (one.parameters, one.operations, one.sends, one.tensors))]
             for one in cost.placements
         ],
     )
-    once = f", {cost.schedule} with {cost.microbatches} microbatches" if cost.microbatches > 1 else ""
+    how = f", {cost.schedule} with {cost.microbatches} microbatches" if cost.microbatches > 1 else ""
+    how += ", weights' gradients once" if cost.weight_gradients == "once" else ""
     whole = cost.whole
     show(
-        f"a step of {cost.batch_size} samples{once}, and memory when most is held",
+        f"a step of {cost.batch_size} samples{how}, and memory when most is held",
         ("ms, kB, MB", "computes", "waits", "update", "messages", "sends", *KINDS, "all"),
         [
             *map(_home, cost.homes),

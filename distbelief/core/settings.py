@@ -262,6 +262,10 @@ class Settings(msgspec.Struct, frozen=True):
     """Parts of a minibatch that go through the partitions of a replica by themselves."""
     schedule: str = "auto"
     """In which order they do."""
+    weight_gradients: str = "each"
+    """Whether weights' gradients are made with each backward pass, or once a step."""
+    chunks: int = 0
+    """In how many runs of steps a sequence is cut that is split by time; 0 leaves it to the way."""
     shards: int = 2
     """Server shards, where there are any; else parts that a checkpoint or a lock is of."""
     seed: int = 0
@@ -375,14 +379,14 @@ class Settings(msgspec.Struct, frozen=True):
                     f"--split {self.split}: says how replicas are split, and they are whole: give --partitions 2 or "
                     "more, or leave it off"
                 )
-            for name in ("microbatches", "schedule"):
+            for name in ("microbatches", "schedule", "weight_gradients", "chunks"):
                 if (value := getattr(self, name)) != getattr(type(self)(), name):
                     raise UsageError(
-                        f"--{name} {value}: says how minibatches go through the partitions of a replica, and replicas "
-                        "are whole: give --partitions 2 or more, or leave it off"
+                        f"{option(name)} {value}: says how minibatches go through the partitions of a replica, and "
+                        "replicas are whole: give --partitions 2 or more, or leave it off"
                     )
             return
-        check_pipeline(self.pipeline, self.microbatches, "each")
+        check_pipeline(self.pipeline, self.microbatches, self.weight_gradients)
         if self.pipeline == "pipedream":
             raise UsageError(
                 "--schedule pipedream: each stage would update its weights after every microbatch, and partitions push "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from torch import nn
@@ -28,6 +28,7 @@ from distbelief.split.plan import apply
 from distbelief.split.program import HomeProgram, build, segment_graph
 from distbelief.split.tidying import Shape
 from distbelief.split.tracing import EXAMPLES, examples, trace
+from distbelief.split.weights import check_once
 from distbelief.tasks.on_disk import build_on_disk
 from distbelief.tasks.task import Task
 from distbelief.tasks.worker import build_model, load
@@ -134,6 +135,10 @@ class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
     ways: list[SplitGuess]
     """What was chosen from, the best first; only the one that was named, where one was."""
     notes: list[str] = []
+    chunks: int = 0
+    """In which a sequence is cut; 0 where that is left to the way."""
+    weight_gradients: str = "each"
+    """Whether weights' gradients are made with each backward pass, or once."""
 
     @property
     def speedup(self) -> float:
@@ -168,6 +173,18 @@ class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
         return {**made, "speedup": self.speedup, "share": self.share, "verdict": self.verdict}
 
 
+class SplitMeasurement(NamedTuple):
+    """A split task."""
+
+    cost: SplitCost
+    programs: list[HomeProgram]
+    """Of each home."""
+    steps: Pipeline
+    """In which order they do what."""
+    price: PipelinePrice
+    """Of that."""
+
+
 def _told(seconds: float) -> str:
     """In ms.
 
@@ -184,11 +201,12 @@ def measure(
     batch_size: int = 64,
     schedule: str = "",
     microbatches: int = 1,
+    weight_gradients: str = "each",
     optimizer: Optimizer | None = None,
     link: LinkModel = LINE,
     seconds: float = 10.0,
     told: Callable[[str], None] = lambda _: None,
-) -> tuple[SplitCost, list[HomeProgram]]:
+) -> SplitMeasurement:
     """Measure what a step of a split task costs here, and predict what it takes when each home has a process.
 
     Args:
@@ -197,13 +215,11 @@ def measure(
         batch_size: samples in a minibatch.
         schedule: of `PIPELINES`; sequential where there is one microbatch, else 1f1b, where none is named.
         microbatches: of a minibatch.
+        weight_gradients: whether weights' gradients are made with each backward pass, or once.
         optimizer: that steps; sgd where none is given.
         link: between any two homes.
         seconds: for steps.
         told: is told what is measured.
-
-    Returns:
-        The cost, and the program of each home.
 
     Raises:
         UsageError: the model cannot be split so.
@@ -219,11 +235,15 @@ def measure(
     traced = trace(model, (inputs,))
     in_memory = (told_of_memory + traced.told).removeprefix("; ")
     schedule = schedule or ("sequential" if microbatches == 1 else "1f1b")
-    choice = choose(split, traced, model, task.loss, targets, EXAMPLES, batch_size, schedule, microbatches)
+    choice = choose(
+        split, traced, model, task.loss, targets, EXAMPLES, batch_size, schedule, microbatches, weight_gradients
+    )
     split = choice.split
     graph = apply(split, traced, task.loss, targets)
+    if weight_gradients == "once":
+        check_once(graph)
     programs = [build(graph, home, model) for home in range(split.partitions)]
-    made = pipeline(schedule, segment_graph(programs), microbatches)
+    made = pipeline(schedule, segment_graph(programs), microbatches, weight_gradients)
     with one_thread():
         turns = Turns(task, model, programs, data, batch_size, made)
         turns.take(seconds, told)
@@ -237,8 +257,9 @@ def measure(
         batch_size=batch_size, schedule=made.algorithm, microbatches=microbatches, placements=placements(graph),
         homes=homes, whole=whole, step=whole.gathers + price.seconds + max(home.update for home in homes),
         crossings=_crossings(graph), ways=_ways(choice), notes=_notes(split.partitions, turns.busy, in_memory),
+        chunks=split.chunks, weight_gradients=weight_gradients,
     )  # fmt: skip
-    return found, programs
+    return SplitMeasurement(found, programs, made, price)
 
 
 def _notes(partitions: int, busy: float, in_memory: str) -> list[str]:

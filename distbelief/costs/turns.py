@@ -77,18 +77,19 @@ class Turns:
 
     def costs(self) -> list[SegmentCost]:
         """Of each segment of the schedule, for a microbatch."""
-        numbers = dict.fromkeys(range(len(self._programs)), 0)
+        numbers, parts = dict.fromkeys(range(len(self._programs)), 0), self._made.microbatches
         found = []
         for segment in self._made.graph.segments:
             home, number = segment.home, numbers[segment.home]
             numbers[home] += 1
-            there, back = Ran(home, number, Pass.FORWARD), Ran(home, number, Pass.BACKWARD)
-            kept = self._kept.get(there, 0) // self._made.microbatches
-            found.append(SegmentCost(self._median(there), self._median(back), kept=kept))
+            there, back, weights = (Ran(home, number, way) for way in Pass)
+            kept = self._kept.get(there, 0) // parts
+            costs = (self._median(there) / parts, self._median(back) / parts, self._median(weights))
+            found.append(SegmentCost(*costs, kept=kept))
         return found
 
     def _median(self, ran: Ran) -> float:
-        return statistics.median(one.get(ran, 0.0) for one in self._splits) / self._made.microbatches
+        return statistics.median(one.get(ran, 0.0) for one in self._splits)
 
     def _whole_step(self) -> tuple[float, float]:
         _forget([self._model])
@@ -157,6 +158,9 @@ def _watched(home: int, story: HomeStory, watch: _SegmentMeter) -> HomeStory:
             effect = story.send(answer)
         except StopIteration as end:
             result: HomeResult = end.value
+            if result.kept:  # from the way back on, and counted from the way forward on, as all that is kept
+                first = Ran(home, 0, Pass.FORWARD)
+                watch.kept[first] = watch.kept.get(first, 0) + result.kept
             return result
         finally:
             if ran is not None:

@@ -192,7 +192,7 @@ def _splits(
     for partitions in sorted({one.partitions for one in asked} - {1}):
         told(f"the model split over {partitions} processes")
         try:
-            found[partitions], _ = splitting.measure(
+            found[partitions], *_ = splitting.measure(
                 task, Split(AUTO, partitions), batch_size=batch_size, optimizer=optimizer, link=line,
                 seconds=SPLIT_SECONDS, told=told,
             )  # fmt: skip

@@ -4,7 +4,7 @@ with it.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, NamedTuple
@@ -13,15 +13,16 @@ import torch
 
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import Settings
-from distbelief.schedules.pipeline import HomeTask, Pass, depths_of
+from distbelief.schedules.pipeline import ALL, HomeTask, Pass, depths_of
 from distbelief.schedules.pipelines import home_tasks, in_flight
 from distbelief.split.graph import SplitGraph, Transfer
 from distbelief.split.play import Give, HomeEffect, RunSegment, Take
 from distbelief.split.program import HomeProgram
+from distbelief.split.weights import check_once
 
 WAYS = (Pass.FORWARD, Pass.BACKWARD)
-BACKWARD = 2.0
-"""Of the work of a forward pass, that of the backward pass."""
+BACKWARD, WEIGHTS = 2.0, 1.0
+"""Of the work of a forward pass, that of the backward pass, and the part of that which is for the weights."""
 
 
 class HomeSchedule(NamedTuple):
@@ -33,10 +34,12 @@ class HomeSchedule(NamedTuple):
     microbatches: int
     depth: int
     """How many homes a microbatch is at, from this one on to where it turns."""
+    once: bool = False
+    """Whether weights' gradients are made once a step."""
 
     def order(self, microbatches: int) -> list[HomeTask]:
         """The home's tasks of a minibatch of so many microbatches."""
-        return [*home_tasks(microbatches, in_flight(self.schedule, microbatches, self.depth))]
+        return [*home_tasks(microbatches, in_flight(self.schedule, microbatches, self.depth), self.once)]
 
     def slots(self, batch_size: int) -> list[int]:
         """Bytes of each thing that crosses in a step of at most so many samples."""
@@ -48,18 +51,25 @@ class HomeSchedule(NamedTuple):
         count = min(self.microbatches, samples)
         return [samples // count + (number < samples % count) for number in range(count)]
 
+    def share(self, run: RunSegment, program: HomeProgram, samples: Sequence[int]) -> float:
+        """Of the work of a step of the whole replica, that of a segment, by the samples of each microbatch."""
+        way = {Pass.FORWARD: 1.0, Pass.BACKWARD: BACKWARD - WEIGHTS * self.once, Pass.WEIGHTS: WEIGHTS}[run.direction]
+        part = 1.0 if run.microbatch == ALL else samples[run.microbatch] / sum(samples)
+        return part * way * run.segment.flops / (max(program.work, 1) * (1 + BACKWARD))
+
 
 def home_schedule(graph: SplitGraph, settings: Settings, home: int) -> HomeSchedule:
-    """How the minibatches of a job go through a home of a split model."""
+    """How the minibatches of a job go through a home of a split model.
+
+    Raises:
+        UsageError: weights' gradients are to be made once, and it has no layer for that.
+    """
+    once = settings.weight_gradients == "once"
+    if once:
+        check_once(graph)
     transfers = tuple(sorted(graph.transfers.values(), key=lambda one: one.number))
     depths = depths_of(graph.partitions, ((one.source, one.target) for one in transfers))
-    return HomeSchedule(transfers, settings.pipeline, settings.microbatches, depths[home])
-
-
-def share_of(run: RunSegment, program: HomeProgram) -> float:
-    """Of the work of a step of the whole replica, that of a segment."""
-    way = BACKWARD if run.direction is Pass.BACKWARD else 1.0
-    return way * run.segment.flops / (max(program.work, 1) * (1 + BACKWARD))
+    return HomeSchedule(transfers, settings.pipeline, settings.microbatches, depths[home], once)
 
 
 class ModelPart:
@@ -85,7 +95,7 @@ class ModelPart:
 
     def share(self, run: RunSegment) -> float:
         """Of the work of a step, that of a segment for its microbatch."""
-        return share_of(run, self.program) * self.samples[run.microbatch] / sum(self.samples)
+        return self.way.share(run, self.program, self.samples)
 
     def slot(self, asked: Give | Take) -> int:
         """Which of all things that cross in a step it is."""

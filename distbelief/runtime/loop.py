@@ -200,16 +200,17 @@ class Replica:
             split: how; as the job says (`--split`), where None.
             loss: of the model's output and the targets, the mean over the minibatch: then the model is called with the
                 targets after its own arguments, and gives the loss. More than one microbatch (`--microbatches`) needs
-                it, as one goes back while another still goes forward.
+                it, as one goes back while another still goes forward; so does `--weight-gradients once`.
             example: what the model is called with, of two samples or more: a tensor, or a tuple of all arguments;
                 where None, the first part of a sample (with `loss`, its first two).
 
         Raises:
             UsageError: the job's replicas are whole, or split otherwise; another model was split, or has an optimizer;
-                there are microbatches, and no loss.
+                there are microbatches, or weights' gradients are made once, and no loss.
         """
         settings = self._settings
-        asked = split or (Split.parse(settings.split, settings.partitions) if settings.partitions > 1 else None)
+        by_job = settings.split, settings.partitions, settings.chunks
+        asked = split or (Split.parse(*by_job) if settings.partitions > 1 else None)
         self._check_split(asked)
         if example is not None and not isinstance(example, tuple):
             example = (example,)
@@ -220,6 +221,11 @@ class Replica:
             raise UsageError(
                 f"--microbatches {settings.microbatches}: one goes back while another goes forward, so that the loss "
                 "must be known: replica.split(model, ..., loss=...), and call it with the targets; or leave it off"
+            )
+        if settings.weight_gradients == "once" and loss is None:
+            raise UsageError(
+                "--weight-gradients once: without a loss a script goes back by itself, and nobody knows when all of a "
+                "minibatch is back: replica.split(model, ..., loss=...), and call it with the targets; or leave it off"
             )
         return self._split
 
@@ -234,6 +240,8 @@ class Replica:
             )
         if settings.split not in (AUTO, asked.text):
             raise UsageError(f"split() by {asked.text}, and --split {settings.split}: leave one of them off")
+        if settings.chunks not in (0, asked.chunks):
+            raise UsageError(f"split() in {asked.chunks} chunks, and --chunks {settings.chunks}: leave one of them off")
         if self._split is not None:
             raise UsageError("split() of a second model: the partitions of a replica compute one; put both into one")
         if self._models:

@@ -112,8 +112,9 @@ class SplitModel(nn.Module):
         split, samples = self._split, _samples(arguments)
         if split.ways == AUTO or tell:
             chosen = choose(
-                split, traced, whole, self._loss, targets, samples, batch_size, settings.pipeline, settings.microbatches
-            )
+                split, traced, whole, self._loss, targets, samples, batch_size, settings.pipeline,
+                settings.microbatches, settings.weight_gradients,
+            )  # fmt: skip
             split = chosen.split
             if tell:
                 tell(Parted(split.text, chosen.told))

@@ -25,8 +25,10 @@ from distbelief.split.program import HomeProgram, build, elements, segment_graph
 from distbelief.split.registry import DIVIDING, PLACING, rule_of
 from distbelief.split.tracing import Traced
 
-RATE, ELEMENT, NODE, BACK = 4e10, 1e-9, 1e-5, 2.0
-"""Operations a second of a core; seconds of an element and of a node, forward; how much longer the way back takes."""
+RATE, ELEMENT, NODE, BACK, WEIGHTS = 4e10, 1e-9, 1e-5, 2.0, 1.0
+"""Operations a second of a core; seconds of an element and of a node, forward; how much longer the way back takes, and
+of that what is for the weights.
+"""
 TOLD = 3
 """Other ways that are named beside the best one."""
 LINE = LinkModel(50e-6, 1.25e9)
@@ -68,7 +70,7 @@ class Choice:
 
 def choose(
     split: Split, traced: Traced, model: nn.Module, loss: Loss | None, targets: Any, examples: int, batch_size: int,
-    schedule: str = "sequential", microbatches: int = 1,
+    schedule: str = "sequential", microbatches: int = 1, weight_gradients: str = "each",
 ) -> Choice:  # fmt: skip
     """The way that is named; for `auto`, of the ways that can be, the one with the least price.
 
@@ -82,6 +84,7 @@ def choose(
         batch_size: of the steps that are priced.
         schedule: in which they go through the homes: one of `PIPELINES`.
         microbatches: of a minibatch.
+        weight_gradients: whether weights' gradients are made with each backward pass, or once.
 
     Raises:
         UsageError: it cannot be split so, or in no way: with the reasons.
@@ -94,7 +97,7 @@ def choose(
         try:
             graph = apply(one, traced, loss, targets)
             programs = [build(graph, home, shapes) for home in range(one.partitions)]
-            made = pipeline(schedule, segment_graph(programs), microbatches)
+            made = pipeline(schedule, segment_graph(programs), microbatches, weight_gradients)
             found.append(Candidate(one, _price(programs, made, scale, batch_size)))
         except UsageError as error:
             if len(ways) == 1:
@@ -154,7 +157,7 @@ def _price(programs: Sequence[HomeProgram], made: Pipeline, scale: float, sample
     for place in made.graph.segments:
         one = next(left[place.home])
         forward = _seconds(scale * one.flops / parts, samples * one.elements / parts, one.nodes)
-        costs.append(SegmentCost(forward, BACK * forward))
+        costs.append(SegmentCost(forward, (BACK - WEIGHTS * made.once) * forward, WEIGHTS * parts * forward))
     return price_pipeline(made, costs, LINE, samples / parts).seconds
 
 

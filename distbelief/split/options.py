@@ -47,8 +47,13 @@ class Split:
         if not 2 <= self.partitions <= MOST:
             raise UsageError(f"partitions={self.partitions}: a model is split over 2 to {MOST}")
         given = [self.ways] if isinstance(self.ways, str) else list(self.ways.values())
-        if self.chunks < 0 or (self.chunks and "time" not in given):
-            raise UsageError(f"chunks={self.chunks}: cuts the sequence of a split by time, in 1 chunk or more")
+        if self.chunks < 0:
+            raise UsageError(f"--chunks {self.chunks}: a sequence is cut in 1 chunk or more")
+        if self.chunks and "time" not in given:
+            raise UsageError(
+                f"--chunks {self.chunks}: cuts the sequence of a split by time, and {self.text} is none: name the way "
+                "(--split time, or PATTERN=time), or leave it off"
+            )
         for way in given:
             if isinstance(way, str):
                 if self.ways != AUTO:
@@ -57,14 +62,14 @@ class Split:
                 raise UsageError(f"home {way}: with {self.partitions} partitions, homes are 0 to {self.partitions - 1}")
 
     @classmethod
-    def parse(cls, text: str, partitions: int) -> Split:
+    def parse(cls, text: str, partitions: int, chunks: int = 0) -> Split:
         """What was written on a command line: a way, or `PATTERN=WAY,...`, where a number is a home.
 
         Raises:
             UsageError: as `Split`, and for what is neither.
         """
         if "=" not in text:
-            return cls(text, partitions)
+            return cls(text, partitions, chunks)
         found: dict[str, str | int] = {}
         for part in text.split(","):
             pattern, equals, way = part.strip().partition("=")
@@ -73,7 +78,7 @@ class Split:
             if pattern in found:
                 raise UsageError(f"--split {text}: {pattern} stands there twice; leave one out")
             found[pattern] = int(way) if way.isdecimal() else way
-        return cls(found, partitions)
+        return cls(found, partitions, chunks)
 
     @property
     def text(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -11,11 +12,12 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from distbelief.errors import LocalProtocolError, UsageError
-from distbelief.schedules.pipeline import HomeTask, Pass
+from distbelief.schedules.pipeline import ALL, HomeTask, Pass
 from distbelief.schedules.pipelines import home_tasks
 from distbelief.split.graph import Transfer
 from distbelief.split.layers import mixed
 from distbelief.split.program import HomeProgram, OwnValue, Received, Segment, Source, Supplied
+from distbelief.split.weights import WeightGradients
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class RunSegment:
 
     segment: Segment
     microbatch: int
+    """`ALL` for the weights."""
     direction: Pass
 
 
@@ -69,6 +72,8 @@ class HomeResult:
     """The mean over the minibatch, at the home that computes it."""
     outputs: tuple[Any, ...]
     """The model's output for each microbatch, at the home that has it."""
+    kept: int = 0
+    """Bytes of the gradients of which those of weights were made, once for all microbatches."""
 
 
 class Microbatch(NamedTuple):
@@ -132,11 +137,14 @@ class Passes:
 
     Args:
         program: of the home.
+        once: whether the gradients of weights are left to `weights`.
     """
 
-    def __init__(self, program: HomeProgram) -> None:
+    def __init__(self, program: HomeProgram, once: bool = False) -> None:
         self.program = program
         self._pending: dict[int, _Pending] = {}
+        own = [*program.module.parameters()] if once else []
+        self._weights = [WeightGradients(own) for _ in program.segments] if once else []
 
     def forward(self, number: int, batch: Microbatch) -> Generator[HomeEffect, torch.Tensor | None, tuple[Any, Any]]:
         """Takes a microbatch through all segments, in order; returns loss and output where this home has them."""
@@ -146,7 +154,8 @@ class Passes:
                 if source not in pending.leaves:
                     pending.leaves[source] = yield from self._taken(source, number, batch, pending)
             yield RunSegment(segment, number, Pass.FORWARD)
-            given = segment.compute(*[pending.leaves[source] for source in segment.takes])
+            with self._weights[segment.number] if self._weights else contextlib.nullcontext():
+                given = segment.compute(*[pending.leaves[source] for source in segment.takes])
             for result, tensor in zip(segment.gives, given, strict=True):
                 pending.results[result.value] = tensor
                 for transfer in result.transfers:
@@ -233,6 +242,18 @@ class Passes:
             total = leaf.grad if total is None else total + leaf.grad
         return total
 
+    def weights(self) -> Generator[HomeEffect, torch.Tensor | None, int]:
+        """Makes the gradients of weights that were left out on the way back, of all microbatches.
+
+        Returns:
+            The bytes of gradients that were kept for them.
+        """
+        kept = 0
+        for segment in reversed(self.program.segments):
+            yield RunSegment(segment, ALL, Pass.WEIGHTS)
+            kept += self._weights[segment.number].make()
+        return kept
+
     def _begins(self, source: Source, segment: Segment) -> bool:
         """Whether no earlier segment takes something."""
         return not any(source in one.takes for one in self.program.segments[: segment.number])
@@ -283,17 +304,17 @@ def step(program: HomeProgram, batches: Sequence[Microbatch], order: Sequence[Ho
         program: of the home.
         batches: the minibatch, as `cut_minibatch` makes it; the same at every home.
         order: the home's of a `Pipeline`; all microbatches forward, then all back, where it is None.
-
-    Raises:
-        UsageError: the order leaves weights' gradients to a task of their own.
     """
-    passes = Passes(program)
+    order = [*home_tasks(len(batches), len(batches))] if order is None else order
+    passes = Passes(program, once=any(task.direction is Pass.WEIGHTS for task in order))
     norms = _BatchNorms(program) if len(batches) > 1 else None
     loss: float | None = None
     outputs: dict[int, Any] = {}
-    for direction, number in home_tasks(len(batches), len(batches)) if order is None else order:
+    kept = 0
+    for direction, number in order:
         if direction is Pass.WEIGHTS:
-            raise UsageError("weights' gradients once a step: homes make them with each backward pass; name each")
+            kept = yield from passes.weights()
+            continue
         batch = batches[number]
         if direction is Pass.BACKWARD:
             yield from passes.backward(number, batch)
@@ -305,4 +326,4 @@ def step(program: HomeProgram, batches: Sequence[Microbatch], order: Sequence[Ho
             loss = (loss or 0.0) + float(found) * batch.weight
     if norms:
         norms.end()
-    return HomeResult(loss, tuple(outputs[number] for number in sorted(outputs)))
+    return HomeResult(loss, tuple(outputs[number] for number in sorted(outputs)), kept)

@@ -14,7 +14,7 @@ from distbelief.core.effects import Batch, Computed
 from distbelief.core.records import Parted
 from distbelief.core.settings import Settings
 from distbelief.errors import DistbeliefError, LocalProtocolError
-from distbelief.replica.home_part import HomeSchedule, ModelPart, home_schedule, share_of
+from distbelief.replica.home_part import HomeSchedule, ModelPart, home_schedule
 from distbelief.schedules.pipeline import Pass
 from distbelief.split.choosing import choose
 from distbelief.split.graph import SplitGraph, Transfer
@@ -46,10 +46,13 @@ def split_graph(task: Task, model: nn.Module, settings: Settings, tell: Tell | N
     inputs, targets = data.batch(examples(len(data)))
     device = next(model.parameters()).device
     traced = trace(model, (on_device(inputs, device),))
-    split, targets = Split.parse(settings.split, settings.partitions), on_device(targets, device)
+    split = Split.parse(settings.split, settings.partitions, settings.chunks)
+    targets = on_device(targets, device)
     if split.ways == AUTO or tell:
-        size, schedule = settings.data.batch_size, settings.pipeline
-        choice = choose(split, traced, model, task.loss, targets, EXAMPLES, size, schedule, settings.microbatches)
+        choice = choose(
+            split, traced, model, task.loss, targets, EXAMPLES, settings.data.batch_size, settings.pipeline,
+            settings.microbatches, settings.weight_gradients,
+        )  # fmt: skip
         split = choice.split
         if tell:
             tell(Parted(split.text, choice.told + traced.told))
@@ -112,6 +115,7 @@ class PhantomPartition:
         self._program, self._way, self._all, self._batch_size = program, way, samples, batch_size
         self._clock = clock
         self._samples: list[int] = []
+        self._passes = {Pass.FORWARD: self._forward, Pass.BACKWARD: self._backward, Pass.WEIGHTS: self._weights}
 
     def play(self, batch: Batch) -> Generator[HomeEffect, object, Computed]:
         """Its part of a step."""
@@ -119,7 +123,7 @@ class PhantomPartition:
         samples = min(self._batch_size, self._all - batch.index * self._batch_size)
         self._samples = self._way.sizes(samples)
         for direction, number in self._way.order(len(self._samples)):
-            yield from (self._forward if direction is Pass.FORWARD else self._backward)(number)
+            yield from self._passes[direction](number)
         return Computed(None, samples, self._clock() - begun)
 
     def _forward(self, number: int) -> Iterator[HomeEffect]:
@@ -142,6 +146,10 @@ class PhantomPartition:
                 if one.shape.differentiable:
                     yield Give(one, number, Pass.BACKWARD, NOTHING)
 
+    def _weights(self, number: int) -> Iterator[HomeEffect]:
+        for segment in reversed(self._program.segments):
+            yield RunSegment(segment, number, Pass.WEIGHTS)
+
     @functools.cached_property
     def _begun(self) -> list[tuple[Segment, list[Transfer]]]:
         """Each segment, with what no segment before it has taken."""
@@ -155,7 +163,7 @@ class PhantomPartition:
 
     def share(self, run: RunSegment) -> float:
         """Of the work of a step, that of a segment for its microbatch."""
-        return share_of(run, self._program) * self._samples[run.microbatch] / sum(self._samples)
+        return self._way.share(run, self._program, self._samples)
 
     def slot(self, asked: Give | Take) -> int:
         """Which of all things that cross in a step it is."""

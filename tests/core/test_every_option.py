@@ -30,7 +30,7 @@ from distbelief.bench import (
     train,
     wire,
 )
-from distbelief.bench.parts import homes, loops, workloads
+from distbelief.bench.parts import homes, loops, torch_split, workloads
 from distbelief.bench.parts.timing import figure
 from distbelief.cli import commands, cost_tables, options, plan_tables, split_tables
 from distbelief.cli.check import CheckOptions
@@ -180,14 +180,17 @@ SMALL: dict[str, dict[str, str]] = {
     },
     "split": {
         "partitions": "3",
-        "split": "neurons",
+        "split": "conv*=time",
         "batch_size": "8",
         "schedule": "gpipe",
         "microbatches": "2",
+        "weight_gradients": "once",
+        "chunks": "3",
         "optimizer": "adam",
         "network": "latency=1ms",
         "seconds": "2",
         "draw": "drawn.svg",
+        "draw_step": "step.svg",
         "data_dir": "there",
         "json": "",
     },
@@ -262,8 +265,10 @@ def test_no_option_of_a_small_command_is_dead(
     monkeypatch.setattr(planning, "plan", lambda *words, **more: [asked.append((words, {**more, "told": 0})), {}][1])
     monkeypatch.setattr(plan_tables, "show_plan", lambda _: print("a table"))
     monkeypatch.setattr(
-        splitting, "measure", lambda *words, **more: [asked.append((words[1:], {**more, "told": 0})), (Told(), [])][1]
-    )
+        splitting, "measure",
+        lambda *words, **more: [asked.append((words[1:], {**more, "told": 0})), (Told(), [], None, None)][1],
+    )  # fmt: skip
+    monkeypatch.setattr(commands, "draw_svg", lambda *_: "another picture")
     monkeypatch.setattr(split_tables, "show_split", print)
     monkeypatch.setattr(drawing, "draw_split", lambda _: "a picture")
     monkeypatch.setattr(commands.Path, "write_text", lambda path, text: asked.append((str(path), text)))
@@ -296,7 +301,7 @@ FIRST = {
     "draw": "hierarchical",
     "cost": "digits",
     "plan": "digits",
-    "split": "digits",
+    "split": "mnist-gru --split time",
 }
 """The words before the options, where these are no run folder alone."""
 
@@ -320,7 +325,7 @@ FAST: dict[str, dict[str, Any]] = {
     "cost": {"models": ("lenet",), "seconds": 5.0},
     "plan": {"models": ("split",), "repeats": 2, "seconds": 9.0},
     "loading": {"milliseconds": 1.0, "epochs": 3, "repeats": 2},
-    "split": {"models": ("lenet",), "repeats": 2},
+    "split": {"models": ("lenet",), "parts": ("whole",), "microbatches": (2,), "repeats": 2},
     "simulator": {"replicas": 4, "shards": 3, "steps": 3, "repeats": 2, "validate": True, "only": ("mlp",)},
     "sandblaster": {"parts": ("bytes",), "task": "digits", "portion_size": 100, "repeats": 2, "iterations": 9,
         "replicas": 60},
@@ -351,6 +356,7 @@ PLAN = planning.TrainingPlan(task="mnist", machines="1x2", batch_size=64, step=1
 MEASURING: tuple[tuple[Any, str, Any], ...] = (
     (workloads, "run", RESULT), (loops, "independent", 1.0), (loops, "lockstep", 1.0), (loops, "ddp", 1.0), (loops,
         "hogwild", 1.0), (homes, "split", 1.0), (homes, "crossing_seconds", 1.0),
+    (homes, "processor_seconds", 1.0), (torch_split, "pipeline", 1.0), (torch_split, "tensors", 1.0),
     (wire, "_of_size", {}), (wire, "_figures", [figure("speed", 1.0, 1.0)]), (wire, "_show", None), (train, "_figures",
         []), (hogwild, "plain", 1.0),
     (allreduce, "_on_one_host", {}), (allreduce, "_limited", {}), (allreduce, "_encrypted", {}),

@@ -9,7 +9,7 @@ from torch import nn
 
 from distbelief.schedules.pipeline import Crossing, Pipeline, SegmentGraph, SegmentTask
 from distbelief.schedules.pipeline_proof import prove
-from distbelief.schedules.pipelines import pipeline
+from distbelief.schedules.pipelines import WEIGHT_GRADIENTS, pipeline
 from distbelief.split.inline import play
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
@@ -41,7 +41,11 @@ CASES = {
     "skips": (Skipping, Split("stages", 4)),
     "neurons": (mlp, Split("neurons", 2)),
 }
-ORDERS = [("gpipe", 1), ("gpipe", 4), ("1f1b", 4), ("1f1b", 7)]
+ORDERS = [
+    (name, microbatches, weights)
+    for name, microbatches in (("gpipe", 1), ("gpipe", 4), ("1f1b", 4), ("1f1b", 7))
+    for weights in WEIGHT_GRADIENTS
+]
 
 
 def programs_of(model: nn.Module, split: Split, inputs: torch.Tensor, targets: torch.Tensor) -> list[HomeProgram]:
@@ -81,16 +85,17 @@ def between(actions: list[object]) -> list[object]:
     return [one for one in found if one]
 
 
-@pytest.mark.parametrize("algorithm_microbatches", ORDERS)
+@pytest.mark.parametrize("how", ORDERS, ids=str)
 @pytest.mark.parametrize("case", CASES)
-def test_a_home_does_what_its_pipeline_says_and_gradients_are_the_whole_ones(case, algorithm_microbatches):
+def test_a_home_does_what_its_pipeline_says_and_gradients_are_the_whole_ones(case, how):
     torch.manual_seed(0)
     make, split = CASES[case]
     model, inputs = make().double(), torch.randn(9, 16, dtype=torch.float64)
     targets = torch.randint(8, (9,))
     programs = programs_of(model, split, inputs, targets)
     graph = segment_graph(programs)
-    made: Pipeline = pipeline(algorithm_microbatches[0], graph, algorithm_microbatches[1])
+    algorithm, microbatches, weights = how
+    made: Pipeline = pipeline(algorithm, graph, microbatches, weights)
     prove(made)
     batches = cut_minibatch((inputs,), targets, made.microbatches)
     logs: list[list[object]] = [[] for _ in programs]

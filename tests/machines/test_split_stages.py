@@ -7,7 +7,6 @@ from torch import nn
 
 from distbelief.errors import LocalProtocolError, UsageError
 from distbelief.schedules.pipeline import Pass
-from distbelief.schedules.pipelines import home_tasks
 from distbelief.split.inline import play
 from distbelief.split.options import Split
 from distbelief.split.play import cut_minibatch, step
@@ -100,10 +99,3 @@ def test_a_module_that_writes_in_place_does_not_write_to_what_was_received():
     torch.manual_seed(0)
     x, y = torch.randn(4, 784), torch.randint(0, 10, (4,))
     check_equal(mlp(), (x,), y, Split({"[0-2]": 0, "3": 1, "4": 1}, 2), atol=0)
-
-
-def test_an_order_that_leaves_weights_to_the_end_is_refused():
-    x, y = torch.zeros(2, 784), torch.zeros(2, dtype=torch.int64)
-    order = list(home_tasks(1, 1, once=True))
-    with pytest.raises(UsageError, match="weights' gradients once a step"):
-        play_split(mlp(), (x,), y, Split("stages", 2), order=order)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from splitting import check_equal
 
+from distbelief.schedules.pipelines import home_tasks
 from distbelief.split.options import Split
 from distbelief.tasks import Task, resolve
 
@@ -35,14 +36,20 @@ def doubled(value: Any) -> Any:
     return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-def check(task: Task, way: str, homes: int, samples: int = 3) -> None:
+def check(task: Task, way: str, homes: int, samples: int = 3, **options: Any) -> None:
     """Outputs, loss, gradients and buffers of one minibatch."""
     torch.manual_seed(0)
     model = task.model().double()
     inputs, targets = map(doubled, task.train().batch(torch.arange(samples)))  # type: ignore[union-attr]  # Data
-    check_equal(model, (inputs,), targets, Split.parse(way, homes), loss=task.loss, atol=1e-12)
+    check_equal(model, (inputs,), targets, Split.parse(way, homes), loss=task.loss, atol=1e-12, **options)
 
 
 @pytest.mark.parametrize(("task", "way", "homes"), LIST)
 def test_a_task_split_is_the_whole_one(task: str, way: str, homes: int) -> None:
     check(resolve(task), way, homes)
+
+
+@pytest.mark.parametrize(("task", "way"), [(task, way) for task, ways in CASES.items() for way in ways])
+def test_a_task_whose_weights_gradients_are_made_once_is_the_whole_one(task: str, way: str) -> None:
+    """Of two microbatches, one of them longer."""
+    check(resolve(task), way, CASES[task][way][0], microbatches=2, order=[*home_tasks(2, 2, once=True)])

@@ -215,5 +215,5 @@ def test_a_split_that_cannot_be_is_refused(model, shape, split, told):
 
 
 def test_chunks_are_of_a_split_by_time():
-    with pytest.raises(UsageError, match="chunks=3: cuts the sequence of a split by time"):
+    with pytest.raises(UsageError, match="--chunks 3: cuts the sequence of a split by time, and stages is none"):
         Split("stages", 2, chunks=3)

@@ -27,7 +27,7 @@ KEYS = {
     "memory": {"vectors", "vector_bytes"},
     "cost": {"steps", "memory"},
     "plan": {"models", "repeats"},
-    "split": {"models", "crossing_seconds", "memory"},
+    "split": {"models", "crossing_seconds", "memory", "pipelines", "tensors", "work"},
     "simulator": {"messages", "seconds", "messages_per_second"},
     "accuracy": {"mean", "seeds"},
     "allreduce": {"one_host", "namespaces", "encrypted"},
@@ -135,6 +135,21 @@ def test_train_measures_every_contender_on_the_same_samples(tmp_path):
     assert one["of_single"]["single, 1 thread"] == 1
 
 
+def test_stages_are_measured_beside_each_schedule_that_torch_has_for_so_many_microbatches(tmp_path):
+    result = run("split", tmp_path, models=("alexnet",), parts=("pipelines", "work"), microbatches=(1, 2))
+    ours = {f"stages, weights' gradients {weights}" for weights in ("each", "once")}
+    rates = {name: one["samples_per_second"] for name, one in result["pipelines"].items()}
+    assert {name: {*one} - ours for name, one in rates.items()} == {
+        "alexnet, M = 1": {"torch, GPipe"}, "alexnet, M = 2": {"torch, GPipe", "torch, 1F1B"}
+    }  # fmt: skip
+    assert all(min(one.values()) > 0 for one in rates.values())
+    for name, one in result["pipelines"].items():
+        assert one["of_torch"] == rates[name][one["best"]] / rates[name][one["torch"]]
+        assert rates[name][one["torch"]] == max(rate for who, rate in rates[name].items() if who not in ours)
+    assert len(result["work"]["alexnet"]["seconds"]) == 3
+    assert [one["promised"] for one in result["figures"]] == [0.97, 1.3, 1.2]
+
+
 @pytest.fixture
 def namespaces():
     """Where a bench may make some."""
@@ -206,6 +221,9 @@ def _leave(connection):
         ("wire", {"sizes": (100,)}, "--sizes 100: must be a positive multiple of 128"),
         ("train", {"models": ("mpl",)}, "did you mean 'mlp'"),
         ("accuracy", {"seeds": 0}, "--seeds 0: must be 1 or more"),
+        ("split", {"parts": ("tensor",)}, "did you mean 'tensors'"),
+        ("split", {"microbatches": (4, 17)}, "--microbatches 17: must be from 1 to 16"),
+        ("split", {"parts": ("tensors",), "models": ("gru",)}, "--parts tensors --models gru: nothing is measured"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(name, options, told):

@@ -86,13 +86,16 @@ def test_one_split_replica_is_the_whole_one(plain: SimpleNamespace, how: str, op
         torch.testing.assert_close(tensor, oracle[name], rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("weight_gradients", ["each", "once"])
 @pytest.mark.parametrize(("schedule", "microbatches"), [("gpipe", 3), ("1f1b", 3), ("1f1b", 4), ("auto", 2)])
 @pytest.mark.parametrize("how", ["stages", "three stages", "neurons"])
 def test_microbatches_make_the_step_of_the_minibatch(
-    plain: SimpleNamespace, how: str, schedule: str, microbatches: int
+    plain: SimpleNamespace, how: str, schedule: str, microbatches: int, weight_gradients: str
 ) -> None:
     """Also of the last minibatch, which has 3 samples, and so fewer microbatches than 4."""
-    options: dict[str, Any] = {**SPLITS[how], "schedule": schedule, "microbatches": microbatches}
+    options: dict[str, Any] = {
+        **SPLITS[how], "schedule": schedule, "microbatches": microbatches, "weight_gradients": weight_gradients,
+    }  # fmt: skip
     run = play(plain, Downpour(1, optimizer=Optimizer("sgd", 0.05), **options), epochs=2, dtype=torch.float64)
     run.simulation.run()
     task = plain.classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
@@ -114,6 +117,57 @@ def test_microbatches_overlap_what_the_stages_of_a_replica_compute(plain: Simple
         run.simulation.run()
         seconds.append(run.simulation.clock.now())
     assert seconds[1] / seconds[0] == pytest.approx(5 / 8, rel=0.05)
+
+
+@pytest.mark.parametrize(("microbatches", "of_each"), [(1, 5 / 6), (4, 14 / 15)])
+def test_while_weights_gradients_are_made_others_go_back(
+    plain: SimpleNamespace, microbatches: int, of_each: float
+) -> None:
+    """Two equal stages, each 1/6 of a step forward, 1/6 back and 1/6 for its weights. Without microbatches the last
+    makes its weights' gradients while the first goes back: 5 of 6 are left. With four, forward and back are five of
+    1/24 each way, and then there are 4/24: 14/24, where with each way back it is five of 3/24.
+    """
+    seconds = []
+    for weight_gradients in ("each", "once"):
+        cluster = Simulated(
+            network=NetworkModel(latency=0), compute=ComputeModel(step=1.0, spread="constant"), phantom=True
+        )
+        task = plain.classes(lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), samples=64)
+        strategy = Downpour(
+            1, partitions=2, split="stages", microbatches=microbatches, weight_gradients=weight_gradients
+        )
+        run = Observed(Job(task=task, strategy=strategy, batch_size=16, evaluate_every=0), cluster)
+        run.simulation.run()
+        seconds.append(run.simulation.clock.now())
+    assert seconds[1] / seconds[0] == pytest.approx(of_each, rel=0.02)
+
+
+class Rows(nn.Module):
+    """Two recurrent layers over the inputs, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.head = nn.GRU(1, 4, num_layers=2, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.gru(inputs.unsqueeze(2))[0][:, -1])  # type: ignore[no-any-return]  # of torch
+
+
+@pytest.mark.parametrize(("chunks", "crosses"), [(0, 6), (1, 1), (2, 2), (3, 3)])
+def test_a_sequence_is_cut_in_as_many_chunks_as_are_named(plain: SimpleNamespace, chunks: int, crosses: int) -> None:
+    """Of six steps, at most; each crosses forward, and its gradient back, in each of ten steps of plain SGD."""
+    task = plain.classes(lambda: Rows().double(), samples=40, dtype=torch.float64)
+    strategy = Downpour(1, optimizer=Optimizer("sgd", 0.05), partitions=2, split="time", chunks=chunks)
+    run = Observed(Job(task=task, strategy=strategy, batch_size=4, evaluate_every=0, checkpoint_every=0, epochs=1))
+    sent: Counter[str] = Counter()
+    run.watch(
+        SimpleNamespace(sent=lambda *_: None, delivered=lambda _who, _to, what: sent.update([type(what).__name__]))  # type: ignore[arg-type]  # a checker
+    )
+    run.simulation.run()
+    assert sent["Boundary"] == 10 * 2 * crosses
+    oracle = plain.sequential(task, "sgd", lr=0.05, epochs=1, batch_size=4)
+    for name, tensor in weights(run, torch.float64).items():
+        torch.testing.assert_close(tensor, oracle[name], rtol=1e-11, atol=1e-11)
 
 
 def test_what_data_draw_at_random_is_the_same_at_every_partition(plain: SimpleNamespace) -> None:
@@ -306,6 +360,13 @@ def test_replay(plain: SimpleNamespace) -> None:
         (Downpour(partitions=2, microbatches=5), {}, "--microbatches 5 of a minibatch of 4 samples"),
         (Downpour(partitions=2, microbatches=2, schedule="sequential"), {}, "2 microbatches in sequential"),
         (Downpour(partitions=2, schedule="pipedream"), {}, "--schedule pipedream: each stage would update its weights"),
+        (Downpour(weight_gradients="once"), {}, "--weight-gradients once: says how minibatches go through"),
+        (Downpour(chunks=3), {}, "--chunks 3: says how minibatches go through the partitions"),
+        (Downpour(partitions=2, weight_gradients="one"), {}, "weights' gradients 'one'; did you mean 'once'?"),
+        (Downpour(partitions=2, split="stages", chunks=3), {}, "--chunks 3: cuts the sequence of a split by time, and"),
+        (Downpour(partitions=2, chunks=3), {}, "--chunks 3: cuts the sequence of a split by time, and auto is none"),
+        (Downpour(partitions=2, split="time", chunks=-1), {}, "--chunks -1: a sequence is cut in 1 chunk or more"),
+        (Downpour(partitions=2, split="time", chunks=3), {}, "there is no nn.GRU, nn.LSTM or nn.RNN"),
         (Downpour(partitions=0), {}, "--partitions 0: must be 1 or more"),
         (Downpour(partitions=2), {"clip_norm": 1.0}, "--clip-norm 1.0 of split replicas that push"),
         (Downpour(partitions=2), {"precision": "bf16"}, "--precision bf16 of split replicas"),
@@ -322,12 +383,16 @@ def test_what_cannot_be_split_so_is_told_before_anybody_trains(
     assert told in str(found.value)
 
 
-@pytest.mark.parametrize("microbatches", [1, 3])
-def test_split_phantoms_send_what_split_replicas_send(plain: SimpleNamespace, microbatches: int) -> None:
+@pytest.mark.parametrize(("microbatches", "weight_gradients"), [(1, "each"), (3, "each"), (3, "once")])
+def test_split_phantoms_send_what_split_replicas_send(
+    plain: SimpleNamespace, microbatches: int, weight_gradients: str
+) -> None:
     """As many messages of each kind, and as many bytes."""
     counted = []
     for cluster in (Simulated(), Simulated(phantom=True)):
-        strategy = Synchronous(2, partitions=2, split="neurons", microbatches=microbatches)
+        strategy = Synchronous(
+            2, partitions=2, split="neurons", microbatches=microbatches, weight_gradients=weight_gradients
+        )
         run = play(plain, dataclasses.replace(strategy), cluster, epochs=1, snapshot_every="0")
         sent: Counter[str] = Counter()
         run.watch(

@@ -15,27 +15,32 @@ from typing import NamedTuple
 
 import torch
 
-from distbelief.bench.parts.loops import Trains, Workload, race, sgd, warm_and_run
+from distbelief.bench.parts.loops import WARM, Trains, Workload, race, sgd, warm_and_run
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import DataSettings, Settings
 from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.places.processes.peers import Peers, lend, map_memory
 from distbelief.replica.home_part import home_schedule
-from distbelief.split.play import Give, RunSegment, Take
-from distbelief.strategies.partition import PartitionTrainer, partition, split_graph
+from distbelief.split import inline
+from distbelief.split.play import Give, RunSegment, Take, cut_minibatch, step
+from distbelief.strategies.partition import PartitionTrainer, partition, programs, split_graph
 from distbelief.tasks import as_data, resolve
 from distbelief.tasks.on_disk import build_on_disk
 from distbelief.tasks.order import Order
 from distbelief.tasks.worker import Trainer, build_model, with_data
+
+HOMES = 2
+"""Of a model that is split for a benchmark."""
 
 
 class How(NamedTuple):
     """How a model is split."""
 
     split: str
-    partitions: int = 2
+    partitions: int = HOMES
     microbatches: int = 1
+    weight_gradients: str = "each"
 
     def settings(self, batch_size: int) -> Settings:
         """Those of a job that splits it so."""
@@ -46,6 +51,7 @@ class How(NamedTuple):
             split=self.split,
             shards=self.partitions,
             microbatches=self.microbatches,
+            weight_gradients=self.weight_gradients,
         )
 
 
@@ -93,6 +99,13 @@ def crossing_seconds(size: int, steps: int) -> float:
     with Peers() as peers, lend(segment_bytes(2, [size, size])) as memory:
         rates = race([peers.start("home", 1, _bounce, size, steps, os.getpid(), memory, home) for home in (0, 1)])
         return 1 / statistics.fmean(rates)
+
+
+def processor_seconds(workload: Workload, how: How) -> float:
+    """Seconds of a processor that the gradient of a step takes, of all homes, turn by turn in one process."""
+    with Peers() as peers:
+        [seconds] = race([peers.start("homes", 1, _in_turn, workload, how)])
+        return seconds
 
 
 class _HomeTrainer:
@@ -177,6 +190,28 @@ def _train_and_tell(connection: Connection, workload: Workload, trainer: Trains,
     connection.send_bytes(json.dumps(told).encode())
 
 
+def _in_turn(connection: Connection, workload: Workload, how: How) -> None:
+    task = resolve(workload.task)
+    data = as_data(task.train())
+    parts = programs(with_data(task, data), build_model(task, 0, "cpu"), how.settings(workload.batch_size))
+    inputs, targets = data.batch(torch.arange(workload.batch_size))
+    batches = cut_minibatch((inputs,), targets, how.microbatches)
+
+    def compute(steps: int) -> None:
+        for _ in range(steps):
+            for program, _way in parts:
+                program.module.zero_grad()
+            inline.play([step(program, batches, way.order(how.microbatches)) for program, way in parts])
+
+    compute(WARM)
+    connection.send_bytes(b"ready")
+    connection.recv_bytes()
+    begun = time.process_time()
+    compute(workload.steps)
+    connection.send_bytes(str((time.process_time() - begun) / workload.steps).encode())
+    connection.recv_bytes()
+
+
 def _bounce(connection: Connection, size: int, steps: int, supervisor: int, memory: int, home: int) -> None:
     crossings = Crossings(_bytes(map_memory(supervisor, memory)), home, 2, [size, size])
     value = torch.zeros(size, dtype=torch.uint8)
@@ -192,8 +227,8 @@ def _bounce(connection: Connection, size: int, steps: int, supervisor: int, memo
     connection.send_bytes(b"ready")
     connection.recv_bytes()
     begun = time.perf_counter()
-    for step in range(1, steps + 1):
-        crossings.begin(step)
+    for number in range(1, steps + 1):
+        crossings.begin(number)
         for act in (give, take) if home == 0 else (take, give):
             act()
     connection.send_bytes(str(2 * steps / (time.perf_counter() - begun)).encode())

@@ -154,7 +154,7 @@ def check_split(settings: Settings) -> None:
         UsageError: naming the way, and the nearest.
     """
     if settings.partitions > 1:
-        Split.parse(settings.split, settings.partitions)
+        Split.parse(settings.split, settings.partitions, settings.chunks)
 
 
 def allow_files(settings: Settings, listens: bool) -> None:

@@ -14,6 +14,7 @@ TRACED = "A model is traced for any number of samples"
 CHANCE = "What draws at random in a split model draws the same however it is split"
 MICROBATCHES = "Microbatches of any sizes give the gradient of the minibatch"
 BUILDING, BUILT = "tests/machines/test_on_disk.py", "A partition builds and holds its own part only"
+WEIGHTS, ONCE = "tests/machines/test_split_weights.py", "With `--weight-gradients once` one product"
 SCRIPTS, SCRIPTED = "tests/machines/test_split_scripts.py", "A script's split model is the whole one"
 
 MUTANTS = [
@@ -128,6 +129,30 @@ MUTANTS = [
         "part.momentum = 1 - (1 - moved) ** weight",
         "part.momentum = moved",
         (f"{MODELS}::test_batch_norm_in_microbatches_is_a_plain_loop_over_them",),
+    ),
+    Mutant(
+        "a-weight-s-gradient-is-that-of-the-last-microbatch",
+        ONCE,
+        "split/weights.py",
+        "return parts[0] if len(parts) == 1 else torch.cat(parts)",
+        "return parts[-1]",
+        (f"{WEIGHTS}::test_whatever_uses_weights_has_the_whole_ones_gradients",),
+    ),
+    Mutant(
+        "weights-gradients-are-made-on-each-way-back",
+        ONCE,
+        "split/weights.py",
+        "if func in FUNCTIONS and torch.is_grad_enabled():",
+        "if False:",
+        (f"{WEIGHTS}::test_a_product_of_each_weight_is_made_once",),
+    ),
+    Mutant(
+        "making-weights-gradients-takes-no-time",
+        ONCE,
+        "costs/turns.py",
+        "self._median(weights))",
+        "0.0)",
+        (f"{COSTS}::test_weights_gradients_once_are_timed_by_themselves_and_hold_what_they_are_made_of",),
     ),
     Mutant(
         "auto-takes-the-dearest-way",

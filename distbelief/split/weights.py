@@ -1,0 +1,223 @@
+"""Weights' gradients of a step, made at once of all its microbatches: a layer goes back without them, and keeps what
+they are made of.
+
+This is for fully connected layers and convolutions, on parameters of their own home: there the gradient of a weight is
+one product, of what was taken and of the gradient of what was given. Those of all other parameters (of norms,
+embeddings and recurrent layers, and of what one home borrows from another) are made with each backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from distbelief.errors import UsageError
+from distbelief.split.graph import SplitGraph
+
+aten = torch.ops.aten
+FUNCTIONS: Mapping[Any, int] = {
+    functional.linear: 0, functional.conv1d: 1, functional.conv2d: 2, functional.conv3d: 3,
+    aten.linear.default: 0, aten.conv1d.default: 1, aten.conv2d.default: 2, aten.conv3d.default: 3,
+}  # fmt: skip
+"""The functions that are such a product, and over how many dimensions their weights slide."""
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+"""Which call them."""
+ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+
+
+def check_once(graph: SplitGraph) -> None:
+    """Refuse a model that has no layer whose weights' gradients could be made once a step.
+
+    Raises:
+        UsageError: with the reason.
+    """
+    layers = [part for held in graph.holdings.values() for part in held.layer.modules()]
+    if not any(isinstance(part, LAYERS) for part in layers) and not any(n.target in FUNCTIONS for n in graph.nodes):
+        raise UsageError(
+            "--weight-gradients once: that is for fully connected layers and convolutions, and the model has none; "
+            "leave it off"
+        )
+
+
+class _Linear(NamedTuple):
+    """A fully connected layer."""
+
+    def forward(self, value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return functional.linear(value, weight, bias)
+
+    def back(self, gradient: torch.Tensor, value: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """The gradient of what was taken."""
+        return gradient @ weight
+
+    def samples(self, value: torch.Tensor) -> torch.Tensor:
+        """What was taken, or given, with one dimension of samples."""
+        return value.flatten(0, -2)
+
+    def weights(
+        self, gradient: torch.Tensor, value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The gradients of the weight and of the bias."""
+        return gradient.t() @ value, None if bias is None else gradient.sum(0)
+
+
+class _Convolution(NamedTuple):
+    """A convolution; of each dimension that its weights slide over."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def forward(self, value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        made: torch.Tensor = aten.convolution(value, weight, bias, *self._how)
+        return made
+
+    def back(self, gradient: torch.Tensor, value: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """The gradient of what was taken."""
+        made: torch.Tensor
+        made, *_ = aten.convolution_backward(gradient, value, weight, None, *self._how, [True, False, False])
+        return made
+
+    def samples(self, value: torch.Tensor) -> torch.Tensor:
+        """What was taken, or given, with one dimension of samples."""
+        return value
+
+    def weights(
+        self, gradient: torch.Tensor, value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The gradients of the weight and of the bias."""
+        mask, sizes = [False, True, bias is not None], None if bias is None else list(bias.shape)
+        _, *made = aten.convolution_backward(gradient, value, weight, sizes, *self._how, mask)
+        return made[0], made[1] if bias is not None else None
+
+    @property
+    def _how(self) -> tuple[Any, ...]:
+        """The arguments of a convolution that is not transposed."""
+        return self.stride, self.padding, self.dilation, False, (0,) * len(self.stride), self.groups
+
+
+Product = _Linear | _Convolution
+
+
+@dataclass
+class _Factors:
+    """What the gradients of a weight and its bias are made of."""
+
+    product: Product
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    values: list[torch.Tensor] = field(default_factory=list)
+    gradients: list[torch.Tensor] = field(default_factory=list)
+
+    def add(self, value: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Of a further microbatch: what was taken, and the gradient of what was given."""
+        self.values.append(self.product.samples(value.detach()))
+        self.gradients.append(self.product.samples(gradient))
+
+    def make(self) -> None:
+        """Make both gradients, and add them to what the parameters have."""
+        gradient, value = _together(self.gradients), _together(self.values)
+        made = self.product.weights(gradient, value, self.weight, self.bias)
+        for parameter, own in zip((self.weight, self.bias), made, strict=True):
+            if parameter is not None and own is not None:
+                parameter.grad = own if parameter.grad is None else parameter.grad.add_(own)
+
+
+class WeightGradients(TorchFunctionMode):
+    """Where this is entered, layers that are computed go back without the gradients of their weights.
+
+    Args:
+        parameters: those whose gradients may be left out.
+
+    >>> layer, x = nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 2.0]])
+    >>> gradients = WeightGradients(layer.parameters())
+    >>> for _ in range(2):
+    ...     with gradients:
+    ...         given = layer(x).sum()
+    ...     given.backward()
+    >>> layer.weight.grad is None, gradients.make(), layer.weight.grad
+    (True, 8, tensor([[2., 4.]]))
+    """
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self._own = {id(one) for one in parameters if one.requires_grad}
+        self._kept: dict[tuple[Any, ...], _Factors] = {}
+
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute as ever, but for what is such a product."""
+        kwargs = kwargs or {}
+        if func in FUNCTIONS and torch.is_grad_enabled():
+            given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
+            if (kept := self._kept_of(FUNCTIONS[func], given)) is not None:
+                return _WithoutWeights.apply(kept, given["input"], kept.weight, kept.bias)  # type: ignore[no-untyped-call]  # of torch
+        return func(*args, **kwargs)
+
+    def _kept_of(self, dimensions: int, given: Mapping[str, Any]) -> _Factors | None:
+        """Where a call is kept; None where its weights' gradients are made with its backward pass."""
+        value, weight, bias = given["input"], given["weight"], given.get("bias")
+        own = id(weight) in self._own and (bias is None or id(bias) in self._own)
+        if not own or torch.is_autocast_enabled(value.device.type):
+            return None
+        product = _convolution(dimensions, given) if dimensions else _Linear()
+        if product is None or value.dim() < 2 or (dimensions and value.dim() != weight.dim()):
+            return None
+        key = id(weight), id(bias), product, value.shape[1:] if dimensions else ()
+        return self._kept.setdefault(key, _Factors(product, weight, bias))
+
+    @torch.no_grad()
+    def make(self) -> int:
+        """Make all that were left out, and add them to the parameters' `.grad`.
+
+        Returns:
+            The bytes of gradients that were kept for that.
+        """
+        size = 0
+        while self._kept:  # one after the other, so that what each is made of goes
+            _, kept = self._kept.popitem()
+            size += sum(one.nbytes for one in kept.gradients)
+            if kept.gradients:
+                kept.make()
+        return size
+
+
+class _WithoutWeights(torch.autograd.Function):
+    """A layer whose way back leaves the gradients of its weights to whoever makes them."""
+
+    @staticmethod
+    def forward(ctx: Any, kept: _Factors, value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        ctx.kept = kept
+        ctx.save_for_backward(value, weight)
+        return kept.product.forward(value, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        value, weight = ctx.saved_tensors
+        ctx.kept.add(value, gradient)
+        own = ctx.kept.product.back(gradient, value, weight) if ctx.needs_input_grad[1] else None
+        return None, own, None, None
+
+
+def _convolution(dimensions: int, given: Mapping[str, Any]) -> _Convolution | None:
+    """A convolution by its arguments; None where its padding is a word."""
+    if isinstance(given.get("padding"), str):
+        return None
+
+    def each(name: str, usual: int) -> tuple[int, ...]:
+        value = given.get(name, usual)
+        sides = (value,) if isinstance(value, int) else tuple(value)
+        return sides * dimensions if len(sides) == 1 else sides
+
+    return _Convolution(each("stride", 1), each("padding", 0), each("dilation", 1), given.get("groups", 1))
+
+
+def _together(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
