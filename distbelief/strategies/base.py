@@ -254,7 +254,7 @@ class Partitioned(Strategy):
     does."""
     schedule: str = field(default="auto", kw_only=True)
     """In which order microbatches go forward and back: gpipe, 1f1b, or sequential for one; auto is 1f1b for more than
-    one."""
+    one. With single also pipedream: each stage takes minibatches forward while others are under way."""
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
         """Refuse guests where replicas are split.

@@ -305,7 +305,7 @@ def test_replay(plain: SimpleNamespace) -> None:
         (Downpour(partitions=2, microbatches=0), {}, "0 microbatches: there must be 1 or more"),
         (Downpour(partitions=2, microbatches=5), {}, "--microbatches 5 of a minibatch of 4 samples"),
         (Downpour(partitions=2, microbatches=2, schedule="sequential"), {}, "2 microbatches in sequential"),
-        (Downpour(partitions=2, schedule="pipedream"), {}, "--schedule pipedream: each stage would update its weights"),
+        (Downpour(partitions=2, schedule="pipedream"), {}, "partitions push a minibatch together"),
         (Downpour(partitions=0), {}, "--partitions 0: must be 1 or more"),
         (Downpour(partitions=2), {"clip_norm": 1.0}, "--clip-norm 1.0 of split replicas that push"),
         (Downpour(partitions=2), {"precision": "bf16"}, "--precision bf16 of split replicas"),
