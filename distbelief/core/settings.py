@@ -18,7 +18,7 @@ from distbelief.core.consistency import SCALINGS, Policy
 from distbelief.core.learning_rate import LearningRate
 from distbelief.core.optimizer import LAYERWISE, Optimizer
 from distbelief.errors import LocalProtocolError, UsageError, unknown
-from distbelief.schedules.pipelines import check_pipeline
+from distbelief.schedules.pipelines import check_overlap, check_pipeline
 from distbelief.sharding.assignments import Assignment
 from distbelief.sharding.layout import Layout, Range
 from distbelief.sharding.mesh import MOST, Mesh
@@ -123,6 +123,9 @@ class Own:
     """What `Data.epochs` counts, in words."""
     deals_to_any: ClassVar[str] = ""
     """Why no replica can have minibatches of its own; "" where it can."""
+    overlaps: ClassVar[bool] = False
+    """Whether a partition of a split replica may make an update by itself, while others are at minibatches before it or
+    after."""
     one_reader: ClassVar[bool] = False
     """Whether one replica goes through all of the data, so that they may have any order."""
     spelled: ClassVar[Mapping[str, str]] = {}
@@ -387,11 +390,9 @@ class Settings(msgspec.Struct, frozen=True):
                     )
             return
         check_pipeline(self.pipeline, self.microbatches, self.weight_gradients)
-        if self.pipeline == "pipedream":
-            raise UsageError(
-                "--schedule pipedream: each stage would update its weights after every microbatch, and partitions push "
-                "once for a minibatch; use 1f1b or gpipe"
-            )
+        check_overlap(self.pipeline, self.microbatches)
+        if self.overlapping:
+            self._check_overlapping()
         if self.microbatches > self.data.batch_size:
             raise UsageError(
                 f"--microbatches {self.microbatches} of a minibatch of {self.data.batch_size} samples: each needs one; "
@@ -417,6 +418,28 @@ class Settings(msgspec.Struct, frozen=True):
                     f"{option(name)} {value} of split replicas: no partition sees alone what overflows; leave it off"
                 )
 
+    def _check_overlapping(self) -> None:
+        """Refuse what has no meaning where each partition updates its weights while other minibatches are under way.
+
+        Raises:
+            UsageError: naming the option, and the remedy.
+        """
+        if not self.strategy.overlaps:
+            shared = self.strategy.held_by is Holder.SHARDS and not self.strategy.rounds
+            why = (
+                "partitions push a minibatch together, when it is back at all of them" if shared
+                else "all partitions of all replicas make the update of a round together"
+            )  # fmt: skip
+            raise UsageError(
+                "--schedule pipedream: each stage updates its weights after every minibatch by itself, and with "
+                f"strategy {self.strategy.name} {why}; use single, or 1f1b or gpipe"
+            )
+        if self.clip_norm:
+            raise UsageError(
+                f"--clip-norm {self.clip_norm} with --schedule pipedream: no partition waits until the norm of the "
+                "whole gradient is known; leave one of them off"
+            )
+
     @property
     def arithmetic(self) -> str:
         """In which gradients are computed: a precision, or what `fixed_point` reads."""
@@ -426,6 +449,11 @@ class Settings(msgspec.Struct, frozen=True):
     def pipeline(self) -> str:
         """The schedule by its name: a minibatch that is whole goes through as it is."""
         return self.schedule if self.schedule != "auto" else "1f1b" if self.microbatches > 1 else "sequential"
+
+    @property
+    def overlapping(self) -> bool:
+        """Whether partitions take minibatches forward while others are under way."""
+        return self.pipeline == "pipedream"
 
     def own(self, kind: type[OwnT]) -> OwnT:
         """The strategy's own settings, for who knows of which class they are.

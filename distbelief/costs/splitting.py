@@ -18,8 +18,8 @@ from distbelief.costs.profile import BUSY, one_thread
 from distbelief.costs.turns import Turns
 from distbelief.errors import UsageError
 from distbelief.schedules.pipeline import Pass, Pipeline
-from distbelief.schedules.pipeline_price import PipelinePrice, price_pipeline
-from distbelief.schedules.pipelines import pipeline
+from distbelief.schedules.pipeline_price import PipelinePrice, SegmentCost, price_step
+from distbelief.schedules.pipelines import check_overlap, pipeline
 from distbelief.schedules.price import LinkModel
 from distbelief.split.choosing import Choice, choose
 from distbelief.split.graph import SplitGraph, TransferKind
@@ -225,6 +225,7 @@ def measure(
         UsageError: the model cannot be split so.
         DataError: the task's data cannot be had.
     """
+    check_overlap(schedule, microbatches)
     if batch_size < max(1, microbatches):
         raise UsageError(f"--batch-size {batch_size}: {microbatches} microbatches need a sample each")
     data = load(task, "training")
@@ -247,15 +248,20 @@ def measure(
     with one_thread():
         turns = Turns(task, model, programs, data, batch_size, made)
         turns.take(seconds, told)
-    price = price_pipeline(made, turns.costs(), link, batch_size / microbatches)
     told("updates")
     chosen = optimizer or optim("sgd")
-    homes = [_home(program, made, price, chosen, batch_size) for program in programs]
     whole = WholeStep(*turns.whole(), *_held(model, chosen, turns.kept))
+    held = [_held(program.module, chosen, 0) for program in programs]
+    costs = turns.costs()
+    if made.asynchronous:
+        costs = _with_updates(made, costs, whole.gathers, held)
+    price = price_step(made, costs, link, batch_size / microbatches)
+    homes = [_home(program, made, price, own, batch_size) for program, own in zip(programs, held, strict=True)]
+    beside = 0.0 if made.asynchronous else whole.gathers + max(home.update for home in homes)
     found = SplitCost(
         task=task.reference, split=split.text, partitions=split.partitions, traced=traced.method.value,
         batch_size=batch_size, schedule=made.algorithm, microbatches=microbatches, placements=placements(graph),
-        homes=homes, whole=whole, step=whole.gathers + price.seconds + max(home.update for home in homes),
+        homes=homes, whole=whole, step=price.seconds + beside,
         crossings=_crossings(graph), ways=_ways(choice), notes=_notes(split.partitions, turns.busy, in_memory),
         chunks=split.chunks, weight_gradients=weight_gradients,
     )  # fmt: skip
@@ -283,11 +289,27 @@ def _held(module: nn.Module, optimizer: Optimizer, kept: int) -> tuple[float, di
     return update.seconds, dict(zip(KINDS, (held, sum(one.nbytes for one in trained), update.state, kept), strict=True))
 
 
+def _with_updates(
+    made: Pipeline, costs: list[SegmentCost], gathers: float, updates: list[tuple[float, dict[str, int]]]
+) -> list[SegmentCost]:
+    """Where minibatches overlap, a home gathers each before its first segment, and makes its update after that is back,
+    while others compute; and each version of the weights is as long as they are.
+    """
+    found = list(costs)
+    for home, (update, memory) in enumerate(updates):
+        first = made.graph.of(home)[0]
+        one = found[first]
+        found[first] = msgspec.structs.replace(
+            one, forward=one.forward + gathers, backward=one.backward + update, parameters=memory[GRADIENTS]
+        )
+    return found
+
+
 def _home(
-    program: HomeProgram, made: Pipeline, price: PipelinePrice, optimizer: Optimizer, batch_size: int
+    program: HomeProgram, made: Pipeline, price: PipelinePrice, held: tuple[float, dict[str, int]], batch_size: int
 ) -> HomeCost:
     """What a home does and holds."""
-    update, memory = _held(program.module, optimizer, price.held[program.home])
+    update, memory = held[0], {**held[1], KEPT: price.held[program.home]}
     forward = [(one, Pass.FORWARD) for one in program.transfers]
     sent = forward + [(one, Pass.BACKWARD) for one in program.received if one.shape.differentiable]
     samples = batch_size / made.microbatches

@@ -2,8 +2,9 @@
 
 A home writes what it gives into a slot and stamps it with the step; who takes it looks for the stamp, and reads it
 where it lies. Every slot is there twice, for even and odd steps: a home that begins a step needs nothing of the step
-before the last any more, so that others may write over what it took then. A stamp has one writer and only grows; what
-it speaks of is written before it, which processors of the x86-64 kind let others see in that order.
+before the last any more, so that others may write over what it took then. Where several steps are under way at once a
+slot is there for each of them, and a home says by itself which of them it has done. A stamp has one writer and only
+grows; what it speaks of is written before it, which processors of the x86-64 kind let others see in that order.
 
 Who has looked in vain writes down that it sleeps, and looks once more; who stamps something looks afterwards whether
 the other sleeps, and is to wake it. One of the two sees what the other wrote, as each lets its own be seen before it
@@ -32,16 +33,16 @@ LINE = 64
 OWN = 3
 """Words of each home: the step that it has begun, whether it sleeps, and the step that it has ended."""
 TURNS = 2
-"""Steps of which what crosses may be in the segment."""
+"""Steps of which what crosses may be in the segment, at least."""
 
 
-def segment_bytes(homes: int, slots: Sequence[int]) -> int:
+def segment_bytes(homes: int, slots: Sequence[int], turns: int = TURNS) -> int:
     """How long the segment is that so many homes need for slots of these bytes each.
 
     >>> segment_bytes(2, [100])
     768
     """
-    return LINE * (OWN * homes + TURNS * len(slots)) + TURNS * sum(map(_aligned, slots))
+    return LINE * (OWN * homes + turns * len(slots)) + turns * sum(map(_aligned, slots))
 
 
 class Crossings:
@@ -52,15 +53,16 @@ class Crossings:
         home: whose end it is.
         homes: how many there are.
         slots: bytes of each thing that may cross in a step, the same at every home.
+        turns: steps of which what crosses may be there at once, 2 or more.
     """
 
-    def __init__(self, memory: torch.Tensor, home: int, homes: int, slots: Sequence[int]) -> None:
+    def __init__(self, memory: torch.Tensor, home: int, homes: int, slots: Sequence[int], turns: int = TURNS) -> None:
         data: Any = memory.numpy()
-        self._stamps = memoryview(data)[: LINE * (OWN * homes + TURNS * len(slots))].cast("q")
+        self._stamps = memoryview(data)[: LINE * (OWN * homes + turns * len(slots))].cast("q")
         start = len(self._stamps) * self._stamps.itemsize
         self._slots = []
         for size in slots:
-            for _ in range(TURNS):
+            for _ in range(turns):
                 # a tensor of its own for each: views of one share the counter by which autograd finds that a value has
                 # been overwritten
                 held = (
@@ -71,7 +73,7 @@ class Crossings:
                 self._slots.append(held)
                 start += _aligned(size)
         self._views: dict[tuple[int, torch.dtype, tuple[int, ...]], torch.Tensor] = {}
-        self._home, self._homes = home, homes
+        self._home, self._homes, self._turns = home, homes, turns
         self._step = 0
         self._fence = threading.Lock()
 
@@ -82,7 +84,19 @@ class Crossings:
         Returns:
             Homes that are to be woken.
         """
+        self.turn_to(step)
+        return self.free(step)
+
+    def turn_to(self, step: int) -> None:
+        """What crosses next is of this step, while others are under way."""
         self._step = step
+
+    def free(self, step: int) -> list[int]:
+        """Nothing of the steps before this one is needed here.
+
+        Returns:
+            Homes that are to be woken.
+        """
         self._stamps[_word(OWN * self._home)] = step
         return self._asleep()
 
@@ -104,9 +118,10 @@ class Crossings:
 
     def give(self, slot: int, to: int, tensor: torch.Tensor) -> bool:
         """Have something cross to a home: a tensor of at most the slot's bytes, in host memory. False where that home
-        has not begun the step before: this one is woken when it has, and is to ask again.
+        needs what lies in the slot (with two turns: it has not begun the step before): this one is woken when it does
+        not, and is to ask again.
         """
-        if not self._reached(OWN * to, self._step - 1):
+        if not self._reached(OWN * to, self._step - self._turns + 1):
             return False
         at = self._turn(slot)
         self._view(at, tensor.dtype, tuple(tensor.shape)).copy_(tensor)
@@ -160,7 +175,7 @@ class Crossings:
         return known
 
     def _turn(self, slot: int) -> int:
-        return TURNS * slot + self._step % TURNS
+        return self._turns * slot + self._step % self._turns
 
 
 def _word(number: int) -> int:

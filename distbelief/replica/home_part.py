@@ -14,7 +14,7 @@ import torch
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import Settings
 from distbelief.schedules.pipeline import ALL, HomeTask, Pass, depths_of
-from distbelief.schedules.pipelines import home_tasks, in_flight
+from distbelief.schedules.pipelines import check_depths, home_tasks, in_flight
 from distbelief.split.graph import SplitGraph, Transfer
 from distbelief.split.play import Give, HomeEffect, RunSegment, Take
 from distbelief.split.program import HomeProgram
@@ -69,6 +69,7 @@ def home_schedule(graph: SplitGraph, settings: Settings, home: int) -> HomeSched
         check_once(graph)
     transfers = tuple(sorted(graph.transfers.values(), key=lambda one: one.number))
     depths = depths_of(graph.partitions, ((one.source, one.target) for one in transfers))
+    check_depths(settings.pipeline, depths)
     return HomeSchedule(transfers, settings.pipeline, settings.microbatches, depths[home], once)
 
 
@@ -89,9 +90,14 @@ class ModelPart:
         self.parameters = [one for one in program.module.parameters() if one.requires_grad]
         self.device = next((one.device for one in self.parameters), torch.device("cpu"))
         self.samples: list[int] = []
-        """Of each microbatch of the step."""
+        """Of each microbatch of the step that is played."""
         for layer in program.layers:
             layer.train()
+
+    @property
+    def depth(self) -> int:
+        """How many homes a minibatch is at, from this one on to where it turns."""
+        return self.way.depth
 
     def share(self, run: RunSegment) -> float:
         """Of the work of a step, that of a segment for its microbatch."""

@@ -4,7 +4,9 @@ them, and takes what crosses to it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -24,6 +26,15 @@ PART = 1 << 20
 
 class SplitPart(Protocol):
     """The part of a split model that a partition holds."""
+
+    samples: list[int]
+    """Of each microbatch of the step that is played; of one that is gone on with, whoever plays several puts it
+    back."""
+
+    @property
+    def depth(self) -> int:
+        """How many homes a minibatch is at, from this one on to where it turns."""
+        ...
 
     @property
     def slots(self) -> Sequence[int]:
@@ -77,6 +88,20 @@ class CrossingKey(NamedTuple):
     backward: bool
 
 
+@dataclass
+class StepUnderWay:
+    """A step of which this partition has played some."""
+
+    number: int
+    """Of the replica, since it began."""
+    batch: Batch
+    play: Generator[HomeEffect | AskScript, Any, Computed | None]
+    asked: HomeEffect | AskScript | None = None
+    """What it asks for next, where it was stopped there."""
+    samples: list[int] = field(default_factory=list)
+    """Of each microbatch, then."""
+
+
 class SplitCompute:
     """One partition's steps.
 
@@ -92,10 +117,23 @@ class SplitCompute:
         self._here: dict[CrossingKey, bytearray] = {}
         self._coming: dict[CrossingKey, list[bytes]] = {}
         self._waits_for: Give | Take | None = None
+        self._flying: deque[StepUnderWay] = deque()
+        """Steps that went forward and are not back."""
+
+    @property
+    def depth(self) -> int:
+        """How many steps may be under way here."""
+        return self._part.depth
+
+    @property
+    def flying(self) -> int:
+        """How many steps went forward and are not back."""
+        return len(self._flying)
 
     def begin(self, generation: int) -> list[Send]:
         """The replica begins, in a generation of the job; what is left of another is dropped."""
         self._generation, self._step, self._waits_for = generation, 0, None
+        self._flying.clear()
         self._here = {one: data for one, data in self._here.items() if one.generation >= generation}
         self._coming = {one: parts for one, parts in self._coming.items() if one.generation >= generation}
         return self._begin_step()
@@ -123,18 +161,56 @@ class SplitCompute:
         """Its part of a step; `wait` is for the next arrival. None where a script has left its loop."""
         self._step += 1
         yield from self._begin_step()
-        play, answer, begins = self._part.play(batch), None, True
+        computed = yield from self._go_on(StepUnderWay(self._step, batch, self._part.play(batch)), wait)
+        if self._crossings is not None:
+            for home in self._crossings.end():
+                yield self._wake(home)
+        return computed
+
+    def forward(self, batch: Batch, wait: Callable[[], Steps]) -> Steps:
+        """Takes a minibatch forward; it goes `backward` when those before it have."""
+        number = self._flying[-1].number + 1 if self._flying else self._step + 1
+        step = StepUnderWay(number, batch, self._part.play(batch))
+        self._flying.append(step)
+        self._turn_to(step)
+        yield from self._go_on(step, wait, turns=True)
+        step.samples = self._part.samples
+
+    def backward(self, wait: Callable[[], Steps]) -> Generator[Effect, Any, tuple[Batch, Computed]]:
+        """Takes the earliest minibatch that went `forward` back; what crossed for it is not needed any more."""
+        step = self._flying.popleft()
+        self._part.samples = step.samples
+        self._turn_to(step)
+        computed = yield from self._go_on(step, wait)
+        assert computed is not None
+        if self._crossings is not None:
+            for home in self._crossings.free(self.siblings.moment(step.number + 1)):
+                yield self._wake(home)
+        return step.batch, computed
+
+    def _turn_to(self, step: StepUnderWay) -> None:
+        self._step = step.number
+        if self._crossings is not None:
+            self._crossings.turn_to(self.siblings.moment(step.number))
+
+    def _go_on(
+        self, step: StepUnderWay, wait: Callable[[], Steps], turns: bool = False
+    ) -> Generator[Effect, Any, Computed | None]:
+        """Plays a step to its end, or to where it would go back if it `turns` there."""
+        answer, begins = None, step.asked is None
         while True:
             try:
-                asked = play.send(answer)
+                asked = step.asked or step.play.send(answer)
             except StopIteration as end:
                 computed: Computed | None = end.value
-                if self._crossings is not None:
-                    for home in self._crossings.end():
-                        yield self._wake(home)
                 return computed
-            answer = None
+            answer = step.asked = None
             match asked:
+                case RunSegment(direction=way) | Give(direction=way) | Take(direction=way) if (
+                    turns and way is Pass.BACKWARD
+                ):
+                    step.asked = asked
+                    return None
                 case RunSegment():
                     yield Work(self._part.share(asked), begins)
                     begins = False
@@ -143,7 +219,7 @@ class SplitCompute:
                 case Take():
                     answer = yield from self._take(asked, wait)
                 case AskScript():
-                    answer = yield Compute(batch)
+                    answer = yield Compute(step.batch)
 
     def _crossing(self, asked: Give | Take) -> CrossingKey:
         backward = asked.direction is Pass.BACKWARD

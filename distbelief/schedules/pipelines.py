@@ -6,7 +6,7 @@ turns, then the rest back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from distbelief.errors import UsageError, unknown
 from distbelief.schedules.pipeline import ALL, HomeTask, Pass, Pipeline, SegmentGraph
@@ -69,6 +69,32 @@ def home_tasks(microbatches: int, in_flight: int, once: bool = False) -> Iterato
             yield HomeTask(Pass.FORWARD, turn)
     if once:
         yield HomeTask(Pass.WEIGHTS, ALL)
+
+
+def check_overlap(algorithm: str, microbatches: int) -> None:
+    """Refuse microbatches where a training takes whole minibatches forward before those before them are back.
+
+    Raises:
+        UsageError: with the remedy.
+    """
+    if algorithm == "pipedream" and microbatches > 1:
+        raise UsageError(
+            f"--microbatches {microbatches} in pipedream, which takes whole minibatches forward while others are under "
+            "way: leave it off, or use 1f1b"
+        )
+
+
+def check_depths(algorithm: str, depths: Sequence[int]) -> None:
+    """Refuse minibatches that overlap where no home can begin one before another is back.
+
+    Raises:
+        UsageError: with the remedy.
+    """
+    if algorithm == "pipedream" and max(depths) == 1:
+        raise UsageError(
+            "pipedream, where each partition needs what all others compute: none can begin a minibatch before the one "
+            "before it is back; split by stages, or use sequential"
+        )
 
 
 def check_pipeline(algorithm: str, microbatches: int, weight_gradients: str) -> None:

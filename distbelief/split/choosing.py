@@ -16,8 +16,8 @@ from torch import nn
 
 from distbelief.errors import UsageError
 from distbelief.schedules.pipeline import Pipeline
-from distbelief.schedules.pipeline_price import SegmentCost, price_pipeline
-from distbelief.schedules.pipelines import pipeline
+from distbelief.schedules.pipeline_price import SegmentCost, price_step
+from distbelief.schedules.pipelines import check_depths, pipeline
 from distbelief.schedules.price import LinkModel
 from distbelief.split.options import AUTO, Split
 from distbelief.split.plan import Loss, apply
@@ -98,6 +98,7 @@ def choose(
             graph = apply(one, traced, loss, targets)
             programs = [build(graph, home, shapes) for home in range(one.partitions)]
             made = pipeline(schedule, segment_graph(programs), microbatches, weight_gradients)
+            check_depths(schedule, made.graph.depths)
             found.append(Candidate(one, _price(programs, made, scale, batch_size)))
         except UsageError as error:
             if len(ways) == 1:
@@ -158,7 +159,7 @@ def _price(programs: Sequence[HomeProgram], made: Pipeline, scale: float, sample
         one = next(left[place.home])
         forward = _seconds(scale * one.flops / parts, samples * one.elements / parts, one.nodes)
         costs.append(SegmentCost(forward, (BACK - WEIGHTS * made.once) * forward, WEIGHTS * parts * forward))
-    return price_pipeline(made, costs, LINE, samples / parts).seconds
+    return price_step(made, costs, LINE, samples / parts).seconds
 
 
 def _of_whole(traced: Traced, scale: float, samples: int) -> float:

@@ -254,7 +254,7 @@ class Partitioned(Strategy):
     does."""
     schedule: str = field(default="auto", kw_only=True)
     """In which order microbatches go forward and back: gpipe, 1f1b, or sequential for one; auto is 1f1b for more than
-    one."""
+    one. With single also pipedream: each stage takes minibatches forward while others are under way."""
     weight_gradients: str = field(default="each", kw_only=True)
     """each makes the gradients of weights with each backward pass; once leaves those of fully connected layers and
     convolutions to the end of the step, and makes them of all microbatches together."""

@@ -18,7 +18,7 @@ from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import ANEW, StartingPoint
 from distbelief.core.records import Record
 from distbelief.core.settings import Settings
-from distbelief.fabric.crossings import Crossings, segment_bytes
+from distbelief.fabric.crossings import TURNS, Crossings, segment_bytes
 from distbelief.fabric.shared_memory import in_order
 from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute, SplitPart
@@ -183,10 +183,11 @@ class Context:
         if self.crossings is None or not in_order():
             return None
         homes = self.settings.partitions
-        length = segment_bytes(homes, slots)
+        turns = max(TURNS, homes) if self.settings.overlapping else TURNS
+        length = segment_bytes(homes, slots, turns)
         start = roles.index_of(self.role) * length
         memory = self.crossings(self.settings.replicas * length)[start : start + length]
-        return Crossings(memory, roles.partition_of(self.role), homes, slots)
+        return Crossings(memory, roles.partition_of(self.role), homes, slots, turns)
 
     @property
     def module(self) -> FlatModule:

@@ -114,15 +114,20 @@ class PhantomPartition:
     ) -> None:
         self._program, self._way, self._all, self._batch_size = program, way, samples, batch_size
         self._clock = clock
-        self._samples: list[int] = []
+        self.samples: list[int] = []
         self._passes = {Pass.FORWARD: self._forward, Pass.BACKWARD: self._backward, Pass.WEIGHTS: self._weights}
+
+    @property
+    def depth(self) -> int:
+        """How many homes a minibatch is at, from this one on to where it turns."""
+        return self._way.depth
 
     def play(self, batch: Batch) -> Generator[HomeEffect, object, Computed]:
         """Its part of a step."""
         begun = self._clock()
         samples = min(self._batch_size, self._all - batch.index * self._batch_size)
-        self._samples = self._way.sizes(samples)
-        for direction, number in self._way.order(len(self._samples)):
+        self.samples = self._way.sizes(samples)
+        for direction, number in self._way.order(len(self.samples)):
             yield from self._passes[direction](number)
         return Computed(None, samples, self._clock() - begun)
 
@@ -163,7 +168,7 @@ class PhantomPartition:
 
     def share(self, run: RunSegment) -> float:
         """Of the work of a step, that of a segment for its microbatch."""
-        return self._way.share(run, self._program, self._samples)
+        return self._way.share(run, self._program, self.samples)
 
     def slot(self, asked: Give | Take) -> int:
         """Which of all things that cross in a step it is."""
@@ -171,14 +176,14 @@ class PhantomPartition:
 
     def size(self, asked: Give | Take) -> int:
         """How many bytes cross."""
-        return asked.transfer.shape.bytes(self._samples[asked.microbatch])
+        return asked.transfer.shape.bytes(self.samples[asked.microbatch])
 
     def encode(self, given: Give) -> None:
         """Nothing is computed."""
 
     def shape(self, asked: Give | Take) -> tuple[int, ...]:
         """Of what would cross."""
-        return asked.transfer.shape.at(self._samples[asked.microbatch])
+        return asked.transfer.shape.at(self.samples[asked.microbatch])
 
     def decode(self, wanted: Take, data: bytearray) -> None:
         """Nothing has crossed."""

@@ -298,9 +298,10 @@ class FlatModule:
         return [_view(vector, entry, self.held.start) for entry in self._entries]
 
     def trained_in(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """The trained parameters in a vector (1-D uint8, of the bytes `held`), in the order of `trained`."""
-        views = zip(self._entries, self._views(vector), strict=True)
-        return [view for entry, view in views if entry.tensor.kind == "parameter"]
+        """The trained parameters in a vector (1-D uint8, of the bytes `held`, or those of the trained alone, which come
+        first), in the order of `trained`.
+        """
+        return [_view(vector, one, self.held.start) for one in self._entries if one.tensor.kind == "parameter"]
 
     def gradients(self, slot: int) -> list[torch.Tensor]:
         """What a gradient slot holds for each of `trained`, on the device of the module."""

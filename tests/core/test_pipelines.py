@@ -360,7 +360,7 @@ def test_memory_is_what_is_in_flight_and_older_weights() -> None:
     assert held("sequential", 1) == (10 + 5, 10 + 5 + 5, 10 + 5)
     assert held("gpipe", 8) == (80 + 40, 80 + 40 + 40, 80 + 40)
     assert held("1f1b", 8) == (30 + 15, 20 + 15 + 10, 10 + 10)
-    assert held("pipedream", 8) == (30 + 15 + 2000, 20 + 15 + 10 + 1000, 10 + 10)
+    assert held("pipedream", 8) == (30 + 15 + 3000, 20 + 15 + 10 + 2000, 10 + 10)
     assert held("1f1b", 8, "once") == (80 + 40, 80 + 40 + 40, 80 + 40)
 
 

@@ -111,6 +111,21 @@ def test_one_model_over_two_processes_ends_where_the_plain_loop_does(
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
+def test_stages_that_overlap_end_where_simulated_ones_do(tmp_path: Path, watch: jobs.Watch, transport: str) -> None:
+    """Bit for bit, also where one of them is killed, and where the job was ended and is gone on with: what is computed
+    with which weights depends on nobody's speed.
+    """
+    strategy = Single(optimizer=optim("momentum", lr=0.05), partitions=2, split="stages", schedule="pipedream")
+    jobs.run(tmp_path / "simulated", strategy, task="digits", epochs=4, on=Simulated(keep=True))
+    if transport == "shared":
+        watch.once(records.Checkpointed, lambda: jobs.kill("replica 0.1"))
+    jobs.run(tmp_path / "processes", strategy, task="digits", epochs=2, on=Local(transport=transport))
+    jobs.run(tmp_path / "processes", strategy, task="digits", epochs=4, on=Local(transport=transport), resume=True)
+    there, here = (load_file(tmp_path / name / "model.safetensors") for name in ("simulated", "processes"))
+    assert all(torch.equal(here[name], tensor) for name, tensor in there.items())
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
 def test_a_group_goes_on_without_a_replica_of_which_a_partition_is_killed(
     tmp_path: Path, watch: jobs.Watch, transport: str
 ) -> None:

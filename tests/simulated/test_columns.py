@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from split_jobs import SAMPLES, WIDTH, marked, normed, play, smooth, weights
 
 import distbelief as db
 from distbelief.core import records, roles
@@ -27,57 +27,16 @@ from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Allreduce, Single
 from distbelief.strategies.grouped.torch_whole import TorchWhole
-from distbelief.tasks import Task
-from distbelief.tasks.task import TensorData
 from distbelief.testing.checkers import attach
 from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_revivals
 from distbelief.transport.virtual import NetworkModel
 
 SEEDS = int(os.environ.get("DISTBELIEF_SEEDS", "200")) // 5
-SAMPLES, WIDTH = 43, 27
 SPLITS = {
     "stages": {"split": "stages", "partitions": 2},
     "neurons": {"split": "neurons", "partitions": 2},
     "three stages": {"split": "stages", "partitions": 3},
 }
-
-
-def smooth() -> nn.Module:
-    """An MLP without chance, of three layers."""
-    return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
-
-
-def normed() -> nn.Module:
-    """One whose second half has a batch norm."""
-    return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 10), nn.BatchNorm1d(10), nn.Linear(10, 3))
-
-
-def play(
-    plain: SimpleNamespace, strategy: Allreduce | Single, cluster: Simulated | None = None, **job: Any
-) -> Observed:
-    dtype, model = job.pop("dtype", torch.float32), job.pop("model", smooth)
-    task = plain.classes(lambda: model().to(dtype), samples=SAMPLES, dtype=dtype)
-    given = {"task": task, "batch_size": 4, "evaluate_every": 0, "checkpoint_every": 0, **job}
-    return Observed(Job(strategy=strategy, **given), cluster)
-
-
-def weights(run: Observed, replica: int = 0) -> dict[str, torch.Tensor]:
-    """A replica's tensors, put together from the pieces that its partitions hold."""
-    players: dict[str, Any] = {role: part.player for role, part in run.simulation.parts.items()}
-    found: dict[str, torch.Tensor] = {}
-    for role, player in players.items():
-        if roles.index_of(role) != replica:
-            continue
-        flat = player.whole.flat
-        tensors = dict(flat.module.named_parameters()) | dict(flat.module.named_buffers())
-        for entry in flat.layout.entries:
-            if entry.piece.home == roles.partition_of(role):
-                tensor, piece = tensors[entry.tensor.name].detach(), entry.piece
-                whole = found.setdefault(entry.tensor.name, torch.zeros(entry.tensor.shape, dtype=tensor.dtype))
-                whole.narrow(piece.dimension, piece.start, piece.stop - piece.start).copy_(
-                    tensor.view(entry.shape)
-                ) if (entry.tensor.shape) else whole.copy_(tensor)
-    return found
 
 
 # the oracles
@@ -249,25 +208,6 @@ def test_split_phantoms_send_what_split_replicas_send(plain: SimpleNamespace, mi
 # deaths
 
 
-class Scale(nn.Module):
-    """Multiplies each feature by a factor of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor = nn.Parameter(torch.ones(WIDTH))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.factor
-
-
-def marked() -> Task:
-    """Each sample is a feature: the gradient of an update says at both stages which samples are in it."""
-    data = TensorData(torch.eye(WIDTH), torch.zeros(WIDTH))
-    return Task(
-        model=lambda: nn.Sequential(Scale(), Scale()), train=lambda: data, loss=lambda out, _: out.sum() / len(out)
-    )
-
-
 class Updates:
     """The samples in each update: at each partition, by the rounds made before it."""
 
@@ -393,7 +333,7 @@ def test_partitions_say_for_whom_they_wait(plain: SimpleNamespace) -> None:
     [
         (Allreduce(split="stages"), {}, "--split stages: says how replicas are split, and they are whole"),
         (Allreduce(microbatches=2), {}, "--microbatches 2: says how minibatches go through the partitions"),
-        (Allreduce(partitions=2, schedule="pipedream"), {}, "--schedule pipedream: each stage would update"),
+        (Allreduce(partitions=2, schedule="pipedream"), {}, "strategy allreduce all partitions of all replicas"),
         (Allreduce(partitions=9), {}, "--partitions 9: there are 3 layers with parameters"),
     ],
 )

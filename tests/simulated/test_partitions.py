@@ -359,7 +359,7 @@ def test_replay(plain: SimpleNamespace) -> None:
         (Downpour(partitions=2, microbatches=0), {}, "0 microbatches: there must be 1 or more"),
         (Downpour(partitions=2, microbatches=5), {}, "--microbatches 5 of a minibatch of 4 samples"),
         (Downpour(partitions=2, microbatches=2, schedule="sequential"), {}, "2 microbatches in sequential"),
-        (Downpour(partitions=2, schedule="pipedream"), {}, "--schedule pipedream: each stage would update its weights"),
+        (Downpour(partitions=2, schedule="pipedream"), {}, "partitions push a minibatch together"),
         (Downpour(weight_gradients="once"), {}, "--weight-gradients once: says how minibatches go through"),
         (Downpour(chunks=3), {}, "--chunks 3: says how minibatches go through the partitions"),
         (Downpour(partitions=2, weight_gradients="one"), {}, "weights' gradients 'one'; did you mean 'once'?"),

@@ -7,6 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
+import msgspec
+
+from distbelief.core.conversations.dealing import Drain
 from distbelief.core.conversations.evaluating import Evaluate, Evaluated
 from distbelief.core.conversations.membership import Finish, Leave, Refused, Stop
 from distbelief.core.conversations.table import Conversation, Says, States, TextEnum, Transition
@@ -147,6 +150,9 @@ class Kept(Message, frozen=True, array_like=True, tag=True, gc=False):
     number: int
     error: str
     updates: int
+    staleness: dict[int, int] = msgspec.field(default_factory=dict)
+    """Updates by how many others were made between the forward pass that each was computed with and itself, where
+    minibatches overlap: of all partitions. Else none was."""
 
 
 # partition to partition of one replica: beside these, the lead is to the others what the coordinator is to it
@@ -308,6 +314,7 @@ GROUPING = Conversation(
         Says(State, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(RoundsMade, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
         Says(RoundBatch, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
+        Says(Drain, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
         Says(ReducedPiece, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(ReducedChunk, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(ChunkBack, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
@@ -325,7 +332,20 @@ GROUPING = Conversation(
         Says(Stop, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
         *(
             Says(one, by=(Kind.REPLICA,), to=(Kind.REPLICA,))
-            for one in (Enter, Assemble, RoundBatch, RoundsMade, Evaluate, Keep, Kept, Broken, Halt, Halted, PartValues)
+            for one in (
+                Enter,
+                Assemble,
+                RoundBatch,
+                Drain,
+                RoundsMade,
+                Evaluate,
+                Keep,
+                Kept,
+                Broken,
+                Halt,
+                Halted,
+                PartValues,
+            )
         ),
         Says(PartSummed, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(UpdatePart, by=(Kind.REPLICA,), to=(Kind.REPLICA,), answers=PartSummed),

@@ -23,12 +23,12 @@ from distbelief.coordination.cadence import (
 )
 from distbelief.coordination.partitions import PartitionRegistry
 from distbelief.core import events, records, roles
-from distbelief.core.conversations import evaluating, grouping, membership, partitioning
+from distbelief.core.conversations import dealing, evaluating, grouping, membership, partitioning
 from distbelief.core.conversations.grouping import GROUP_ALLOWED, GROUP_PHASES, Duty, GroupMay, GroupPhase
 from distbelief.core.effects import Commit, Discard, Effect, End, Send, WriteRecord
 from distbelief.core.lives import Lives
 from distbelief.core.outcomes import Cause
-from distbelief.core.portions import StartingPoint
+from distbelief.core.portions import Portion, StartingPoint
 from distbelief.core.protocol import GROUPED, heard_by
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan, Settings
@@ -40,7 +40,7 @@ from distbelief.strategies.grouped.round_batches import ROUNDS_LIMIT, RoundBatch
 from distbelief.strategies.grouped.settings import reduction
 
 AHEAD = 2
-"""Round batches that a group has at a time."""
+"""Round batches that a group has at a time; where minibatches overlap, beside those that may hold what is under way."""
 BARREN = 5
 """Groups in a row that may break up without having made a round, though nobody has died."""
 
@@ -66,7 +66,7 @@ class AllreduceCoordinator(Answering):
         """The newest checkpoint."""
         self._cut = start.position
         """Where the data of the next stands."""
-        self._failed, self._updates = "", 0
+        self._failed, self._updates, self._staleness = "", 0, {0: 0}
         self._lives = Lives(settings.restarts)
         self._groups = Grouping()
         self._partitions = PartitionRegistry(settings.partitions)
@@ -79,6 +79,8 @@ class AllreduceCoordinator(Answering):
             tuple[Duty, int]
         ] = []  # what the first member is to do before more is dealt, the first of which it does now
         self._out = False
+        self._drains = False
+        """Whether the group was told to bring back all that is under way, and has not yet."""
         self._pushes = self._minibatches = 0
         """Since the last checkpoint."""
         self._unmeasured = MinibatchCount()
@@ -193,7 +195,7 @@ class AllreduceCoordinator(Answering):
         for.
         """
         halting = self._groups.break_up()
-        self._out = False
+        self._out = self._drains = False
         return [*(Send(role, grouping.Halt(self._groups.number)) for role in halting), *self._assemble()]
 
     def _on_halted(self, sender: str, event: grouping.Halted) -> list[Effect]:
@@ -239,6 +241,7 @@ class AllreduceCoordinator(Answering):
         assert self.plan is not None
         held = self._record_gone(self._held)
         self.samples, self.rounds = self._kept.samples, 0
+        self._pushes = self._minibatches = 0
         self._target.forget()
         self.data = self._round_batches(self.plan)
         if self._interrupted and self._cause is not Cause.INTERRUPTED:
@@ -273,16 +276,13 @@ class AllreduceCoordinator(Answering):
         assert self.data is not None
         effects: list[Effect] = []
         group = self._groups.group if self._groups.whole else []
-        while group and not self._duties and self._may(GroupMay.DEAL) and self.data.out < AHEAD:
-            if (
-                self.data.out
-                and self.data.at_start
-                and (self._measures_after(self.epochs + 1) or self._keeps_after(self.epochs + 1))
-            ):
-                break
-            rounds = self._rounds_to_deal(len(group))
-            portion = self.data.deal(len(group), rounds) if rounds else None
+        self._drains = self._drains and self.data.out > 0
+        while group and not self._drains and self.data.out < self._ahead:
+            portion = self._deal(self.data, len(group))
             if portion is None:
+                if self.data.out and self.settings.overlapping:
+                    self._drains = True
+                    effects += [Send(role, dealing.Drain()) for role in group]
                 break
             effects += [Send(role, grouping.RoundBatch(self._groups.number, portion)) for role in group]
         if group and self._duties and not self._out and not self.data.out:
@@ -297,11 +297,33 @@ class AllreduceCoordinator(Answering):
             )
         return effects
 
+    @property
+    def _ahead(self) -> int:
+        """Round batches that a group has at a time: where minibatches overlap the first of them is not done before
+        there are as many others as minibatches may be under way.
+        """
+        return AHEAD + (self.settings.partitions - 1) * self.settings.overlapping
+
+    def _deal(self, data: RoundBatches, members: int) -> Portion | None:
+        """The next round batch; None where nothing more is to be dealt before what is out is done."""
+        if self._duties or not self._may(GroupMay.DEAL):
+            return None
+        whole = data.epochs_dealt
+        if data.out and data.at_start and (self._measures_after(whole) or self._keeps_after(whole)):
+            return None
+        rounds = self._rounds_to_deal(members)
+        return data.deal(members, rounds) if rounds else None
+
     def _rounds_to_deal(self, members: int) -> int:
-        """How many may be dealt now: no more than there are to the next measure or checkpoint by minibatches."""
+        """How many may be dealt now: no more than there are to the next measure or checkpoint by minibatches; where
+        these overlap also to that by pushes, so that what is under way is brought back at the same in each run.
+        """
         s, held = self.settings, sum(self._held)
-        every = ((s.evaluate_minibatches * self._evaluates, self._unmeasured.done),
-                 (s.snapshot_minibatches, self._minibatches))  # fmt: skip
+        every = (
+            (s.evaluate_minibatches * self._evaluates, self._unmeasured.done),
+            (s.snapshot_minibatches, self._minibatches),
+            (s.snapshot_pushes * s.overlapping, self._pushes),
+        )
         left = [max(0, -(-(whole - done - held) // members)) for whole, done in every if whole]
         return min(ROUNDS_LIMIT, s.snapshot_pushes or ROUNDS_LIMIT, *left)
 
@@ -413,6 +435,7 @@ class AllreduceCoordinator(Answering):
         assert self.plan is not None
         assert self.data is not None
         self._failed, self._updates, self._cut = event.error, event.updates, self.data.position()
+        self._staleness = event.staleness or {0: event.updates}
         return [Discard(event.number) if event.error else Commit(event.number, self.plan, self._cut, self.samples)]
 
     def _on_saved(self, sender: str, event: events.Saved) -> list[Effect]:
@@ -452,7 +475,7 @@ class AllreduceCoordinator(Answering):
         stops: list[Effect] = [Send(role, membership.Stop(reason)) for role in self._groups.here]
         dealt = self._groups.dealt
         applied = (
-            [WriteRecord(records.Applied(dealt[0], self._updates, self.samples, {0: self._updates}))] if dealt else []
+            [WriteRecord(records.Applied(dealt[0], self._updates, self.samples, self._staleness))] if dealt else []
         )
         return [*applied, WriteRecord(records.Finished.of(cause, reason, role)), *stops, End(reason)]
 

@@ -12,13 +12,13 @@ round's update is made when all of them hold their sums, so that a replica is ne
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator
 from itertools import islice
 from typing import Any
 
 from distbelief.core import events, roles
-from distbelief.core.conversations import evaluating, grouping, membership, partitioning
+from distbelief.core.conversations import dealing, evaluating, grouping, membership, partitioning
 from distbelief.core.effects import (
     RECEIVE,
     Arrival,
@@ -54,12 +54,15 @@ from distbelief.schedules.schedule import Schedule
 from distbelief.strategies.grouped.followers import Followers, Said
 from distbelief.strategies.grouped.round_batches import round_of
 from distbelief.strategies.grouped.settings import AllreduceSettings, reduction
+from distbelief.strategies.grouped.versions import Versions
 from distbelief.strategies.grouped.whole import Whole
 
 CHUNK = 4 << 20
 """Most bytes of what a replica holds in one message to another."""
 FORWARD = 1 / 3
 """Of the time of a simulated step, what has passed when the backward pass begins."""
+UNDONE = 2
+"""Minibatches for each partition that a lead has begun and not all have done, at most, where they overlap."""
 NAMED = 3
 """Most replicas that a sentence about a wait names."""
 
@@ -138,7 +141,18 @@ class AllreduceReplica:
         """What adds up the gradients of the group, where no worker does."""
         self._awaits, self._awaited = "", list[str]()
         """What it, or its worker, may be waiting for now, and from whom of its group."""
-        self._round_batches: deque[tuple[Portion, int]] = deque()
+        self._versions: Versions | None = None
+        """Of the weights, where minibatches overlap."""
+        self._drained = True
+        """Whether nothing is under way, here and at those that this one leads."""
+        self._reported = 0
+        """Rounds of the last report."""
+        self._begun: deque[int] = deque()
+        """Of each minibatch that is under way, the rounds that were made when it began."""
+        self._staleness: Counter[int] = Counter()
+        """Updates by how many others were made since the forward pass of each."""
+        self._round_batches: deque[tuple[Portion | None, int]] = deque()
+        """None: what is under way is to be brought back."""
         self._early: list[tuple[str, grouping.ReducedPiece]] = []
         self._requests: deque[grouping.Keep | evaluating.Evaluate] = deque()
         self._coming: deque[Batch] = deque()
@@ -221,8 +235,7 @@ class AllreduceReplica:
         plan, home = told.plan, self._siblings.partition
         yield from self._followers.assemble(told)
         if self._plan is None:
-            self._plan = plan
-            yield Attach(plan, 0, 0)
+            yield from self._attach(plan)
         self._group, self._members = told.group, [member.role for member in told.members]
         rank = self._rank = self._members.index(self.role)
         if self._split is not None:
@@ -241,6 +254,9 @@ class AllreduceReplica:
             loaded: events.Loaded = yield Load(told.checkpoint, plan, home)
             self.whole.load(loaded.arrays)
             self._updates = int(loaded.facts.get("updates", 0))
+            if self._versions is not None:
+                known = loaded.facts.get("staleness", {})
+                self._staleness = Counter({int(age): count for age, count in known.items()})
         if self.rounds == grouping.NOTHING:
             self.samples = told.samples
         if rank == told.source:
@@ -250,6 +266,7 @@ class AllreduceReplica:
             yield from self._receive_state()
             self._awaits = ""
         self.rounds = told.rounds
+        self._followers.begin(self.rounds)
         if self._reduces:
             self._await(f"a link of group {self._group}", self._others)
             if not (yield Form(told)):
@@ -257,6 +274,13 @@ class AllreduceReplica:
             self._awaits = ""
         yield from self._all_say(grouping.RoundsMade, lambda said: said.group == told.group, "a group")
         yield self._report()
+
+    def _attach(self, plan: Plan) -> Steps:
+        """Have the vectors that a plan asks for."""
+        self._plan = plan
+        yield Attach(plan, 0, 0)
+        if self._split is not None and plan.settings.overlapping:
+            self._versions = self.whole.versions(self._split.depth)
 
     @property
     def _settings(self) -> Settings:
@@ -330,14 +354,22 @@ class AllreduceReplica:
 
     def _train(self) -> Steps:
         """One round batch after another, until the group is broken up or the job is over."""
-        while not self._ending:
+        while not self._ending or not self._drained:
             if self._round_batches:
                 portion, group = self._round_batches.popleft()
-                if group == self._group:
+                if group != self._group:
+                    continue
+                if portion is None:
+                    yield from self._drain()
+                elif self._versions is not None:
+                    yield from self._overlap(portion, self._versions)
+                else:
                     yield from self._siblings.tell(grouping.RoundBatch(group, portion))
                     yield from self._make(portion)
             elif self._requests:
                 yield from self._answer_request(self._requests.popleft())
+            elif self._done > self._reported and not self._drained and not self._siblings.follows:
+                yield self._report()
             else:
                 yield from self._wait()
 
@@ -381,6 +413,84 @@ class AllreduceReplica:
         if not self._siblings.follows:
             yield self._report()
 
+    # minibatches that overlap: each partition makes its own updates
+
+    @property
+    def _done(self) -> int:
+        """Rounds that this partition has made, and all that it leads."""
+        return self.rounds if self._versions is None else self._followers.least(self.rounds)
+
+    def _overlap(self, portion: Portion, versions: Versions) -> Steps:
+        """Take the minibatches of a portion forward one after the other, and each time that as many are under way as
+        may be, the earliest of them back.
+        """
+        assert self._split is not None
+        lead, most = not self._siblings.follows, UNDONE * self._settings.partitions
+        for index in range(portion.first, portion.first + portion.count):
+            while behind := self._followers.behind(self.rounds + self._split.flying + 1 - most):
+                self._await("updates", behind)
+                yield from self._wait()
+            self._awaits = ""
+            if lead and self._halt is not None:
+                return
+            self._drained = False
+            yield from self._siblings.tell(grouping.RoundBatch(self._group, Portion(portion.epoch, index, 1)))
+            self._begun.append(self.rounds)
+            versions.keep()
+            yield from self._split.forward(Batch(portion.epoch, index), self._wait)
+            if self._split.flying == self._split.depth:
+                yield from self._take_back(versions)
+        if lead:
+            yield self._report()
+
+    def _take_back(self, versions: Versions) -> Steps:
+        """Take the earliest minibatch back with the weights that it went forward with, and make its update."""
+        assert self._split is not None
+        assert self._plan is not None
+        versions.recall()
+        batch, computed = yield from self._split.backward(self._wait)
+        if computed.loss is not None:
+            self.report(computed.loss, batch, self.step)
+        self.whole.weigh(1.0)
+        self.whole.gather()
+        self.whole.update(self._plan.factor(self.samples), 0.0)
+        versions.release()
+        self._staleness[self.rounds - self._begun.popleft()] += 1
+        self.step += 1
+        self.rounds += 1
+        self._updates += 1
+        self.samples += computed.samples
+        if self._siblings.follows:
+            yield self._report()
+
+    def _drain(self) -> Steps:
+        """Bring back all that is under way: then all partitions have made the same updates.
+
+        Raises:
+            _Halted: the group is to break up.
+        """
+        assert self._split is not None
+        assert self._versions is not None
+        yield from self._siblings.tell(dealing.Drain())
+        while self._split.flying:
+            yield from self._take_back(self._versions)
+        self._versions.settle()
+        while behind := self._followers.behind(self.rounds):
+            self._await("updates", behind)
+            yield from self._wait()
+        self._awaits = ""
+        self._drained = True
+        if not self._siblings.follows:
+            yield self._report()
+        if self._halt is not None:
+            raise _Halted
+
+    def _bring_back(self) -> None:
+        """Have what is under way brought back, and nothing more begun; those that follow are told by their lead."""
+        if not self._siblings.follows:
+            self._round_batches.clear()
+            self._round_batches.append((None, self._group))
+
     def _compute(self, batch: Batch) -> Generator[Effect, Any, Computed | None]:
         """The gradient of a minibatch: of a split replica its part, together with the other partitions."""
         computed: Computed | None
@@ -406,11 +516,15 @@ class AllreduceReplica:
             return self._permitted[2]
         summed = yield from self._all_say(grouping.PartSummed, lambda said: (said.group, said.round) == now, "its sum")
         for one in summed:
-            self._loss, self._losses = self._loss + one.loss, self._losses + one.losses
-            self._sent, self._received = self._sent + one.sent, self._received + one.received
+            self._add_counts(one)
         norm = math.hypot(norm, *(one.norm for one in summed))
         yield from self._siblings.tell(grouping.UpdatePart(*now, norm))
         return norm
+
+    def _add_counts(self, told: grouping.PartSummed | grouping.RoundsMade) -> None:
+        """Count what a partition has counted into the next report."""
+        self._loss, self._losses = self._loss + told.loss, self._losses + told.losses
+        self._sent, self._received = self._sent + told.sent, self._received + told.received
 
     def _all_say(self, kind: type[Said], fits: Callable[[Said], bool], what: str) -> Generator[Effect, Any, list[Said]]:
         """Wait until all partitions that this one leads have said something of now."""
@@ -474,7 +588,8 @@ class AllreduceReplica:
         self._losses += 1
 
     def _report(self) -> Send:
-        return Send(self._siblings.superior, grouping.RoundsMade(self._group, self.rounds, *self._count()))
+        self._reported = self._done
+        return Send(self._siblings.superior, grouping.RoundsMade(self._group, self._reported, *self._count()))
 
     def _count(self) -> tuple[float, int, int, int]:
         """Since this was last asked: the sum of the losses, how many they are, and the bytes sent and received."""
@@ -502,12 +617,14 @@ class AllreduceReplica:
                 ),
             )
             return
-        facts = {"updates": self._updates, "samples": self.samples, "staleness": {"0": self._updates}, "taken": []}
+        told = {str(age): count for age, count in self._staleness.items()} or {"0": self._updates}
+        facts = {"updates": self._updates, "samples": self.samples, "staleness": told, "taken": []}
         part = f"shard-{self._siblings.partition}"
         saved: events.Saved = yield Save(asked.number, part, self.whole.arrays(), facts)
         kept = yield from self._all_say(grouping.Kept, lambda said: said.number == asked.number, "its checkpoint")
         error = next((error for error in (saved.error, *(one.error for one in kept)) if error), "")
-        yield Send(self._siblings.superior, grouping.Kept(asked.number, error, self._updates))
+        every = sum((Counter(one.staleness) for one in kept), self._staleness)
+        yield Send(self._siblings.superior, grouping.Kept(asked.number, error, self._updates, dict(every)))
 
     def _give_values(self) -> Steps:
         """Send the lead what this partition holds of the flat vector."""
@@ -538,7 +655,13 @@ class AllreduceReplica:
         event = arrival.event
         if isinstance(event, grouping.Halt):
             self._halt = event.group
-            raise _Halted
+            if self._drained:
+                raise _Halted
+            self._bring_back()
+            return
+        if self._versions is not None and isinstance(event, grouping.RoundsMade):
+            self._followers.made(arrival.sender, event.rounds)
+            self._add_counts(event)
         if self._takes(event) or self._followers.take(arrival) or self._siblings.takes(arrival):
             return
         if isinstance(event, grouping.ReducedPiece):
@@ -564,8 +687,12 @@ class AllreduceReplica:
                 self._assemble = event
             case grouping.Keep() | evaluating.Evaluate():
                 self._requests.append(event)
+            case dealing.Drain():
+                self._round_batches.append((None, self._group))
             case membership.Finish():
                 self._ending = True
+                if not self._drained:
+                    self._bring_back()
             case grouping.UpdatePart():
                 self._permitted = event.group, event.round, event.norm
             case partitioning.Crossed():

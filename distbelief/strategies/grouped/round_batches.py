@@ -88,6 +88,11 @@ class RoundBatches(Epochs):
         """Whether what is dealt next begins an epoch."""
         return not self._again and not self._batch
 
+    @property
+    def epochs_dealt(self) -> int:
+        """Epochs of which everything has been dealt."""
+        return self._epoch
+
     def settle(self, rounds: int) -> list[Share]:
         """So many more rounds are done; returns the share of each member in them.
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from distbelief.fabric.buckets import Bucket
 from distbelief.sharding.layout import Layout
+from distbelief.strategies.grouped.versions import NoVersions, Versions
 
 
 class Whole(Protocol):
@@ -47,6 +48,10 @@ class Whole(Protocol):
 
     def adopt_buffers(self) -> None:
         """Take the buffers in the vector as the model's own."""
+
+    def versions(self, most: int) -> Versions:
+        """Of the weights, for at most so many minibatches that are under way at once."""
+        ...
 
     def arrays(self) -> dict[str, Any]:
         """Everything it holds, by name: views, not copies."""
@@ -102,6 +107,10 @@ class PhantomWhole:
 
     def adopt_buffers(self) -> None:
         """Nothing to take."""
+
+    def versions(self, most: int) -> Versions:
+        """None."""
+        return NoVersions()
 
     def arrays(self) -> dict[str, Any]:
         """Nothing to save."""

@@ -7,7 +7,46 @@ ENDS = "Every pipeline, over any graph of segments"
 BUILT_IN = "The built-in models are what they say"
 ANY = f"{PIPELINES}::test_every_pipeline_over_any_graph_is_proved_with_its_own_slots_and_with_more"
 
+OVERLAP = "Where the minibatches of a split `single` overlap"
+STAGED = "tests/simulated/test_pipedream.py"
+
 MUTANTS = [
+    Mutant(
+        "a-stage-goes-back-with-the-newest-weights",
+        OVERLAP,
+        "strategies/grouped/versions.py",
+        "            self._compute_with(self._kept[0][1])",
+        "            self._compute_with(self._own)",
+        (f"{STAGED}::test_it_is_that_bit_for_bit",),
+        20,
+    ),
+    Mutant(
+        "a-version-is-written-over-while-it-is-in-use",
+        OVERLAP,
+        "strategies/grouped/versions.py",
+        "        copy, views = self._free.popleft()\n",
+        "        copy, views = self._free[0]\n",
+        (f"{STAGED}::test_it_is_that_bit_for_bit",),
+        20,
+    ),
+    Mutant(
+        "an-evaluation-does-not-wait-for-what-is-under-way",
+        OVERLAP,
+        "strategies/grouped/coordinator.py",
+        "        if data.out and data.at_start and (self._measures_after(whole) or self._keeps_after(whole)):",
+        "        if False:",
+        (f"{STAGED}::test_evaluations_and_checkpoints_are_of_a_moment",),
+        40,
+    ),
+    Mutant(
+        "who-is-told-to-halt-drops-what-is-under-way",
+        OVERLAP,
+        "strategies/grouped/replica.py",
+        "            if self._drained:\n                raise _Halted",
+        "            if True:\n                raise _Halted",
+        (f"{STAGED}::test_a_job_that_is_stopped_anywhere_has_made_the_same_updates_at_all_stages",),
+        40,
+    ),
     Mutant(
         "a-boundary-has-slots-for-what-its-target-holds",
         ENDS,

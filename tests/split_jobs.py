@@ -1,0 +1,76 @@
+"""Jobs of split replicas that hold their parameters themselves: small models, and what is held at the end."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from distbelief.core import roles
+from distbelief.job import Job
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.strategies import Allreduce, Single
+from distbelief.tasks import Task
+from distbelief.tasks.task import TensorData
+from distbelief.testing.simulations import Observed
+
+SAMPLES, WIDTH = 43, 27
+
+
+def smooth() -> nn.Module:
+    """An MLP without chance, of three layers."""
+    return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def normed() -> nn.Module:
+    """One whose second half has a batch norm."""
+    return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 10), nn.BatchNorm1d(10), nn.Linear(10, 3))
+
+
+def play(
+    plain: SimpleNamespace, strategy: Allreduce | Single, cluster: Simulated | None = None, **job: Any
+) -> Observed:
+    dtype, model = job.pop("dtype", torch.float32), job.pop("model", smooth)
+    task = plain.classes(lambda: model().to(dtype), samples=SAMPLES, dtype=dtype)
+    given = {"task": task, "batch_size": 4, "evaluate_every": 0, "checkpoint_every": 0, **job}
+    return Observed(Job(strategy=strategy, **given), cluster)
+
+
+def weights(run: Observed, replica: int = 0) -> dict[str, torch.Tensor]:
+    """A replica's tensors, put together from the pieces that its partitions hold."""
+    players: dict[str, Any] = {role: part.player for role, part in run.simulation.parts.items()}
+    found: dict[str, torch.Tensor] = {}
+    for role, player in players.items():
+        if roles.index_of(role) != replica:
+            continue
+        flat = player.whole.flat
+        tensors = dict(flat.module.named_parameters()) | dict(flat.module.named_buffers())
+        for entry in flat.layout.entries:
+            if entry.piece.home == roles.partition_of(role):
+                tensor, piece = tensors[entry.tensor.name].detach(), entry.piece
+                whole = found.setdefault(entry.tensor.name, torch.zeros(entry.tensor.shape, dtype=tensor.dtype))
+                whole.narrow(piece.dimension, piece.start, piece.stop - piece.start).copy_(
+                    tensor.view(entry.shape)
+                ) if (entry.tensor.shape) else whole.copy_(tensor)
+    return found
+
+
+class Scale(nn.Module):
+    """Multiplies each feature by a factor of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+def marked() -> Task:
+    """Each sample is a feature: the gradient of an update says at both stages which samples are in it."""
+    data = TensorData(torch.eye(WIDTH), torch.zeros(WIDTH))
+    return Task(
+        model=lambda: nn.Sequential(Scale(), Scale()), train=lambda: data, loss=lambda out, _: out.sum() / len(out)
+    )
