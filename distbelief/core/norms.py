@@ -24,12 +24,16 @@ KEPT = 8
 
 
 def layers_in(layout: Layout, part: Range) -> list[tuple[int, Range]]:
-    """The trained tensors in a range, in order: the number of each in the layout, and its bytes there."""
+    """The trained tensors in a range, in order: the number of each in the layout, which is that of its first piece, and
+    its bytes there.
+    """
     found = []
+    numbers: dict[str, int] = {}
     for number, entry in enumerate(layout.entries):
+        layer = numbers.setdefault(entry.tensor.name, number)
         start, stop = max(entry.start, part.start), min(entry.stop, part.stop)
         if entry.tensor.kind == "parameter" and start < stop:
-            found.append((number, Range(start, stop)))
+            found.append((layer, Range(start, stop)))
     return found
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from distbelief.core.consistency import SCALINGS, Policy
 from distbelief.core.learning_rate import LearningRate
-from distbelief.core.optimizer import LAYERWISE, Optimizer
+from distbelief.core.optimizer import Optimizer
 from distbelief.errors import LocalProtocolError, UsageError, unknown
 from distbelief.schedules.pipelines import check_overlap, check_pipeline
 from distbelief.sharding.assignments import Assignment
@@ -335,7 +335,8 @@ class Settings(msgspec.Struct, frozen=True):
         self.strategy.check(self)
         self.check_allotted()
         self.rate.check(self.data.epochs)
-        self.optimizer.check(norms=self.shards == 1 or self.strategy.rounds)
+        whole = self.shards == 1 or self.strategy.held_by is not Holder.SHARDS
+        self.optimizer.check(norms=whole or self.strategy.rounds)
 
     def check_allotted(self, stream: bool = False) -> None:
         """Refuse replicas that each have minibatches of their own where that has no meaning.
@@ -408,15 +409,14 @@ class Settings(msgspec.Struct, frozen=True):
                 f"--clip-norm {self.clip_norm} of split replicas that push: no partition knows the norm of the whole "
                 "gradient; leave it off, or train with allreduce, whose partitions tell each other theirs"
             )
-        if self.optimizer.name in LAYERWISE:
-            raise UsageError(
-                f"--optimizer {self.optimizer.name} of split replicas: no home has the norms of a layer; use another"
-            )
         for name in ("precision", "fixed_point"):
             if (value := getattr(self, name)) != getattr(Settings(), name):
-                raise UsageError(
-                    f"{option(name)} {value} of split replicas: no partition sees alone what overflows; leave it off"
+                why = (
+                    "what crosses between partitions is laid out for float32"
+                    if value == "bf16"
+                    else "no partition sees alone what overflows"
                 )
+                raise UsageError(f"{option(name)} {value} of split replicas: {why}; leave it off")
 
     def _check_overlapping(self) -> None:
         """Refuse what has no meaning where each partition updates its weights while other minibatches are under way.

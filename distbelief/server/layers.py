@@ -34,9 +34,9 @@ class Layers:
         for section, parameter in pieces:
             parts = []
             for number, part in layers_in(layout, Range(section.start, section.stop)):
-                entry = layout.entries[number]
-                parts.append((part.size // ITEM_SIZES[section.dtype], len(entry.tensor.shape) > 1))
-                if part.size < entry.size:
+                layer = layout.entries[number].tensor
+                parts.append((part.size // ITEM_SIZES[section.dtype], len(layer.shape) > 1))
+                if part.size < layer.size:
                     self._rows[number] = row
                 row += 1
             optimizer.cut(parameter, parts)

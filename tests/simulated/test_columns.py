@@ -19,7 +19,7 @@ import distbelief as db
 from distbelief.core import records, roles
 from distbelief.core.conversations import grouping
 from distbelief.core.messages import Message
-from distbelief.core.optimizer import Optimizer
+from distbelief.core.optimizer import LAYERWISE, Optimizer
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
@@ -71,6 +71,30 @@ def test_stages_of_one_replica_are_the_plain_loop_bit_for_bit(
     task = plain.classes(smooth, samples=SAMPLES)
     for name, tensor in plain.sequential(task, "adam", lr=0.01, epochs=2, batch_size=4).items():
         assert torch.equal(weights(run)[name], tensor)
+
+
+@pytest.mark.parametrize("optimizer", [Optimizer("lars", 4.0), Optimizer("lamb", 0.05)], ids=lambda one: one.name)
+@pytest.mark.parametrize("kind", [Allreduce, Single])
+def test_stages_step_each_layer_by_its_own_norm(
+    plain: SimpleNamespace, kind: type[Allreduce | Single], optimizer: Optimizer
+) -> None:
+    """As a replica that is whole, of which `test_large` says what it is; also where the gradient is clipped."""
+    more = {"replicas": 1} if kind is Allreduce else {}
+    given: dict[str, Any] = {"dtype": torch.float64, "epochs": 2, "clip_norm": 0.3}
+    strategy = kind(optimizer=optimizer, **SPLITS["three stages"], **more)  # type: ignore[arg-type]  # its options
+    split, whole = play(plain, strategy, **given).run(), play(plain, Allreduce(1, optimizer), **given).run()
+    for name, tensor in weights(whole).items():
+        torch.testing.assert_close(weights(split)[name], tensor, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", LAYERWISE)
+@pytest.mark.parametrize("kind", [Allreduce, Single])
+def test_partitions_that_step_parts_of_a_layer_have_no_norm_of_it(
+    plain: SimpleNamespace, kind: type[Allreduce | Single], name: str
+) -> None:
+    strategy = kind(optimizer=Optimizer(name), partitions=2, split="neurons")
+    with pytest.raises(UsageError, match=f"--optimizer {name} needs the norms of whole layers, .*'0.weight'"):
+        play(plain, strategy).run()
 
 
 @pytest.mark.parametrize(("schedule", "microbatches"), [("gpipe", 3), ("1f1b", 4), ("auto", 2)])

@@ -174,11 +174,12 @@ def state_of(run: Observed) -> dict[str, torch.Tensor]:
 
 
 def entries(run: Observed, vector: torch.Tensor) -> dict[str, torch.Tensor]:
-    layout = run.simulation.coordinator.plan.layout  # type: ignore[union-attr]
-    return {
-        e.tensor.name: vector[e.start : e.start + e.tensor.size].view(torch.float64).view(e.tensor.shape)
-        for e in layout.entries
-    }
+    layout, found = run.simulation.coordinator.plan.layout, dict[str, torch.Tensor]()  # type: ignore[union-attr]
+    for e in layout.entries:
+        whole = found.setdefault(e.tensor.name, torch.zeros(e.tensor.shape, dtype=torch.float64))
+        part = whole.narrow(e.piece.dimension, e.piece.start, e.piece.stop - e.piece.start) if e.shape else whole
+        part.copy_(vector[e.start : e.stop].view(torch.float64).view(e.shape))
+    return found
 
 
 def train(task: Task, strategy: Any, cluster: Simulated = CALM, **options: Any) -> Observed:
@@ -197,8 +198,14 @@ STRATEGIES = [
     lambda o: Synchronous(2, 2, o),
     lambda o: Synchronous(2, 5, o), lambda o: Synchronous(1, 3, o, push_every=2), lambda o: Synchronous(2, 3, o,
         standby=1),
+    lambda o: Synchronous(1, 2, o, push_every=2, partitions=2, split="neurons"),
+    lambda o: Synchronous(1, 5, o, push_every=2, partitions=2, split="neurons", standby=1),
+    lambda o: Synchronous(1, 3, o, push_every=2, partitions=2, split="stages"),
 ]  # fmt: skip
-NAMES = ["allreduce", "accumulated", "1 shard", "2 shards", "5 shards", "pushed seldom", "standby"]
+NAMES = [
+    "allreduce", "accumulated", "1 shard", "2 shards", "5 shards", "pushed seldom", "standby", "split by neurons",
+    "split by neurons, over 5 shards", "split in stages",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=NAMES)

@@ -56,6 +56,11 @@ MUTANTS = [
         (f"{LARGE}::test_lars_and_lamb_are_those_of_the_papers_wherever_a_layer_is_cut",), 10,
     ),
     Mutant(
+        "a-piece-of-a-layer-steps-by-its-own-norm", PAPERS, "core/norms.py",
+        "found.append((layer, Range(start, stop)))", "found.append((number, Range(start, stop)))",
+        (f"{LARGE}::test_lars_and_lamb_are_those_of_the_papers_wherever_a_layer_is_cut",), 10,
+    ),
+    Mutant(
         "a-standby-steps-by-the-norms-of-its-own-part", PAPERS, "server/standby.py",
         "self.held.step(event.factor, event.weight, event.norms)", "self.held.step(event.factor, event.weight)",
         (f"{LARGE}::test_a_death_in_the_middle_of_an_exchange_ends_in_the_same_job",), 30,
