@@ -13,6 +13,7 @@ from distbelief.cli.task_names import check_task
 from distbelief.core.settings import option
 from distbelief.errors import UsageError
 from distbelief.places.processes import forkserver
+from distbelief.split.options import AUTO
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,13 @@ class PredictOptions:
     out: str = ""
     """The file to write, such as outputs.safetensors."""
     replicas: int = 2
-    """Processes that compute, each with the models of all runs."""
+    """Processes that compute, each with the models of all runs; or, of several partitions each, groups of processes."""
     partitions: int = 1
-    """More than 1 is refused: a process holds whole models here."""
+    """Processes of each replica, each with its own part of every model."""
+    split: str = AUTO
+    """How, where these are several: one way, or PATTERN=WAY,... of modules' names, where a number is a partition; auto
+    takes that with the least price.
+    """
     batch_size: int = 1000
     """Samples that are computed at once."""
     data_dir: str | None = None
@@ -59,12 +64,6 @@ def predict(args: list[str]) -> int:
         check_task(source)
     if not asked.out:
         raise UsageError(f"where to? Name the file: {PROG} --out outputs.safetensors")
-    if asked.partitions != 1:
-        raise UsageError(
-            f"--partitions {asked.partitions}: a process of a prediction holds whole models, which one forward pass "
-            "needs no gradients and no optimizer's state beside: leave it off, and have fewer --replicas where memory "
-            "is short"
-        )
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         # what it has started is ended as the exception goes by
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -75,8 +74,9 @@ def predict(args: list[str]) -> int:
 
     with cost_tables.progress(f"predicting {source}") as told:
         result = predicting.predict(
-            runs, source, asked.out, asked.replicas, asked.batch_size, asked.data_dir, asked.device, asked.threads, told
-        )
+            runs, source, asked.out, asked.replicas, asked.batch_size, asked.data_dir, asked.device, asked.threads,
+            asked.partitions, asked.split, told,
+        )  # fmt: skip
     if asked.json:
         print(msgspec.json.encode(result).decode())
     elif not asked.quiet:

@@ -23,6 +23,7 @@ from distbelief.coordination.standbys import Standbys
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import checkpointing, evaluating, membership, partitioning
 from distbelief.core.conversations.checkpointing import CheckpointStage
+from distbelief.core.conversations.evaluating import EvaluatorStanding
 from distbelief.core.conversations.phases import ALLOWED, PHASES, May, Phase
 from distbelief.core.conversations.table import Conversation
 from distbelief.core.effects import Effect, End, Send, WriteRecord
@@ -158,6 +159,7 @@ class Coordinator(Answering):
         who = self.shards.waits() or sorted(self.closing.describing)
         if not self.shards.unready and self.may(May.REPLACE) and self.data is not None:
             who = self.data.waiting(self.membership.members) or sorted(self.membership.members, key=roles.index_of)
+        who = [roles.EVALUATOR] if self.may(May.DEAL) and self._untried else who
         who = who or [roles.EVALUATOR] * self.evaluations.pending
         return f"{self.phase}: {PHASES.meaning[self.phase]}" + (f" ({', '.join(who)})" if who else "")
 
@@ -265,8 +267,17 @@ class Coordinator(Answering):
         return effects + self.deal()
 
     def deal(self) -> list[Effect]:
-        """Give work to those who have room for it, while there is any."""
-        return self.work.deal(self) if self.may(May.DEAL) else []
+        """Give work to those who have room for it, while there is any; none before an evaluator has begun, which first
+        tries whether the model can be measured.
+        """
+        return self.work.deal(self) if self.may(May.DEAL) and not self._untried else []
+
+    @property
+    def _untried(self) -> bool:
+        """Whether the evaluator has yet to come for the first time; one that has died then is not waited for."""
+        return (
+            self.evaluations.evaluator is EvaluatorStanding.EXPECTED and self.membership.lives.last(roles.EVALUATOR) < 0
+        )
 
     def epoch_done(self, data: DataDealer) -> list[Effect]:
         """One more is done: measure and save, where that is due."""
@@ -439,7 +450,7 @@ class Coordinator(Answering):
         if role != roles.EVALUATOR:
             return self._without_replica(role, reason, died)
         then = self.evaluations.gone(for_good=role in self.membership.lives.over)
-        return [WriteRecord(records.Note(f"the evaluator is gone ({reason}); {then}")), *self.close()]
+        return [WriteRecord(records.Note(f"the evaluator is gone ({reason}); {then}")), *self.deal(), *self.close()]
 
     def _without_replica(self, role: str, reason: str, died: bool) -> list[Effect]:
         """What it held is dealt again; the job ends where all are gone and none will come back."""

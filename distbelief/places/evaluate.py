@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
-from distbelief.codecs.file import read
+from distbelief.codecs.file import ModelFile, read
 from distbelief.core.values import admit, device_number, shown
 from distbelief.errors import CheckpointError, DataError, UsageError
 from distbelief.record.folder import RunFolder
@@ -67,31 +67,30 @@ def evaluate(
     return {**named, **figures, "inference": inference, "model_bytes": held_bytes(model), "seconds": seconds}
 
 
-def trained(
-    path: Path,
-    data_dir: str | None = None,
-    device: str = "cpu",
-    task: str | None = None,
-    index: int = 0,
-    inference: str = "float32",
-) -> tuple[Task, nn.Module]:
-    """The task and the model of a run folder, or of a compressed file.
+class TrainedModel(NamedTuple):
+    """A model that was trained, before it is built."""
+
+    task: Task
+    seed: int
+    """Of the job."""
+    values: Path | ModelFile
+    """A file of safetensors, or a compressed one."""
+
+
+def find(path: Path, data_dir: str | None = None, task: str | None = None) -> TrainedModel:
+    """The model of a run folder, or of a compressed file.
 
     Args:
         path: of either.
         data_dir: folder of the data; None for the one that the run was given.
-        device: where the model is to be, as replica `index` has it.
         task: what builds the model where the run has no name for its task, or a file's is no built-in one.
-        index: which of several processes on one machine asks.
-        inference: float32, int8 or ids.
 
     Raises:
-        UsageError, LayoutError, CheckpointError, DataError: as `evaluate`.
+        UsageError, CheckpointError, DataError: as `evaluate`.
     """
     if path.is_file():
         file = read(path)
-        found = task_of(file, task, data_dir)
-        return found, lean(fill(build_model(found, 0, device, index), file), inference, file)
+        return TrainedModel(task_of(file, task, data_dir), 0, file)
     folder = RunFolder.open(path)
     job = folder.read_job()
     reference, options = str(job.get("task")), job.get("options") or {}
@@ -107,9 +106,35 @@ def trained(
             f"{path} has no {folder.model.name}: it was ended before its first checkpoint; train it on with --out "
             f"{path} --resume"
         )
-    found = resolve(reference, data_dir or options.get("data_dir"))
-    model = build_model(found, int(job.get("seed", 0)), device, index)
-    model.load_state_dict(load_weights(folder.model, layout_of(model)))
+    return TrainedModel(resolve(reference, data_dir or options.get("data_dir")), int(job.get("seed", 0)), folder.model)
+
+
+def trained(
+    path: Path,
+    data_dir: str | None = None,
+    device: str = "cpu",
+    task: str | None = None,
+    index: int = 0,
+    inference: str = "float32",
+) -> tuple[Task, nn.Module]:
+    """The task and the model of a run folder, or of a compressed file.
+
+    Args:
+        path: as for `find`, and so the folder of the data and the task.
+        data_dir: folder of the data.
+        device: where the model is to be, as replica `index` has it.
+        task: that builds the model.
+        index: which of several processes on one machine asks.
+        inference: float32, int8 or ids.
+
+    Raises:
+        UsageError, LayoutError, CheckpointError, DataError: as `evaluate`.
+    """
+    found, seed, values = find(path, data_dir, task)
+    model = build_model(found, seed, device, index)
+    if isinstance(values, ModelFile):
+        return found, lean(fill(model, values), inference, values)
+    model.load_state_dict(load_weights(values, layout_of(model)))
     return found, lean(model, inference)
 
 

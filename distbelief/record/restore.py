@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from distbelief.record.checkpoints import (
     read_manifest,
 )
 from distbelief.record.model_file import stored
-from distbelief.sharding.layout import ITEM_SIZES, Layout, Range, check_same
+from distbelief.sharding.layout import ITEM_SIZES, Layout, Piece, Range, check_same
 
 
 def load_part(path: str | Path, plan: Plan, shard: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -88,7 +88,9 @@ class CheckpointStore(Checkpoints):
         return load_part(checkpoint, plan, shard)
 
 
-def load_weights(path: str | Path, layout: Layout) -> dict[str, torch.Tensor]:
+def load_weights(
+    path: str | Path, layout: Layout, pieces: Mapping[str, Piece] | None = None
+) -> dict[str, torch.Tensor]:
     """The weights in a checkpoint or any safetensors file, checked against a layout; the optimizer's state is left
     alone.
 
@@ -96,16 +98,18 @@ def load_weights(path: str | Path, layout: Layout) -> dict[str, torch.Tensor]:
         path: a run folder (its newest checkpoint), the folder of a checkpoint, or a `.safetensors` file of a state
             dict.
         layout: of the model that is to take them; a tied tensor may stand under any of its names.
+        pieces: by the first names of their tensors, those that are read; None for all tensors, whole.
 
     Returns:
         All names of the layout, tied ones included, with own memory except between tied names: what
-        `load_state_dict(strict=True)` wants.
+        `load_state_dict(strict=True)` wants; or the pieces, by their names.
 
     Raises:
         CheckpointError: nothing is there, it is corrupt, or a tensor differs by name, shape or dtype.
     """
     source = _weights_file(Path(path))
     named: dict[str, torch.Tensor] = {}
+    known = {entry.tensor.name for entry in layout.entries} | set(layout.aliases)
     try:
         with safe_open(source, framework="np"):  # which checks it; for torch, it maps it as memory of the process's own
             held = stored(source)
@@ -115,7 +119,6 @@ def load_weights(path: str | Path, layout: Layout) -> dict[str, torch.Tensor]:
                 names = [tensor.name, *(alias for alias, name in layout.aliases.items() if name == tensor.name)]
                 found = next((name for name in names if name in present), None)
                 if found is None:
-                    known = {e.tensor.name for e in layout.entries} | set(layout.aliases)
                     foreign = "".join(f", but {name!r}, which it lacks" for name in sorted(present - known)[:1])
                     raise CheckpointError(
                         f"{source} has no tensor {tensor.name!r}, which the model has{foreign}; name a checkpoint of "
@@ -128,12 +131,17 @@ def load_weights(path: str | Path, layout: Layout) -> dict[str, torch.Tensor]:
                         f"{tensor.name!r} is {theirs} in {source}, the model's is {ours}; name a checkpoint of the "
                         "same model"
                     )
+                if pieces is not None and tensor.name not in pieces:
+                    continue
                 values = torch.empty(one.shape, dtype=getattr(torch, one.dtype))
                 file.seek(one.data_offsets[0])
                 memory = values.view(-1).view(torch.uint8).numpy().data
                 if (read := file.readinto(memory)) != len(memory):
                     raise CheckpointError(f"{source} ends {len(memory) - read} bytes too early, in {found!r}")
-                named |= dict.fromkeys(names, values)
+                if pieces is None:
+                    named |= dict.fromkeys(names, values)
+                else:
+                    named[tensor.name] = _part(values, pieces[tensor.name]).clone()
     except (SafetensorError, OSError) as error:
         remedy = (
             "name a run folder, a checkpoint or a .safetensors file (a .pt file is never unpickled: save its state "
@@ -145,11 +153,15 @@ def load_weights(path: str | Path, layout: Layout) -> dict[str, torch.Tensor]:
                 "writes it anew"
             )
         raise CheckpointError(f"{source} cannot be read as safetensors: {error}; {remedy}") from error
-    if extra := sorted(present - set(named)):
+    if extra := sorted(present - known):
         raise CheckpointError(
             f"{source} has a tensor {extra[0]!r}, which the model lacks; name a checkpoint of the same model"
         )
     return named
+
+
+def _part(values: torch.Tensor, piece: Piece) -> torch.Tensor:
+    return values.narrow(piece.dimension, piece.start, piece.stop - piece.start) if values.ndim else values
 
 
 def _weights_file(path: Path) -> Path:

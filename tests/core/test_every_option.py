@@ -148,6 +148,7 @@ SMALL: dict[str, dict[str, str]] = {
         "out": "other.safetensors",
         "replicas": "3",
         "partitions": "2",
+        "split": "stages",
         "batch_size": "8",
         "data_dir": "there",
         "device": "cuda:1",

@@ -22,7 +22,7 @@ from distbelief.errors import CheckpointError, LocalProtocolError
 from distbelief.record.checkpoints import Checkpoints, read_manifest
 from distbelief.record.restore import load_part, load_weights
 from distbelief.sharding.assignments import cut
-from distbelief.sharding.layout import Range, Tensor, lay_out
+from distbelief.sharding.layout import Piece, Range, Tensor, lay_out
 from distbelief.sharding.mesh import Mesh
 
 POSITION = Position(1, 3, (Portion(0, 2, 1),))
@@ -154,6 +154,17 @@ def test_the_weights_are_a_plain_state_dict(tmp_path, optimizer, shards):
                 values.reshape(-1).view(torch.uint8), flat[entry.start : entry.start + entry.tensor.size]
             )
     same(load_weights(tmp_path, plan.layout), state)
+
+
+def test_the_pieces_of_a_partition_are_read_alone(tmp_path):
+    plan = plan_of(1)
+    path, _, _ = saved(tmp_path, plan, "sgd")
+    state = load_file(path / "model.safetensors")
+    whole = max(state, key=lambda name: state[name].ndim * 10**9 + state[name].numel())
+    dimension, last = state[whole].ndim - 1, state[whole].shape[-1]
+    pieces = {whole: Piece(dimension, 1, last, 1)}
+    assert last > 1
+    same(load_weights(tmp_path, plan.layout, pieces), {whole: state[whole].narrow(dimension, 1, last - 1)})
 
 
 class Net(torch.nn.Module):

@@ -483,11 +483,21 @@ def test_what_a_dead_evaluator_was_measuring_its_next_life_measures() -> None:
     assert close(office) == ["done"]
 
 
-def test_an_evaluator_that_starts_late_still_measures_the_end() -> None:
-    office = Office(made(replicas=1), evaluator=True).training(samples=1)
+@pytest.mark.parametrize("comes", [True, False])
+def test_nothing_is_dealt_before_the_evaluator_has_come_or_is_gone(comes: bool) -> None:
+    office = Office(made(replicas=1), evaluator=True).training(samples=1).tell("replica 0", progress(wants=True))
+    assert office.said(dealing.Deal) == []
+    assert "(evaluator)" in office.coordinator.waits()
+    office.join("evaluator", samples=0) if comes else office.tell("evaluator", gone())
+    assert office.said(dealing.Deal) == ["replica 0"]
+
+
+def test_an_evaluator_that_comes_again_late_still_measures_the_end() -> None:
+    office = busy(epochs=1).tell("evaluator", gone())
     epoch(office).tell("replica 0", membership.Leave())
     assert office.said(checkpointing.Snapshot) == []
-    assert office.join("evaluator", samples=0).said(evaluating.Evaluate, "evaluator") == [evaluating.Evaluate(1)]
+    office.tell("evaluator", membership.Join(1, LAYOUT, 0, 0))
+    assert office.said(evaluating.Evaluate, "evaluator") == [evaluating.Evaluate(1)]
     office.tell("evaluator", measured(1))
     assert close(office) == ["done"]
 

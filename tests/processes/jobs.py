@@ -341,6 +341,27 @@ def once() -> Task:
     return Task(model=Once, train=lambda: every, loss=lambda output, _: output)
 
 
+class _Told(nn.Linear):
+    """A layer that writes down that it is trained."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            Path(os.environ["TRAINED"]).touch()
+        return super().forward(inputs)
+
+
+def _of_another_task(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output.argmax(2) == target).sum()
+
+
+def mismeasured() -> Task:
+    """With a metric that does not fit what the model gives."""
+    return Task(model=_Told, train=data, test=lambda: data(100), metric={"words": _of_another_task})
+
+
 def times_trained(out: object) -> list[int]:
     """How often each sample was trained in a run of that task."""
     counts: list[int] = load_file(Path(str(out)) / "model.safetensors")["count"].neg().int().tolist()

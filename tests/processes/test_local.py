@@ -30,7 +30,7 @@ from distbelief.places.processes.requirements import TRANSPORTS
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.record.recorder import read_metrics
-from distbelief.strategies import Downpour, Single
+from distbelief.strategies import Allreduce, Downpour, Hogwild, Sandblaster, Single, Synchronous
 from distbelief.tasks import Task
 
 EPOCHS = 4
@@ -84,6 +84,23 @@ def test_every_process_has_the_threads_and_the_folder_of_data_that_it_is_told(
     monkeypatch.setenv("JOBS_FOLDER", str(tmp_path))
     result = jobs.run(tmp_path / "run", strategy, task="jobs:particular", threads=2, data_dir=str(tmp_path), epochs=1)
     assert result["samples"] == jobs.SAMPLES
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [Downpour(), Synchronous(), Sandblaster(iterations=2), Allreduce(), Hogwild(), Single()],
+    ids=lambda strategy: strategy.name,
+)
+def test_a_metric_that_does_not_fit_is_told_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: Any
+) -> None:
+    monkeypatch.setenv("TRAINED", str(tmp_path / "trained"))
+    told = (
+        r"metric 'words' \(_of_another_task\) of task 'jobs:mismeasured' raised IndexError: .*; give the task a metric"
+    )
+    with pytest.raises(errors.TrainingError, match=told):
+        jobs.run(tmp_path / "run", strategy, task="jobs:mismeasured", batch_size=Job.batch_size)
+    assert not (tmp_path / "trained").exists()
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import numpy
@@ -13,7 +15,7 @@ from torch import nn
 
 import distbelief as db
 from distbelief.cli import main
-from distbelief.errors import DataError, DistbeliefError, JobFailed, UsageError
+from distbelief.errors import DataError, DistbeliefError, Interrupted, JobFailed, UsageError
 from distbelief.record.folder import RunFolder
 
 
@@ -79,6 +81,88 @@ def test_a_process_that_is_killed_costs_what_it_was_computing_which_others_compu
     assert sorted(path.name for path in tmp_path.iterdir()) == ["deaths", "run"]
 
 
+def trained_layers(path: Path, task: str) -> tuple[str, nn.Module]:
+    """A run, and its model ready to answer, whose running statistics are not those of a new one."""
+    model = getattr(predicted, task)().model()
+    model(torch.randn(64, 1) + 2)
+    return run_of(path, f"predicted:{task}", model), model.eval()
+
+
+@pytest.mark.parametrize(
+    ("split", "partitions", "count", "size"), [("stages", 2, 2, 3), ("neurons", 2, 1, 7), ("auto", 3, 1, 3)]
+)
+def test_partitions_answer_what_the_whole_models_answer(
+    tmp_path: Path, split: str, partitions: int, count: int, size: int
+) -> None:
+    runs = [trained_layers(tmp_path / str(number), "layered") for number in range(count)]
+    inputs = torch.arange(float(predicted.SAMPLES))[:, None]
+    out = tmp_path / "outputs.safetensors"
+    with torch.no_grad():
+        want = torch.stack([model(inputs) for _, model in runs]).mean(0)
+    told: list[str] = []
+    result = db.predict(
+        [run for run, _ in runs], "predicted:layered", out, replicas=2, batch_size=size, partitions=partitions,
+        split=split, told=told.append,
+    )  # fmt: skip
+    torch.testing.assert_close(load_file(out)["outputs"], want)
+    assert told[-1] == "50 of 50 samples"
+    assert (result["partitions"], len(result["splits"])) == (partitions, len(runs))
+    assert split in (*result["splits"], "auto")
+    assert result["test_loss"] == pytest.approx(nn.functional.cross_entropy(want, torch.arange(50) % 3).item())
+
+
+@pytest.mark.parametrize("task", ["first_dies", "second_dies"])
+def test_a_replica_of_which_a_partition_is_killed_costs_what_it_had(tmp_path: Path, deaths: Path, task: str) -> None:
+    model = getattr(predicted, task)().model()
+    run = run_of(tmp_path / "run", f"predicted:{task}", model)
+    with torch.no_grad():
+        want = model(torch.arange(50.0)[:, None])
+    (deaths / "0").touch()
+    told: list[str] = []
+    out = tmp_path / "outputs.safetensors"
+    split = {"batch_size": 1, "partitions": 2, "split": "parts.0=0,parts.1=1"}
+    db.predict(run, f"predicted:{task}", out, replicas=2, told=told.append, **split)
+    dead = 0 if task == "first_dies" else 1
+    assert sum(f".{dead} was killed by SIGKILL" in line for line in told) == 1
+    torch.testing.assert_close(load_file(out)["outputs"], want)
+    (deaths / "0").touch()
+    with pytest.raises(JobFailed, match="the last killed by SIGKILL; have fewer --replicas, or each in more --part"):
+        db.predict(run, f"predicted:{task}", out, replicas=1, **split)
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_ctrl_c_leaves_nothing_of_a_prediction(tmp_path: Path, partitions: int) -> None:
+    run, _ = trained_layers(tmp_path / "run", "layered")
+    with pytest.raises(Interrupted, match="the prediction was interrupted; nothing of it is left"):
+        db.predict(
+            run, "predicted:layered", tmp_path / "outputs.safetensors", batch_size=1, partitions=partitions,
+            told=lambda _: os.kill(os.getpid(), signal.SIGINT),
+        )  # fmt: skip
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+SPLITS = {
+    "wide": ("stages", "the model of .*/wide: --partitions 2: there are 1 layers with parameters to make stages of"),
+    "layered": ("stage", "the model of .*/layered: unknown way to split 'stage'; did you mean 'stages'"),
+    "layered reversed_layers": (
+        "first=0,second=1",
+        "reversed_layers ends at partition 0, that of .*/layered by .* at 1",
+    ),
+    "narrow": ("stages", "the model of .*/narrow, of samples 0 to 49, raised RuntimeError: too narrow"),
+}
+
+
+@pytest.mark.parametrize("tasks", SPLITS)
+def test_what_cannot_be_split_is_said_and_leaves_no_file(tmp_path: Path, tasks: str) -> None:
+    runs = [run_of(tmp_path / task, f"predicted:{task}", getattr(predicted, task)().model()) for task in tasks.split()]
+    split, told = SPLITS[tasks]
+    with pytest.raises(DistbeliefError, match=told):
+        db.predict(
+            runs, f"predicted:{tasks.split()[0]}", tmp_path / "o.safetensors", replicas=1, partitions=2, split=split
+        )
+    assert not [path.name for path in tmp_path.iterdir() if path.is_file()]
+
+
 @pytest.mark.usefixtures("deaths")
 @pytest.mark.parametrize(
     ("tasks", "source", "kind", "told"),
@@ -117,7 +201,10 @@ REFUSED = {
     "run digits --out nowhere/o.safetensors": "there is no folder nowhere",
     "run digits --out o.safetensors --replicas 0": "--replicas 0: must be 1 or more",
     "run digits --out o.safetensors --batch-size 0": "--batch-size 0: must be 1 or more",
-    "run digits --out o.safetensors --partitions 2": "--partitions 2: a process of a prediction holds whole models",
+    "run digits --out o.safetensors --partitions 0": "--partitions 0: must be 1 or more",
+    "run digits --out o.safetensors --partitions 2000": "partitions=2000: a model is split over 2 to 1024",
+    "run digits --out o.safetensors --split stages": "--split stages: says how replicas are split, and they are whole",
+    "nowhere digits --out o.safetensors --partitions 2": "nowhere is not a run folder: there is no such folder",
     "run digits --out o.safetensors --device gpu": "--device gpu: is cpu, cuda or cuda:N",
     "run digits --out o.safetensors --replica 2": "has no option --replica; did you mean --replicas?",
     "nowhere digits --out o.safetensors": "nowhere is not a run folder: there is no such folder",

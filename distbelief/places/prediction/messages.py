@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import msgspec
 
+from distbelief.core import roles
 from distbelief.places.processes.spec import Surroundings
+
+
+def title(role: str) -> str:
+    """What the process of a role is called.
+
+    >>> title("replica 1"), title("replica 1.0")
+    ('prediction 1', 'prediction 1.0')
+    """
+    return role.replace("replica", "prediction")
 
 
 class PredictionSpec(Surroundings, frozen=True, kw_only=True):
     """Everything that a process of a prediction must know."""
 
-    index: int
-    """Which of the processes this is: 0, 1, ..."""
+    role: str
+    """`replica 1`, or `replica 1.0` where that is a partition of it."""
+    partitions: int
+    """Processes of each replica."""
+    split: str
+    """How its models are, where these are several."""
     runs: list[str]
     """Run folders and compressed files."""
     source: str
@@ -22,12 +36,23 @@ class PredictionSpec(Surroundings, frozen=True, kw_only=True):
     """Samples that are computed at once."""
     rows: str
     """The file that the outputs are written to, each sample's at its place."""
+    memory: int = -1
+    """The descriptor, there, of the memory through which partitions of a replica give each other what crosses."""
+    pipes: tuple[int, ...] = ()
+    """Those of pipes that wake them, in their order."""
+
+    @property
+    def number(self) -> int:
+        """Of this process among all: which of several devices it has."""
+        return roles.index_of(self.role) * self.partitions + roles.partition_of(self.role)
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The models are loaded, and the data, of so many samples."""
+    """The models are loaded, and the data, of so many samples: by the process of a replica that has the outputs."""
 
     samples: int
+    splits: list[str] = []
+    """How each model is split, where they are."""
 
 
 class Predict(msgspec.Struct, frozen=True, tag=True):

@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,11 @@ from typing import Any
 import msgspec
 
 from distbelief import errors
+from distbelief.core import roles
 from distbelief.core.values import admit, device_number, shown
 from distbelief.errors import DataError, Interrupted, JobFailed, UsageError, limit
-from distbelief.places.prediction.dealing import SampleDealing
+from distbelief.fabric.shared_memory import in_order
+from distbelief.places.prediction.dealing import IN_HAND, PORTION_BATCHES, SampleDealing
 from distbelief.places.prediction.messages import (
     HEADER_ROOM,
     MESSAGE_LIMIT,
@@ -29,17 +31,19 @@ from distbelief.places.prediction.messages import (
     Stopped,
     answered,
     encode,
+    title,
 )
 from distbelief.places.prediction.models import is_file
 from distbelief.places.prediction.worker import main
 from distbelief.places.processes import forkserver
+from distbelief.places.processes.peers import lend
 from distbelief.record.model_file import header
 from distbelief.sharding.layout import Tensor
+from distbelief.sharding.mesh import Mesh
+from distbelief.split.options import AUTO, Split
 from distbelief.tasks import available
 from distbelief.tasks.task import ACCURACY
 
-PORTION_BATCHES = 4
-"""Batches that a process is dealt at a time."""
 OUTPUTS = "outputs"
 """The tensor of the file."""
 
@@ -53,30 +57,36 @@ def predict(
     data_dir: str | None = None,
     device: str = "cpu",
     threads: int = 1,
+    partitions: int = 1,
+    split: str = AUTO,
     told: Callable[[str], object] = bool,
 ) -> dict[str, Any]:
     """What the model of a run, or the mean of several, answers to samples, written to a file in their order.
 
-    A process that is killed costs what it was computing, which another computes again.
+    A process that is killed costs what its replica was computing, which another computes again.
 
     Args:
         runs: run folders or compressed files; of several, the mean of their models' outputs is written.
         source: a task, whose test set is predicted; or a file of inputs: `.safetensors` (the tensor `inputs`) or
             `.npy`, samples in the first dimension, as the models take them.
         out: the file; its tensor `outputs` has the samples in its first dimension.
-        replicas: processes that compute, each with all models.
+        replicas: computing, each with all models: processes, or as many partitions each.
         batch_size: samples that are computed at once.
         data_dir: folder of the task's data.
         device: where to compute, as a job's.
         threads: of torch, in each process.
+        partitions: processes over which each replica is split, each with its own part of every model.
+        split: how they are, as a job of split replicas says it: a way, or `PATTERN=WAY,...`; or `auto`.
         told: is handed how far it is, in words.
 
     Returns:
-        runs, data, out, samples, shape (of the output of one sample), replicas, seconds, samples_per_second, and for a
-        task test_accuracy (0 to 1), test_metrics and test_loss of what was written, as `evaluate` has them.
+        runs, data, out, samples, shape (of the output of one sample), replicas, partitions, splits (how each model is,
+        where replicas are split), seconds, samples_per_second, and for a task test_accuracy (0 to 1), test_metrics and
+        test_loss of what was written, as `evaluate` has them.
 
     Raises:
-        UsageError: a value that cannot be used, no such run or task, or models whose outputs have no mean.
+        UsageError: a value that cannot be used, no such run or task, models whose outputs have no mean, or one that
+            cannot be split so.
         CheckpointError, LayoutError: a run has no model, or another one than its task builds.
         DataError: the samples cannot be had.
         TrainingError: a model raised.
@@ -85,7 +95,9 @@ def predict(
     several = [runs] if isinstance(runs, str | os.PathLike) else runs
     paths = [os.fspath(admit(run, str | os.PathLike, f"predict(runs={shown(runs)})")) for run in several]
     file = Path(admit(out, str | os.PathLike, f"predict(out={shown(out)})"))
-    _check(paths, source, file, {"replicas": replicas, "batch_size": batch_size, "threads": threads})
+    counts = {"replicas": replicas, "batch_size": batch_size, "threads": threads, "partitions": partitions}
+    _check(paths, source, file, counts)
+    _check_split(partitions, split)
     device_number(admit(device, str, f"predict(device={shown(device)})"))
     if not is_file(source) and (why := available(source, data_dir)):
         raise DataError(why)
@@ -93,20 +105,18 @@ def predict(
     began = time.monotonic()
     with _written_whole(file) as rows:
         spec = PredictionSpec(
-            index=0, runs=paths, source=source, data_dir=data_dir, device=device, batch_size=batch_size, rows=str(rows),
-            threads=threads, supervisor=os.getpid(), forkserver=forkserver.pid(), path=[os.getcwd(), *sys.path],
-            directory=os.getcwd(), environment=dict(os.environb),
+            role="", partitions=partitions, split=split, runs=paths, source=source, data_dir=data_dir, device=device,
+            batch_size=batch_size, rows=str(rows), threads=threads, supervisor=os.getpid(), forkserver=forkserver.pid(),
+            path=[os.getcwd(), *sys.path], directory=os.getcwd(), environment=dict(os.environb),
         )  # fmt: skip
         with contextlib.closing(_Prediction(spec, replicas, told)) as prediction:
             prediction.run()
-        samples, first = prediction.samples, prediction.first
-        held = Tensor(OUTPUTS, (samples, *first.shape), first.dtype)
-        with rows.open("r+b") as begun:
-            begun.write(header([held], HEADER_ROOM))
+            prediction.write_header(rows)
     seconds = time.monotonic() - began
     return {
-        "runs": paths, "data": source, "out": str(file), "samples": samples, "shape": first.shape,
-        "replicas": replicas, "seconds": seconds, "samples_per_second": samples / seconds, **prediction.figures,
+        "runs": paths, "data": source, "out": str(file), "samples": prediction.samples,
+        "shape": prediction.first.shape, "replicas": replicas, "partitions": partitions, "splits": prediction.splits,
+        "seconds": seconds, "samples_per_second": prediction.samples / seconds, **prediction.figures,
     }  # fmt: skip
 
 
@@ -121,6 +131,23 @@ def _check(runs: Sequence[str], source: str, out: Path, counts: dict[str, int]) 
     if out.suffix != ".safetensors":
         raise UsageError(f"--out {out}: outputs are written as safetensors: name it {out.with_suffix('.safetensors')}")
     admit(source, str, f"predict(source={shown(source)})")
+
+
+def _check_split(partitions: int, split: str) -> None:
+    admit(split, str, f"predict(split={shown(split)})")
+    if partitions == 1 and split != AUTO:
+        raise UsageError(
+            f"--split {split}: says how replicas are split, and they are whole: give --partitions 2 or more, or leave "
+            "it off"
+        )
+    if partitions == 1:
+        return
+    Split(AUTO, partitions)  # refuses too many
+    if not in_order():
+        raise UsageError(
+            f"--partitions {partitions}: what crosses between partitions lies in memory that processors of the x86-64 "
+            "kind see written in order, which this machine has none of: leave it off"
+        )
 
 
 @contextlib.contextmanager
@@ -145,20 +172,40 @@ class _Prediction:
 
     def __init__(self, spec: PredictionSpec, replicas: int, told: Callable[[str], object]) -> None:
         self._spec, self._told = spec, told
-        self._there: dict[Connection, tuple[int, Any]] = {}
-        self._idle: list[Connection] = []
+        self._there: dict[Connection, tuple[str, Any]] = {}
+        """The role and the process behind each."""
+        self._lent = contextlib.ExitStack()
+        """What they share."""
+        self._idle: list[int] = []
+        """Replicas for which nothing was left, each as often as it has asked."""
         self._dealing: SampleDealing | None = None
         self._results: list[Predicted] = []
+        self.splits: list[str] = []
+        """How each model is split, where they are."""
+        everybody = roles.replicas(Mesh(replicas, spec.partitions))
         try:
-            for index in range(replicas):
-                own = msgspec.structs.replace(spec, index=index)
-                process, connection = forkserver.fork(f"prediction {index}", main, encode(own))
-                self._there[connection] = index, process
+            for role in everybody:
+                if roles.is_lead(role) and spec.partitions > 1:
+                    spec = self._lend(spec)
+                own = msgspec.structs.replace(spec, role=role)
+                process, connection = forkserver.fork(title(role), main, encode(own))
+                self._there[connection] = role, process
         except (OSError, EOFError) as error:
             self.close()
             raise JobFailed(
-                f"process {index} of {replicas} cannot be started ({limit(error) or error}); have fewer --replicas"
+                f"process {len(self._there)} of {len(everybody)} cannot be started ({limit(error) or error}); have "
+                "fewer --replicas"
             ) from error
+
+    def _lend(self, spec: PredictionSpec) -> PredictionSpec:
+        """What the partitions of a replica share: memory, whose size they know, and a pipe to wake each."""
+        memory, pipes = self._lent.enter_context(lend()), []
+        for _ in range(spec.partitions):
+            own, other = os.pipe()
+            os.close(other)
+            self._lent.callback(os.close, own)
+            pipes.append(own)
+        return msgspec.structs.replace(spec, memory=memory, pipes=tuple(pipes))
 
     @property
     def samples(self) -> int:
@@ -187,26 +234,36 @@ class _Prediction:
             while self._dealing is None or self._dealing.done < self._dealing.samples:
                 for connection in wait(list(self._there)):
                     assert isinstance(connection, Connection)
-                    self._hear(connection)
+                    if connection in self._there:  # one whose replica has just ended is not
+                        self._hear(connection)
         except KeyboardInterrupt:
             raise Interrupted("the prediction was interrupted; nothing of it is left") from None
 
+    def write_header(self, rows: Path) -> None:
+        """Write what the file of the outputs begins with, once these are known."""
+        held = Tensor(OUTPUTS, (self.samples, *self.first.shape), self.first.dtype)
+        with rows.open("r+b") as begun:
+            begun.write(header([held], HEADER_ROOM))
+
     def _hear(self, connection: Connection) -> None:
-        index, process = self._there[connection]
+        replica = roles.index_of(self._there[connection][0])
         try:
             word = answered.decode(connection.recv_bytes(MESSAGE_LIMIT))
         except (EOFError, OSError):
-            self._take_end(connection, index, process)
+            self._take_end(connection)
             return
         if isinstance(word, Stopped):
             raise getattr(errors, word.kind, JobFailed)(word.text)
         if isinstance(word, Ready):
             self._dealing = self._dealing or SampleDealing(word.samples, PORTION_BATCHES * self._spec.batch_size)
+            self.splits = word.splits
+            for _ in range(IN_HAND if self._spec.partitions > 1 else 1):
+                self._ask(replica)
         else:
-            self._take(index, word)
-        self._ask(connection)
+            self._take(replica, word)
+            self._ask(replica)
 
-    def _take(self, index: int, word: Predicted) -> None:
+    def _take(self, replica: int, word: Predicted) -> None:
         assert self._dealing is not None
         self._results.append(word)
         if (word.dtype, word.shape) != (self.first.dtype, self.first.shape):
@@ -214,37 +271,49 @@ class _Prediction:
                 f"outputs of {self.first.dtype} {self.first.shape} for a sample at first, of {word.dtype} {word.shape} "
                 f"for samples {word.start} to {word.stop - 1}: one tensor cannot hold them"
             )
-        self._told(f"{self._dealing.take_done(index):,} of {self._dealing.samples:,} samples")
+        self._told(f"{self._dealing.take_done(replica):,} of {self._dealing.samples:,} samples")
 
-    def _ask(self, connection: Connection) -> None:
-        """Deal to a process; one for which nothing is left waits: another may be killed before it is done."""
+    def _ask(self, replica: int) -> None:
+        """Deal to a replica; one for which nothing is left waits: another may be killed before it is done."""
         assert self._dealing is not None
-        if (portion := self._dealing.next_for(self._there[connection][0])) is None:
-            self._idle.append(connection)
-        else:
+        if (portion := self._dealing.next_for(replica)) is None:
+            self._idle.append(replica)
+            return
+        for connection in self._of(replica):
             with contextlib.suppress(BrokenPipeError):  # its end is heard
                 connection.send_bytes(encode(Predict(*portion)))
 
-    def _take_end(self, connection: Connection, index: int, process: Any) -> None:
-        """A process was killed: others compute what it had."""
+    def _of(self, replica: int) -> list[Connection]:
+        return [connection for connection, (role, _) in self._there.items() if roles.index_of(role) == replica]
+
+    def _take_end(self, connection: Connection) -> None:
+        """A process was killed: its replica ends with it, and others compute what it had."""
+        role, process = self._there[connection]
         process.join()
-        del self._there[connection]
-        connection.close()
         status = process.exitcode
         how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        replica = roles.index_of(role)
+        self._end(self._of(replica))
         if not self._there:
-            raise JobFailed(f"every process of the prediction has ended, the last {how}; have fewer --replicas")
-        self._told(f"process {index} was {how}: the others compute what it had")
+            raise JobFailed(
+                f"every process of the prediction has ended, the last {how}; have fewer --replicas, or each in more "
+                "--partitions"
+            )
+        self._told(f"{title(role)} was {how}: the others compute what it had")
         if self._dealing is not None:
-            self._dealing.take_end(index)
-        idle, self._idle = [one for one in self._idle if one in self._there], []
+            self._dealing.take_end(replica)
+        idle, self._idle = [one for one in self._idle if one != replica], []
         for one in idle:
             self._ask(one)
 
-    def close(self) -> None:
-        """Leave no process behind."""
-        for connection, (_, process) in self._there.items():
+    def _end(self, connections: Iterable[Connection]) -> None:
+        for connection in connections:
+            _, process = self._there.pop(connection)
             process.kill()
             process.join()
             connection.close()
-        self._there.clear()
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        self._end(list(self._there))
+        self._lent.close()

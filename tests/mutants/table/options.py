@@ -93,6 +93,22 @@ MUTANTS = [
         (f"{WRONG}[downpour-a metric in words]",),
     ),
     Mutant(
+        "minibatches-are-dealt-before-the-metric-is-tried",
+        TOLD,
+        "coordination/coordinator.py",
+        "if self.may(May.DEAL) and not self._untried else []",
+        "if self.may(May.DEAL) else []",
+        ("tests/machines/test_coordinator.py::test_nothing_is_dealt_before_the_evaluator_has_come_or_is_gone",),
+    ),
+    Mutant(
+        "a-dead-evaluator-is-waited-for",
+        TOLD,
+        "coordination/coordinator.py",
+        '{then}")), *self.deal(), *self.close()]',
+        '{then}")), *self.close()]',
+        ("tests/machines/test_coordinator.py::test_nothing_is_dealt_before_the_evaluator_has_come_or_is_gone",),
+    ),
+    Mutant(
         "a-test-set-is-tried-by-single-after-an-epoch",
         TOLD,
         "strategies/single/loop.py",
