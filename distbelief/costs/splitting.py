@@ -27,10 +27,10 @@ from distbelief.split.options import Split
 from distbelief.split.plan import apply
 from distbelief.split.program import HomeProgram, build, segment_graph
 from distbelief.split.tidying import Shape
-from distbelief.split.tracing import EXAMPLES, examples, trace
+from distbelief.split.tracing import EXAMPLES, Traced, examples, trace
 from distbelief.split.weights import check_once
 from distbelief.tasks.on_disk import build_on_disk
-from distbelief.tasks.task import Task
+from distbelief.tasks.task import Data, Task
 from distbelief.tasks.worker import build_model, load
 
 LINE = LinkModel(50e-6, 1.25e9)
@@ -229,22 +229,12 @@ def measure(
     if batch_size < max(1, microbatches):
         raise UsageError(f"--batch-size {batch_size}: {microbatches} microbatches need a sample each")
     data = load(task, "training")
-    inputs, targets = data.batch(examples(len(data)))
     told("tracing the model")
-    told_of_memory = build_on_disk(task, 0, "cpu").told
-    model = build_model(task, 0, "cpu").train()
-    traced = trace(model, (inputs,))
-    in_memory = (told_of_memory + traced.told).removeprefix("; ")
     schedule = schedule or ("sequential" if microbatches == 1 else "1f1b")
-    choice = choose(
-        split, traced, model, task.loss, targets, EXAMPLES, batch_size, schedule, microbatches, weight_gradients
+    model, traced, choice, graph, programs, made, in_memory = _split(
+        task, split, data, batch_size, schedule, microbatches, weight_gradients
     )
     split = choice.split
-    graph = apply(split, traced, task.loss, targets)
-    if weight_gradients == "once":
-        check_once(graph)
-    programs = [build(graph, home, model) for home in range(split.partitions)]
-    made = pipeline(schedule, segment_graph(programs), microbatches, weight_gradients)
     with one_thread():
         turns = Turns(task, model, programs, data, batch_size, made)
         turns.take(seconds, told)
@@ -266,6 +256,39 @@ def measure(
         chunks=split.chunks, weight_gradients=weight_gradients,
     )  # fmt: skip
     return SplitMeasurement(found, programs, made, price)
+
+
+class _SplitModel(NamedTuple):
+    """A model that is split as one asked, whole and in parts."""
+
+    model: nn.Module
+    traced: Traced
+    choice: Choice
+    graph: SplitGraph
+    programs: list[HomeProgram]
+    made: Pipeline
+    in_memory: str
+    """Why its partitions have more than their parts in memory; "" where they have not."""
+
+
+def _split(
+    task: Task, split: Split, data: Data, batch_size: int, schedule: str, microbatches: int, weight_gradients: str
+) -> _SplitModel:
+    """Split a task's model, and say in which order minibatches go through it."""
+    inputs, targets = data.batch(examples(len(data)))
+    told_of_memory = build_on_disk(task, 0, "cpu").told
+    model = build_model(task, 0, "cpu").train()
+    traced = trace(model, (inputs,))
+    choice = choose(
+        split, traced, model, task.loss, targets, EXAMPLES, batch_size, schedule, microbatches, weight_gradients
+    )
+    graph = apply(choice.split, traced, task.loss, targets)
+    if weight_gradients == "once":
+        check_once(graph)
+    programs = [build(graph, home, model) for home in range(choice.split.partitions)]
+    made = pipeline(schedule, segment_graph(programs), microbatches, weight_gradients)
+    in_memory = (told_of_memory + traced.told).removeprefix("; ")
+    return _SplitModel(model, traced, choice, graph, programs, made, in_memory)
 
 
 def _notes(partitions: int, busy: float, in_memory: str) -> list[str]:
