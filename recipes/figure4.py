@@ -1,107 +1,77 @@
-"""The paper's figure 4, on MNIST: test accuracy against time of SGD, Downpour, Downpour with Adagrad, and Sandblaster;
-needs matplotlib.
+"""The paper's figures 4 and 5, on MNIST, as two studies have them: test accuracy against simulated time, and the time
+to an accuracy against the number of replicas; needs matplotlib.
 
-python recipes/figure4.py docs/figure4.png
+python recipes/figure4.py studies/figure4 studies/figure5 docs/figure4.png
 
-Left, real processes on this machine, two replicas each. Right, the virtual cluster with the paper's numbers of
-replicas: 1, 20, 200 and 2000. There a sample takes each replica the same time, and every message, copy and update its
-own, so what is compared is how far a method gets with so many machines; SGD is the plain loop on one of them, without a
-network. MNIST is small for 2000 of them, which compute 30 samples of a batch each, and spend more on fetching
-parameters. It takes some 40 minutes on two cores, and 14 GB; a second word scales the numbers of replicas down, a third
-is the epochs of the SGD methods, and a tenth of Sandblaster's iterations.
+`distbelief study figure4` and `distbelief study figure5` make the folders. Left, the median of the seeds and all
+between the least and the best; right, every seed and their median. A seed that misses the accuracy is not drawn, and
+neither is a median that is missed.
 """
 
+import json
+import math
 import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
 
 import matplotlib.pyplot as plt
-import numpy as np
-from matplotlib.ticker import LogLocator, NullFormatter
-
-import distbelief as db
-
-SECONDS, SAMPLES, BATCH = 15e-6, 60_000, 64
-"""Of a virtual replica for the gradient of one sample; in MNIST; in a minibatch."""
-
-VIRTUAL = "virtual cluster"
-"""The panel whose seconds are simulated."""
-
-Curves = dict[str, list[tuple[float, float]]]
-"""By method, seconds of training and the test accuracy after them."""
+from matplotlib.axes import Axes
 
 
-def train(
-    strategy: db.Downpour | db.Sandblaster | db.Single, on: db.Simulated | str, epochs: int
-) -> list[tuple[float, float]]:
-    """Seconds of training and the test accuracy after them."""
-    own = {} if isinstance(strategy, db.Sandblaster) else {"epochs": epochs, "batch_size": BATCH}
-    history = db.run(db.Job("mnist", strategy, checkpoint_every=0, snapshot_every="0", **own), on=on)["history"]
-    return [(row["seconds"], row["test_accuracy"]) for row in history if row["test_accuracy"] is not None]
+def report(folder: str) -> dict[str, Any]:
+    """What a study has found."""
+    found: dict[str, Any] = json.loads((Path(folder) / "report.json").read_text())
+    return found
 
 
-def real(epochs: int) -> Curves:
-    """Each method on processes of this machine."""
-    sgd, adagrad = db.optim("sgd", lr=0.1), db.optim("adagrad", lr=0.02)
-    return {
-        "SGD, 1 replica": train(db.Single(optimizer=sgd), "local", epochs),
-        "Downpour, 2 replicas": train(db.Downpour(2, 2, optimizer=sgd), "local", epochs),
-        "Downpour with Adagrad, 2 replicas": train(db.Downpour(2, 2, optimizer=adagrad), "local", epochs),
-        "Sandblaster L-BFGS, 2 replicas": train(db.Sandblaster(2, 2, 10 * epochs), "local", 0),
-    }
+def draw_accuracies(place: Axes, found: dict[str, Any]) -> None:
+    """A line for each arm: its points are at nearly the same times with all seeds."""
+    for arm in found["arms"]:
+        trials = [one["points"] for one in found["trials"] if one["arm"] == arm["name"] and one["points"]]
+        moments = list(zip(*trials, strict=False))
+        seconds = [median(point["seconds"] for point in moment) for moment in moments]
+        accuracies = [sorted(100 * point["accuracy"] for point in moment) for moment in moments]
+        [line] = place.plot(seconds, [median(one) for one in accuracies], marker="o", markersize=3, label=arm["name"])
+        least, best = [one[0] for one in accuracies], [one[-1] for one in accuracies]
+        place.fill_between(seconds, least, best, color=line.get_color(), alpha=0.15, linewidth=0)
+    place.set_ylim(bottom=90)
+    place.set_xlabel("seconds of training, simulated")
+    place.set_ylabel("test accuracy, %")
 
 
-def simulated(epochs: int, scale: float) -> Curves:
-    """Each method on the virtual cluster."""
-    few, many, most = (max(2, round(count * scale)) for count in (20, 200, 2000))
-    portion = min(500, SAMPLES // most)
-    steps, portions = (db.Simulated(compute=db.ComputeModel(step=samples * SECONDS)) for samples in (BATCH, portion))
-    return {
-        "SGD, 1 machine": train(db.Single(optimizer=db.optim("sgd", lr=0.1)), steps, epochs),
-        f"Downpour, {few} replicas": train(db.Downpour(few, 8, optimizer=db.optim("sgd", lr=0.1 / few)), steps, epochs),
-        f"Downpour with Adagrad, {many} replicas": train(
-            db.Downpour(many, 32, optimizer=db.optim("adagrad", lr=0.001)), steps, epochs
-        ),
-        f"Sandblaster L-BFGS, {most} replicas": train(
-            db.Sandblaster(most, 32, 10 * epochs, portion_size=portion, send_every=1), portions, 0
-        ),
-    }
+def draw_times(place: Axes, found: dict[str, Any]) -> None:
+    """A line for each method, over its arms."""
+    target = found["study"]["targets"][-1]
+    groups: dict[str, list[tuple[int, list[float]]]] = {}
+    for arm in found["arms"]:
+        name, _, _ = arm["name"].partition(", replicas")
+        at = next(one for one in arm["targets"] if one["target"] == target)
+        seconds = [math.inf if one is None else one for one in at["seconds"]]
+        groups.setdefault(name, []).append((arm["replicas"], seconds))
+    place.set_xscale("log", base=2)
+    place.set_xticks(sorted({count for arms in groups.values() for count, _ in arms}))
+    for name, arms in groups.items():
+        middle = [median(seconds) for _, seconds in arms]
+        [line] = place.plot([count for count, _ in arms], middle, marker="o", label=name)
+        every = [(count, one) for count, seconds in arms for one in seconds if math.isfinite(one)]
+        place.scatter([count for count, _ in every], [one for _, one in every], s=9, color=line.get_color(), alpha=0.4)
+    place.xaxis.set_major_formatter("{x:g}")
+    place.set_ylim(bottom=0)
+    place.set_xlabel("replicas")
+    place.set_ylabel(f"seconds to {100 * target:g} %, simulated")
 
 
-def draw(path: str, panels: dict[str, Curves]) -> None:
-    """One panel beside the other; the closer to 100 %, the more room a per cent has."""
-    figure, places = plt.subplots(1, len(panels), figsize=(11, 4.8), sharey=True, layout="constrained")
-    for place, (title, curves) in zip(places, panels.items(), strict=True):
-        for (name, curve), marker in zip(curves.items(), "o^sD", strict=True):
-            seconds, accuracies = zip(*curve, strict=True)
-            marks = {"marker": marker, "markersize": 4, "markevery": max(1, len(curve) // 10)}
-            place.plot(seconds, [100 * accuracy for accuracy in accuracies], label=name, **marks)
-        place.set_xscale("log")
-        place.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        place.xaxis.set_major_formatter("{x:g}")
-        place.xaxis.set_minor_formatter(NullFormatter())
-        place.set_yscale(
-            "function", functions=(lambda per_cent: -np.log(100.5 - per_cent), lambda y: 100.5 - np.exp(-y))
-        )
-        place.set_ylim(80, 99)
-        place.set_yticks([80, 90, 94, 96, 97, 98, 99])
-        place.set_title(title)
-        place.set_xlabel("seconds of training" + ", simulated" * (title == VIRTUAL))
+def main(accuracies: str, times: str, path: str) -> None:
+    """Draw one beside the other."""
+    figure, places = plt.subplots(1, 2, figsize=(11, 4.8), layout="constrained")
+    draw_accuracies(places[0], report(accuracies))
+    draw_times(places[1], report(times))
+    for place in places:
         place.grid(alpha=0.3)
-        place.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize=8, frameon=False)
-    places[0].set_ylabel("test accuracy, %")
+        place.legend(fontsize=8, frameon=False)
     figure.savefig(path, dpi=110)
 
 
-def main(path: str, scale: float = 1.0, epochs: float = 10) -> None:
-    """Train with each of them, here and in simulation, and draw."""
-    panels = {"two cores": real(int(epochs)), VIRTUAL: simulated(int(epochs), scale)}
-    for title, curves in panels.items():
-        for name, curve in curves.items():
-            print(
-                f"{title}, {name}: {100 * curve[-1][1]:.2f} % after {curve[-1][0]:.2f} "
-                f"s{' simulated' * (title == VIRTUAL)}"
-            )
-    draw(path, panels)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1], *map(float, sys.argv[2:]))
+    main(*sys.argv[1:])

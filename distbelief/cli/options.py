@@ -9,6 +9,7 @@ import contextlib
 import copy
 import dataclasses
 import difflib
+import functools
 import inspect
 import io
 import itertools
@@ -165,6 +166,7 @@ def fields_of(kind: type, without: tuple[str, ...]) -> list[dataclasses.Field[An
     return [field for field in dataclasses.fields(kind) if field.name not in without]
 
 
+@functools.cache
 def documents(kind: type) -> dict[str, str]:
     """The docstring of each field of a dataclass, from its source."""
     found = {}
@@ -308,7 +310,8 @@ def _ask(kind: Any, prog: str, description: str, args: Sequence[str], default: A
     """
     import tyro
 
-    config = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
+    config = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone,
+              tyro.conf.HelptextFromCommentsOff)  # fmt: skip
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):

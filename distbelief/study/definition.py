@@ -185,6 +185,8 @@ class Reader:
             if not meant:
                 raise self._wrong(str(unknown("arm", want, names)), want)
             found += meant
+        if twice := next((name for name in found if found.count(name) > 1), ""):
+            raise self._wrong(f"{twice!r} is named twice: no arm is compared with itself", says)
         values, within = _several(one.get("values", [])), one.get("within", 0.0)
         if not all(isinstance(value, int | float) for value in (*values, within)):
             raise self._wrong("values, within: must be numbers", says)

@@ -22,6 +22,8 @@ from distbelief.study.definition import Arm, Study
 from distbelief.study.trials import SHRUNK, Trial, cosine, measure_points, of_result, tidy
 
 STUDY, MACHINE, TRIAL, COSTS = "study.json", "machine.json", "trial.json", "costs.jsonl"
+RUN = "run"
+"""The folder of the one model that a trial trains."""
 KEPT = 100_000
 """Checkpoints of a run that are kept until its end: all."""
 
@@ -80,8 +82,8 @@ class Due:
     @property
     def runs(self) -> list[str]:
         """Where in the folder of the study are the runs of these models."""
-        several = [f"run-{number}" for number in range(self.arm.members)]
-        return [f"{self.folder}/{name}" for name in (several if len(several) > 1 else ["run"])]
+        several = [f"{RUN}-{number}" for number in range(self.arm.members)]
+        return [f"{self.folder}/{name}" for name in (several if len(several) > 1 else [RUN])]
 
     @property
     def folder(self) -> str:
@@ -160,7 +162,7 @@ class StudyFolder:
         Raises:
             UsageError: it holds none, or one of another version.
         """
-        return _read(self.path / STUDY, Study)
+        return read_kept(self.path / STUDY, Study)
 
     def machine(self) -> dict[str, Any]:
         """What it was begun on.
@@ -168,12 +170,12 @@ class StudyFolder:
         Raises:
             UsageError: it cannot be read.
         """
-        return _read(self.path / MACHINE, dict[str, Any])
+        return read_kept(self.path / MACHINE, dict[str, Any])
 
     def trial(self, due: Due) -> Trial | None:
         """What is kept of a trial; None where it has not been run to its end."""
         file = self.path / due.folder / TRIAL
-        return _read(file, Trial) if file.is_file() else None
+        return read_kept(file, Trial) if file.is_file() else None
 
     def cost(self) -> Cost:
         """What all trials took so far, those that were run again too."""
@@ -201,7 +203,12 @@ class StudyFolder:
 Kind = TypeVar("Kind")
 
 
-def _read(file: Path, kind: type[Kind]) -> Kind:
+def read_kept(file: Path, kind: type[Kind]) -> Kind:
+    """What a file of a study holds.
+
+    Raises:
+        UsageError: it cannot be read, or is spoilt.
+    """
     try:
         return msgspec.json.decode(file.read_bytes(), type=kind)
     except OSError as error:
@@ -325,7 +332,7 @@ def _run(folder: StudyFolder, due: Due, prepare: Prepare, tell: Callable[[str], 
     told: dict[str, Any]
     try:
         if isinstance(members[0], PreparedCompression):
-            told, spent = _compress(members[0], folder.path / due.origin / "run", runs[0])
+            told, spent = _compress(members[0], folder.path / due.origin / RUN, runs[0])
         else:
             told, spent = _train(cast(list[Prepared], members), runs, arm.place == "local", study.cosine)
     except Interrupted:

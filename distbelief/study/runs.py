@@ -8,14 +8,19 @@ from typing import Any
 
 import msgspec
 
+from distbelief.core.outcomes import Outcome
 from distbelief.errors import DistbeliefError, UsageError, unknown
 from distbelief.record.folder import RunFolder
 from distbelief.study.definition import Arm, Study
+from distbelief.study.running import RUN, TRIAL, read_kept
 from distbelief.study.trials import Point, Trial, of_result
 
-DEPTH = 4
-"""Folders below the one that is listed, in which runs are looked for."""
+DEPTH = 5
+"""Folders below the one that is listed, in which runs are looked for: studies/NAME/trials/ARM/SEED/run."""
 COLUMNS = ("run", "task", "strategy", "state", "accuracy", "seconds", "seed")
+RUNNING, CUT_SHORT, SPOILT = "running", "cut short", "spoilt"
+STATES = (*map(str, Outcome), RUNNING, CUT_SHORT, SPOILT)
+"""How a run ended; or that it runs, has no result, or cannot be read."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -25,7 +30,7 @@ class Run(msgspec.Struct, frozen=True):
     task: str
     strategy: str
     state: str
-    """How it ended; running, cut short (no result), or spoilt."""
+    """One of `STATES`."""
     accuracy: float | None
     seconds: float
     seed: int
@@ -43,7 +48,7 @@ def list_runs(folder: Path) -> list[Run]:
 
 
 def _found(folder: Path) -> Iterator[Path]:
-    files = {path for depth in range(DEPTH) for path in folder.glob(f"{'*/' * depth}job.json")}
+    files = {path for depth in range(DEPTH + 1) for path in folder.glob(f"{'*/' * depth}job.json")}
     yield from sorted(path.parent for path in files)
 
 
@@ -51,11 +56,12 @@ def _line(path: Path) -> Run:
     try:
         run = RunFolder.open(path)
         job, result = run.read_job(), _result(run)
+        accuracy = _accuracy(path, result)
     except (DistbeliefError, OSError):
-        return Run(str(path), "", "", "spoilt", None, 0.0, 0)
-    state = str(result["outcome"]) if result else "running" if run.locked else "cut short"
+        return Run(str(path), "", "", SPOILT, None, 0.0, 0)
+    state = str(result["outcome"]) if result else RUNNING if run.locked else CUT_SHORT
     return Run(
-        str(path), str(job.get("task")), str(job.get("strategy")), state, result.get("test_accuracy"),
+        str(path), str(job.get("task")), str(job.get("strategy")), state, accuracy,
         float(result.get("seconds") or 0.0), int(job.get("seed") or 0),
     )  # fmt: skip
 
@@ -79,6 +85,17 @@ def _result(run: RunFolder) -> dict[str, Any]:
     return found
 
 
+def _accuracy(path: Path, result: Mapping[str, Any]) -> float | None:
+    """As the job has measured it; else, where a study trained this one model, as that did afterwards.
+
+    Raises:
+        UsageError: what the study has kept is spoilt.
+    """
+    found: float | None = result.get("test_accuracy")
+    trial = path.parent / TRIAL
+    return read_kept(trial, Trial).accuracy if found is None and path.name == RUN and trial.is_file() else found
+
+
 def choose(runs: Sequence[Run], kept: Mapping[str, str], by: str) -> list[Run]:
     """Those of which all that is asked for is so, the best first.
 
@@ -88,10 +105,12 @@ def choose(runs: Sequence[Run], kept: Mapping[str, str], by: str) -> list[Run]:
         by: the column that they are sorted by: accuracies fall, everything else rises.
 
     Raises:
-        UsageError: there is no such column.
+        UsageError: there is no such column, or state.
     """
     if by not in COLUMNS:
         raise unknown("column", by, COLUMNS)
+    if (state := kept.get("state")) and state not in STATES:
+        raise unknown("state", state, STATES)
     chosen = [one for one in runs if all(getattr(one, name) == value for name, value in kept.items() if value)]
     if by == "accuracy":
         return sorted(chosen, key=lambda one: -(one.accuracy if one.accuracy is not None else -1.0))

@@ -75,6 +75,18 @@ def _missed(found: Report) -> str:
     return f"These miss {percent(target)} with some seed or all: {told}." if told and target else ""
 
 
+def _grid_ends(found: Report) -> str:
+    """Where a better value may lie beyond what was looked through."""
+    told = []
+    for one in _ran(found):
+        arm = found.study.arm(one.name)
+        if one.value is not None and len(arm.grid) > 1 and one.value in (min(arm.grid), max(arm.grid)):
+            end = "least" if one.value == min(arm.grid) else "largest"
+            told.append(f"{one.name} ({arm.tuned.removeprefix('--')} {one.value:g}, the {end})")
+    what = "The best value lies at an end of its grid, so that a better one may lie beyond"
+    return f"{what}: {', '.join(told)}." if told else ""
+
+
 def _fewest(found: Report) -> str:
     target = _target(found)
     alike = [one for one in _alike(found) if target is not None and math.isfinite(one.at(target).samples)]
@@ -178,5 +190,6 @@ def _machine(found: Report) -> str:
 
 
 RULES: Sequence[Callable[[Report], str]] = (
-    _failed, _fastest, _why, _missed, _fewest, _throughput, _accuracy, _scaling, _machine, _staleness, _spread, _bytes,
+    _failed, _fastest, _why, _missed, _grid_ends, _fewest, _throughput, _accuracy, _scaling, _machine, _staleness,
+    _spread, _bytes,
 )  # fmt: skip

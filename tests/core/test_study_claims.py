@@ -83,6 +83,7 @@ WRONG = {
     "an unknown key": (("within", "withing"), r"a\.toml:9: unknown key of a claim 'withing'; did you mean 'within'"),
     "values that are missing": (('"rises"', '"near"'), r"a\.toml:5: 0 values for 2 arms: give one for each"),
     "one arm": (("[1, 2]", "[1]"), r"a\.toml:5: a claim that accuracy rises is about two arms at least"),
+    "an arm twice": (('["x"]', '["x", "x, replicas 1"]'), r"a\.toml:5: 'x, replicas 1' is named twice"),
     "no numbers": (("0.1", '"a"'), r"a\.toml:5: values, within: must be numbers"),
 }
 TEXT = """\

@@ -84,6 +84,19 @@ def test_the_sentences_follow_from_the_figures_and_only_what_is_alike_is_compare
     assert "(simulated)" in scaled
 
 
+def test_a_best_value_at_an_end_of_its_grid_is_told() -> None:
+    """The grids of three arms hold the value that was best as the least, in between, and as the largest."""
+    made = made_report(arms=3)
+    grids = ((0.1, 0.2, 0.3), (0.01, 0.1, 0.3), (0.01, 0.02, 0.1))
+    arms = [msgspec.structs.replace(arm, tuned="--lr", grid=grid)
+            for arm, grid in zip(made.study.arms, grids, strict=True)]  # fmt: skip
+    study = msgspec.structs.replace(made.study, arms=tuple(arms))
+    trials = [msgspec.structs.replace(one, value=0.1) for one in made.trials]
+    told = next(one for one in make_report(study, trials, {}).sentences if "of its grid" in one)
+    assert told.endswith(f": {arms[0].name} (lr 0.1, the least), {arms[2].name} (lr 0.1, the largest).")
+    assert not any("of its grid" in one for one in made.sentences)
+
+
 def test_the_time_is_the_product_of_its_two_parts() -> None:
     for arm in made_report().arms:
         at = arm.at(0.95)

@@ -9,7 +9,10 @@ import pytest
 
 import distbelief as db
 from distbelief.cli import main
+from distbelief.cli.study import preparing
+from distbelief.study import definition
 from distbelief.study import page as pages
+from distbelief.study.running import run
 from distbelief.study.runs import study_of
 
 
@@ -44,6 +47,22 @@ def test_runs_are_listed_sorted_and_filtered(folder: Path, capsys: pytest.Captur
     assert len(capsys.readouterr().out.splitlines()) == 7
 
 
+def test_the_runs_of_a_study_are_listed_with_what_it_has_measured_afterwards(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, studies = tmp_path / "a.toml", tmp_path / "studies"
+    file.write_text('title = "A"\nseeds = [3]\nplace = "simulated"\n[[arms]]\nname = "b"\ntask = "digits"\n'
+                    'strategy = "single"\n')  # fmt: skip
+    [trial] = run(definition.read(file), studies / "a", preparing())
+    assert main.run(["runs", str(studies), "--json"]) == 0
+    [listed] = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (listed["seed"], listed["accuracy"]) == (3, trial.accuracy)
+    assert trial.accuracy
+    next(studies.glob("a/trials/*/*/trial.json")).write_text("{")
+    assert main.run(["runs", str(studies), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "spoilt"
+
+
 def test_runs_that_differ_in_their_seed_are_one_arm(folder: Path) -> None:
     paths = [folder / f"{strategy}-{seed}" for strategy in ("single", "downpour") for seed in (0, 1)]
     study, trials = study_of(paths, (0.9,))
@@ -76,6 +95,7 @@ def test_a_report_of_runs_is_a_page(
         (["report", "single-0", "--targets", "97"], "--targets 97: is a test accuracy"),
         (["runs", "nowhere"], "nowhere is no folder"),
         (["runs", "--sort", "acuracy"], "unknown column 'acuracy'; did you mean 'accuracy'"),
+        (["runs", "--state", "cut"], "unknown state 'cut'; did you mean 'cut short'"),
         (["runs", "a", "b"], "'b' is one word too many"),
     ],
 )
