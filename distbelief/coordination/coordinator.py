@@ -23,7 +23,6 @@ from distbelief.coordination.standbys import Standbys
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import checkpointing, evaluating, membership, partitioning
 from distbelief.core.conversations.checkpointing import CheckpointStage
-from distbelief.core.conversations.evaluating import EvaluatorStanding
 from distbelief.core.conversations.phases import ALLOWED, PHASES, May, Phase
 from distbelief.core.conversations.table import Conversation
 from distbelief.core.effects import Effect, End, Send, WriteRecord
@@ -129,6 +128,8 @@ class Coordinator(Answering):
         self.holders, self.work = holders, work
         self.evaluations = Evaluations(evaluator)
         self.target = Target()
+        self._counts = False
+        """Whether the time of the training counts."""
         self.saving = Saving(settings, start)
         self.shards = ShardRegistry(settings.shards if settings.strategy.held_by is Holder.SHARDS else 0)
         self.membership = Membership(settings.restarts)
@@ -159,7 +160,7 @@ class Coordinator(Answering):
         who = self.shards.waits() or sorted(self.closing.describing)
         if not self.shards.unready and self.may(May.REPLACE) and self.data is not None:
             who = self.data.waiting(self.membership.members) or sorted(self.membership.members, key=roles.index_of)
-        who = [roles.EVALUATOR] if self.may(May.DEAL) and self._untried else who
+        who = [roles.EVALUATOR] if self.may(May.DEAL) and not self.evaluations.tried else who
         who = who or [roles.EVALUATOR] * self.evaluations.pending
         return f"{self.phase}: {PHASES.meaning[self.phase]}" + (f" ({', '.join(who)})" if who else "")
 
@@ -254,11 +255,11 @@ class Coordinator(Answering):
         assert self.plan is not None
         assert self.data is not None
         self.enter(Phase.TRAINING)
+        self._counts = False
         effects: list[Effect] = [
-            WriteRecord(admission.started(self.plan, self.data.samples, self.epochs)),
+            *(self._count_time() if self.evaluations.tried else []),
             *self._welcome_all(),
             *self.standbys.pair(self.plan),
-            *budget_timer(self.settings),
         ]
         if self.data.finished:
             return effects + self.finish(Cause.DONE_BEFORE, "every epoch was done before")
@@ -270,14 +271,17 @@ class Coordinator(Answering):
         """Give work to those who have room for it, while there is any; none before an evaluator has begun, which first
         tries whether the model can be measured.
         """
-        return self.work.deal(self) if self.may(May.DEAL) and not self._untried else []
+        if not self.may(May.DEAL) or not self.evaluations.tried:
+            return []
+        return [*self._count_time(), *self.work.deal(self)]
 
-    @property
-    def _untried(self) -> bool:
-        """Whether the evaluator has yet to come for the first time; one that has died then is not waited for."""
-        return (
-            self.evaluations.evaluator is EvaluatorStanding.EXPECTED and self.membership.lives.last(roles.EVALUATOR) < 0
-        )
+    def _count_time(self) -> list[Effect]:
+        """The time of the training counts from here on: an evaluator that is late costs none of a budget."""
+        if self._counts or self.plan is None or self.data is None:
+            return []
+        self._counts = True
+        started = WriteRecord(admission.started(self.plan, self.data.samples, self.epochs))
+        return [started, *budget_timer(self.settings)]
 
     def epoch_done(self, data: DataDealer) -> list[Effect]:
         """One more is done: measure and save, where that is due."""
@@ -355,12 +359,14 @@ class Coordinator(Answering):
 
     def finish(self, cause: Cause, reason: str) -> list[Effect]:
         """Let the replicas push what they have accrued and leave; then close."""
+        started = self._count_time()
         self.enter(Phase.LEAVING)
         self.evaluations.owed = False  # the last step measures
         self.closing.begin(cause, reason)
         asked: list[Effect] = [Send(role, membership.Finish(reason)) for role in sorted(self.membership.members)]
         given_up = self.give_up(reason) if self.saving.stage is CheckpointStage.HOLDING else []
-        return [*self.work.end(self), WriteRecord(records.Ending.of(cause, reason)), *given_up, *asked, *self.close()]
+        ending = WriteRecord(records.Ending.of(cause, reason))
+        return [*started, *self.work.end(self), ending, *given_up, *asked, *self.close()]
 
     def give_up(self, why: str) -> list[Effect]:
         """Make nothing of a checkpoint that is being made."""

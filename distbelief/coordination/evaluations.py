@@ -21,6 +21,10 @@ class Evaluations:
     def __init__(self, expected: bool) -> None:
         self.evaluator = EvaluatorStanding.EXPECTED if expected else EvaluatorStanding.NONE
         self.measuring = self.owed = False
+        self.tried = not expected
+        """Whether the model can be measured is known, or nobody is waited for to try it: who comes has tried it before,
+        and one that dies before that is not waited for again.
+        """
         self.minibatches = MinibatchCount()
         """Since a measure was due by them."""
 
@@ -39,6 +43,7 @@ class Evaluations:
 
     def comes(self) -> None:
         """An evaluator has come; it is there once it is welcomed."""
+        self.tried = True
         self._move(EvaluatorStanding.EXPECTED)
 
     def joined(self, epoch: int) -> list[Effect]:
@@ -49,7 +54,7 @@ class Evaluations:
     def gone(self, for_good: bool) -> str:
         """The evaluator is gone; what it was measuring its next life measures, or nobody: returns which."""
         self.owed = not for_good and self.pending
-        self.measuring = False
+        self.measuring, self.tried = False, True
         self._move(EvaluatorStanding.NONE if for_good else EvaluatorStanding.EXPECTED)
         return "the job goes on without evaluations" if for_good else "another takes its place"
 

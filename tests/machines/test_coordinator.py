@@ -17,7 +17,7 @@ from distbelief.core.messages import Message, Version
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import OWN, Portion, Position, StartingPoint
 from distbelief.core.settings import Settings
-from distbelief.core.timers import HoldOver
+from distbelief.core.timers import BudgetSpent, HoldOver
 from distbelief.errors import RemoteProtocolError
 from distbelief.sharding.layout import Layout, Tensor, lay_out
 from distbelief.strategies.parameter_server.players import coordinator
@@ -485,11 +485,19 @@ def test_what_a_dead_evaluator_was_measuring_its_next_life_measures() -> None:
 
 @pytest.mark.parametrize("comes", [True, False])
 def test_nothing_is_dealt_before_the_evaluator_has_come_or_is_gone(comes: bool) -> None:
-    office = Office(made(replicas=1), evaluator=True).training(samples=1).tell("replica 0", progress(wants=True))
+    office = (
+        Office(made(replicas=1, budget_seconds=3.0), evaluator=True)
+        .training(samples=1)
+        .tell("replica 0", progress(wants=True))
+    )
     assert office.said(dealing.Deal) == []
+    assert not office.recorded(records.Started)
+    assert not [effect for effect in office.effects if isinstance(effect, Wake)]
     assert "(evaluator)" in office.coordinator.waits()
     office.join("evaluator", samples=0) if comes else office.tell("evaluator", gone())
     assert office.said(dealing.Deal) == ["replica 0"]
+    assert len(office.recorded(records.Started)) == 1
+    assert Wake(3.0, BudgetSpent()) in office.effects
 
 
 def test_an_evaluator_that_comes_again_late_still_measures_the_end() -> None:

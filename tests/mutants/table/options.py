@@ -96,8 +96,16 @@ MUTANTS = [
         "minibatches-are-dealt-before-the-metric-is-tried",
         TOLD,
         "coordination/coordinator.py",
-        "if self.may(May.DEAL) and not self._untried else []",
-        "if self.may(May.DEAL) else []",
+        "if not self.may(May.DEAL) or not self.evaluations.tried:",
+        "if not self.may(May.DEAL):",
+        ("tests/machines/test_coordinator.py::test_nothing_is_dealt_before_the_evaluator_has_come_or_is_gone",),
+    ),
+    Mutant(
+        "a-budget-pays-for-a-late-evaluator",
+        TOLD,
+        "coordination/coordinator.py",
+        "*(self._count_time() if self.evaluations.tried else []),",
+        "*self._count_time(),",
         ("tests/machines/test_coordinator.py::test_nothing_is_dealt_before_the_evaluator_has_come_or_is_gone",),
     ),
     Mutant(
