@@ -50,7 +50,10 @@ class _Linear(NamedTuple):
     """A fully connected layer."""
 
     def forward(self, value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return functional.linear(value, weight, bias)
+        # of more dimensions torch gives a view, which nobody may write into behind a function of our own
+        flat = functional.linear(value.flatten(0, -2), weight, bias)
+        made: torch.Tensor = aten._unsafe_view(flat, [*value.shape[:-1], len(weight)])
+        return made
 
     def back(self, gradient: torch.Tensor, value: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """The gradient of what was taken."""
@@ -127,7 +130,7 @@ class _Factors:
         made = self.product.weights(gradient, value, self.weight, self.bias)
         for parameter, own in zip((self.weight, self.bias), made, strict=True):
             if parameter is not None and own is not None:
-                parameter.grad = own if parameter.grad is None else parameter.grad.add_(own)
+                parameter.grad = own if parameter.grad is None else own.add_(parameter.grad)  # which may be sparse
 
 
 class WeightGradients(TorchFunctionMode):
@@ -167,7 +170,10 @@ class WeightGradients(TorchFunctionMode):
         if not own or torch.is_autocast_enabled(value.device.type):
             return None
         product = _convolution(dimensions, given) if dimensions else _Linear()
-        if product is None or value.dim() < 2 or (dimensions and value.dim() != weight.dim()):
+        batched = value.dim() == weight.dim() if dimensions else value.dim() >= weight.dim() == 2
+        if product is None or not batched or not value.is_floating_point():
+            return None
+        if bias is not None and bias.shape != weight.shape[:1]:  # it is added to more than one element
             return None
         key = id(weight), id(bias), product, value.shape[1:] if dimensions else ()
         return self._kept.setdefault(key, _Factors(product, weight, bias))

@@ -227,3 +227,55 @@ def test_a_minibatch_that_is_whole_may_have_them_at_its_end_too() -> None:
     """So that the home before goes back while they are made."""
     x, y = torch.randn(8, 784, dtype=torch.float64), torch.randint(0, 10, (8,))
     check_equal(mlp(784, 30, 10).double(), (x,), y, Split("stages", 2), order=[*home_tasks(1, 1, once=True)])
+
+
+class Product(nn.Module):
+    """A product whose bias, or weight, is of another form than a layer's."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(weight), None if bias is None else nn.Parameter(bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Sparse(nn.Module):
+    """A layer with the weight of an embedding, whose own gradients have the rows that were looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.embedding = torch.arange(3), nn.Embedding(5, 4, sparse=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x + self.embedding(self.words), self.embedding.weight)
+
+
+@pytest.mark.parametrize(
+    ("make", "dtype"),
+    [
+        pytest.param(lambda: Product(torch.randn(4)), torch.float32, id="a weight of one dimension"),
+        pytest.param(lambda: Product(torch.randn(5, 4), torch.randn(1)), torch.float32, id="one bias for all"),
+        pytest.param(lambda: nn.Linear(4, 5, dtype=torch.complex64), torch.complex64, id="complex"),
+        pytest.param(
+            lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True)), torch.float32, id="written into behind it"
+        ),
+        pytest.param(Sparse, torch.float32, id="sparse"),
+    ],
+)
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4)])
+def test_products_of_any_form_have_their_gradients(
+    shape: tuple[int, ...], make: Callable[[], nn.Module], dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(shape, dtype=dtype)
+    whole, gradients = copy.deepcopy(model), WeightGradients(model.parameters())
+    whole(x).abs().square().sum().backward()
+    with gradients:
+        given = model(x).abs().square().sum()
+    given.backward()
+    gradients.make()
+    for own, wanted in zip(model.parameters(), whole.parameters(), strict=True):
+        assert own.grad is not None
+        assert wanted.grad is not None
+        torch.testing.assert_close(own.grad.to_dense(), wanted.grad.to_dense())
