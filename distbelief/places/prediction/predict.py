@@ -196,6 +196,9 @@ class _Prediction:
                 f"process {len(self._there)} of {len(everybody)} cannot be started ({limit(error) or error}); have "
                 "fewer --replicas"
             ) from error
+        except BaseException:  # Ctrl-C
+            self.close()
+            raise
 
     def _lend(self, spec: PredictionSpec) -> PredictionSpec:
         """What the partitions of a replica share: memory, whose size they know, and a pipe to wake each."""

@@ -599,8 +599,7 @@ class _Process:
         spec = self.spec
         task = resolve(spec.task, spec.data_dir)
         vectors = whole_of_split(task, build_model(task, spec.settings.seed, "cpu"), spec.settings, self.players.rows)
-        if not self.incarnation:
-            check_measure(task, vectors.module)
+        check_measure(task, vectors.module)
         context = self._context(task, 0, vectors, lambda _: cannot("compute"))
         self._tell_story(Evaluator(vectors, self.incarnation), self.players.reader(context))
 
