@@ -229,12 +229,20 @@ def test_its_staleness_is_told(plain: SimpleNamespace) -> None:
     assert applied.staleness == {0: full + 2, 1: (full - 1) + 1, 2: full - 2}
 
 
+@pytest.mark.parametrize("evaluate_every", [0, "6minibatches"])
 @pytest.mark.parametrize("victim", ["replica 0.0", "replica 0.1", "replica 0.2"])
-def test_where_a_stage_dies_all_begin_anew_where_they_were_saved(plain: SimpleNamespace, victim: str) -> None:
-    """It ends where an undisturbed one does, bit for bit: what was under way is dealt again."""
+def test_where_a_stage_dies_all_begin_anew_where_they_were_saved(
+    plain: SimpleNamespace, victim: str, evaluate_every: int | str
+) -> None:
+    """It ends where an undisturbed one does, bit for bit: what was under way is dealt again, and it is brought back for
+    evaluations where it would have been.
+    """
     found = []
     for crashes in ((), (Crash(victim, 70), Crash(victim, 9))):
-        run = play(plain, pipedream(), Simulated(crashes=crashes), epochs=3, snapshot_every="4minibatches")
+        cluster = Simulated(crashes=crashes)
+        run = play(
+            plain, pipedream(), cluster, epochs=3, snapshot_every="4minibatches", evaluate_every=evaluate_every
+        )
         run.run()
         assert run.outcome == "done"
         found.append(weights(run))

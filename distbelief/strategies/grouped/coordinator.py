@@ -85,6 +85,8 @@ class AllreduceCoordinator(Answering):
         """Since the last checkpoint."""
         self._unmeasured = MinibatchCount()
         """Since an evaluation was due."""
+        self._unmeasured_kept = 0
+        """Those of them at the newest checkpoint."""
         self._timer, self._target = SnapshotTimer(), Target()
         self._cause, self._reason = Cause.EPOCHS_DONE, ""
         self._interrupted = (
@@ -242,6 +244,7 @@ class AllreduceCoordinator(Answering):
         held = self._record_gone(self._held)
         self.samples, self.rounds = self._kept.samples, 0
         self._pushes = self._minibatches = 0
+        self._unmeasured.done = self._unmeasured_kept
         self._target.forget()
         self.data = self._round_batches(self.plan)
         if self._interrupted and self._cause is not Cause.INTERRUPTED:
@@ -445,6 +448,7 @@ class AllreduceCoordinator(Answering):
         self._pushes = self._minibatches = 0
         if not error:
             self._kept = StartingPoint(event.checkpoint, self._cut, self.samples, self.number)
+            self._unmeasured_kept = self._unmeasured.done
         self._duties = [(what, self.number if what is Duty.KEEP else number) for what, number in self._duties]
         if self._duties and self._duties[0][0] is Duty.KEEP:
             self._duties.pop(0)
