@@ -27,6 +27,8 @@ from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Allreduce, Downpour, Single, Synchronous
+from distbelief.strategies.grouped.coordinator import AHEAD
+from distbelief.strategies.grouped.round_batches import ROUNDS_LIMIT
 from distbelief.strategies.grouped.torch_whole import TorchWhole
 from distbelief.strategies.grouped.versions import WeightVersions
 from distbelief.tasks import Task, as_data
@@ -240,9 +242,7 @@ def test_where_a_stage_dies_all_begin_anew_where_they_were_saved(
     found = []
     for crashes in ((), (Crash(victim, 70), Crash(victim, 9))):
         cluster = Simulated(crashes=crashes)
-        run = play(
-            plain, pipedream(), cluster, epochs=3, snapshot_every="4minibatches", evaluate_every=evaluate_every
-        )
+        run = play(plain, pipedream(), cluster, epochs=3, snapshot_every="4minibatches", evaluate_every=evaluate_every)
         run.run()
         assert run.outcome == "done"
         found.append(weights(run))
@@ -357,6 +357,14 @@ def test_stages_that_overlap_take_as_long_as_the_slowest_of_them(plain: SimpleNa
         run = play(plain, strategy, cluster, epochs=20, snapshot_every="0", model=even).run()
         took.append(run.simulation.clock.now())
     assert 2.5 < took[1] / took[0] < 3.0
+
+
+def test_a_job_whose_budget_is_spent_makes_no_more_than_where_none_overlap(plain: SimpleNamespace) -> None:
+    """What was dealt by then is all that is still made."""
+    cluster = Simulated(phantom=True, compute=ComputeModel(step=0.3, spread="constant"))
+    run = play(plain, pipedream(), cluster, epochs=20, batch_size=1, budget="8s", snapshot_every="0", model=even).run()
+    made = next(record.updates for record in run.records if isinstance(record, records.Applied))
+    assert 70 < made <= 80 + AHEAD * ROUNDS_LIMIT, "eighty in the budget"
 
 
 def test_stages_say_for_whom_they_wait(plain: SimpleNamespace) -> None:

@@ -328,7 +328,8 @@ class AllreduceCoordinator(Answering):
             (s.snapshot_pushes * s.overlapping, self._pushes),
         )
         left = [max(0, -(-(whole - done - held) // members)) for whole, done in every if whole]
-        return min(ROUNDS_LIMIT, s.snapshot_pushes or ROUNDS_LIMIT, *left)
+        most = max(1, AHEAD * ROUNDS_LIMIT // self._ahead)  # in all as many as where none overlap: a job ends no later
+        return min(most, s.snapshot_pushes or most, *left)
 
     def _measures_after(self, epoch: int) -> bool:
         return self._evaluates and is_due(self.settings.evaluate_every, epoch)
