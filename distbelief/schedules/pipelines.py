@@ -93,7 +93,7 @@ def check_depths(algorithm: str, depths: Sequence[int]) -> None:
     if algorithm == "pipedream" and max(depths) == 1:
         raise UsageError(
             "pipedream, where each partition needs what all others compute: none can begin a minibatch before the one "
-            "before it is back; split by stages, or use sequential"
+            "before it is back; use sequential, or stages of which each needs only those before it"
         )
 
 
