@@ -236,7 +236,7 @@ def test_it_says_where_partitions_hold_the_whole_model(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], nn.Module], told: str
 ) -> None:
     monkeypatch.setattr(on_disk, "LARGE", 64)
-    found, _ = measure(Task(model=make, train=TASK.train), Split("stages", 2), batch_size=4, seconds=0.01)
+    found = measure(Task(model=make, train=TASK.train), Split("stages", 2), batch_size=4, seconds=0.01).cost
     notes = [note for note in found.notes if "in memory" in note]
     assert len(notes) == bool(told)
     assert all(note.startswith(told) for note in notes)

@@ -174,8 +174,8 @@ MUTANTS = [
         "what-crosses-costs-nothing",
         PREDICTED,
         "costs/splitting.py",
-        "price_pipeline(made, turns.costs(), link, batch_size / microbatches)",
-        "price_pipeline(made, turns.costs(), None, batch_size / microbatches)",
+        "price_step(made, costs, link, batch_size / microbatches)",
+        "price_step(made, costs, None, batch_size / microbatches)",
         (f"{COSTS}::test_a_step_is_the_price_of_its_segments_with_what_each_home_does_besides",),
     ),
     Mutant(

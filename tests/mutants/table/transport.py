@@ -34,8 +34,8 @@ MUTANTS = [
         "what-crosses-is-written-over-while-it-is-read",
         CROSSES,
         "fabric/crossings.py",
-        "self._reached(OWN * to, self._step - 1)",
-        "self._reached(OWN * to, self._step - 2)",
+        "self._reached(OWN * to, self._step - self._turns + 1)",
+        "self._reached(OWN * to, self._step - self._turns)",
         (CROSSING + "test_what_was_taken_stays_until_the_step_after_the_next_begins",),
     ),
     Mutant(
