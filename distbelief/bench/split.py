@@ -207,7 +207,7 @@ def _held(options: SplitBenchOptions) -> dict[str, Any]:
         parts = homes.held(workload, how)
         largest = max(part.held for part in parts) / whole.held
         found[f"{how.split} over {how.partitions}"] = {
-            "of_whole": largest, "promised": promised, "homes": parts, "whole": whole,
+            "of_whole": largest, "promised": promised, "homes": [*map(list, parts)], "whole": list(whole),
         }  # fmt: skip
     return found
 

@@ -128,8 +128,8 @@ class Coordinator(Answering):
         self.holders, self.work = holders, work
         self.evaluations = Evaluations(evaluator)
         self.target = Target()
-        self._counts = False
-        """Whether the time of the training counts."""
+        self._timed = False
+        """Whether the time of a budget passes."""
         self.saving = Saving(settings, start)
         self.shards = ShardRegistry(settings.shards if settings.strategy.held_by is Holder.SHARDS else 0)
         self.membership = Membership(settings.restarts)
@@ -255,9 +255,9 @@ class Coordinator(Answering):
         assert self.plan is not None
         assert self.data is not None
         self.enter(Phase.TRAINING)
-        self._counts = False
+        self._timed = False
         effects: list[Effect] = [
-            *(self._count_time() if self.evaluations.tried else []),
+            WriteRecord(admission.started(self.plan, self.data.samples, self.epochs)),
             *self._welcome_all(),
             *self.standbys.pair(self.plan),
         ]
@@ -273,15 +273,9 @@ class Coordinator(Answering):
         """
         if not self.may(May.DEAL) or not self.evaluations.tried:
             return []
-        return [*self._count_time(), *self.work.deal(self)]
-
-    def _count_time(self) -> list[Effect]:
-        """The time of the training counts from here on: an evaluator that is late costs none of a budget."""
-        if self._counts or self.plan is None or self.data is None:
-            return []
-        self._counts = True
-        started = WriteRecord(admission.started(self.plan, self.data.samples, self.epochs))
-        return [started, *budget_timer(self.settings)]
+        timer = [] if self._timed else budget_timer(self.settings)  # an evaluator that is late costs none of a budget
+        self._timed = True
+        return [*timer, *self.work.deal(self)]
 
     def epoch_done(self, data: DataDealer) -> list[Effect]:
         """One more is done: measure and save, where that is due."""
@@ -359,14 +353,12 @@ class Coordinator(Answering):
 
     def finish(self, cause: Cause, reason: str) -> list[Effect]:
         """Let the replicas push what they have accrued and leave; then close."""
-        started = self._count_time()
         self.enter(Phase.LEAVING)
         self.evaluations.owed = False  # the last step measures
         self.closing.begin(cause, reason)
         asked: list[Effect] = [Send(role, membership.Finish(reason)) for role in sorted(self.membership.members)]
         given_up = self.give_up(reason) if self.saving.stage is CheckpointStage.HOLDING else []
-        ending = WriteRecord(records.Ending.of(cause, reason))
-        return [*started, *self.work.end(self), ending, *given_up, *asked, *self.close()]
+        return [*self.work.end(self), WriteRecord(records.Ending.of(cause, reason)), *given_up, *asked, *self.close()]
 
     def give_up(self, why: str) -> list[Effect]:
         """Make nothing of a checkpoint that is being made."""

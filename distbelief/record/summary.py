@@ -157,8 +157,7 @@ class Summary:
         self.pushed += record.pushed
         self.fetched += record.fetched
         self.dropped += record.dropped
-        if record.steps or record.pushes:  # who only waits for work may do so before the training begins
-            self.seconds = self._training(seconds)
+        self.seconds = self._training(seconds)
         if record.loss is not None:
             self._loss.add(record.loss, record.losses)
 

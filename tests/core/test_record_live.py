@@ -185,14 +185,6 @@ def test_the_summary_is_a_few_lines():
     ]
 
 
-def test_what_is_reported_before_the_training_begins_takes_none_of_its_time():
-    sums = Summary({})
-    idle, busy = (r.Stepped("replica 0", steps, 10 * steps, steps, None, 0, 0) for steps in (0, 10))
-    for seconds, record in [(7.0, idle), (13.0, r.Started(1, 1, 10, 100, 10, 1)), (13.5, idle), (15.0, busy)]:
-        sums.take(seconds, record)
-    assert sums.seconds == 2.0
-
-
 def test_the_summary_of_a_job_that_never_started_is_short():
     assert summary(Summary({}).result()).splitlines() == [
         "outcome     unknown",

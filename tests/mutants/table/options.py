@@ -104,8 +104,8 @@ MUTANTS = [
         "a-budget-pays-for-a-late-evaluator",
         TOLD,
         "coordination/coordinator.py",
-        "*(self._count_time() if self.evaluations.tried else []),",
-        "*self._count_time(),",
+        "            *self.standbys.pair(self.plan),\n        ]",
+        "            *self.standbys.pair(self.plan),\n            *budget_timer(self.settings),\n        ]",
         ("tests/machines/test_coordinator.py::test_nothing_is_dealt_before_the_evaluator_has_come_or_is_gone",),
     ),
     Mutant(
