@@ -56,7 +56,7 @@ def main(limit: int, partitions: int, out: str, init_from: str = "") -> None:
     """Train it for `STEPS` steps on one replica; prints the outcome, and what each process had."""
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     more = {"partitions": partitions, "split": "stages"} if partitions > 1 else {}
-    strategy = db.Downpour(replicas=1, shards=4, optimizer=db.optim("sgd", lr=RATE), **more)  # type: ignore[arg-type]  # its options
+    strategy = db.Downpour(replicas=1, shards=4, optimizer=db.optim("sgd", lr=RATE), **more)
     job = db.Job(
         task="gigabyte:gigabyte", strategy=strategy, batch_size=BATCH, evaluate_every=0, checkpoint_every=0, out=out,
         init_from=init_from or None,

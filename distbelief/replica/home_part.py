@@ -14,6 +14,7 @@ import torch
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import Settings
 from distbelief.schedules.pipeline import ALL, HomeTask, Pass, depths_of
+from distbelief.schedules.pipeline_price import BACKWARD, WEIGHTS
 from distbelief.schedules.pipelines import check_depths, home_tasks, in_flight
 from distbelief.split.graph import SplitGraph, Transfer
 from distbelief.split.play import Give, HomeEffect, RunSegment, Take
@@ -21,8 +22,6 @@ from distbelief.split.program import HomeProgram
 from distbelief.split.weights import check_once
 
 WAYS = (Pass.FORWARD, Pass.BACKWARD)
-BACKWARD, WEIGHTS = 2.0, 1.0
-"""Of the work of a forward pass, that of the backward pass, and the part of that which is for the weights."""
 
 
 class HomeSchedule(NamedTuple):

@@ -12,6 +12,8 @@ from distbelief.schedules.pipeline_proof import prove
 from distbelief.schedules.pipelines import pipeline
 from distbelief.schedules.price import LinkModel, Port, carry
 
+BACKWARD, WEIGHTS = 2.0, 1.0
+"""Of the work of a forward pass, that of the backward pass, and the part of that which is for the weights."""
 FULL = 4
 """Minibatches for each home after which those that overlap come as regularly as they ever do."""
 

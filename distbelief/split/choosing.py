@@ -16,7 +16,7 @@ from torch import nn
 
 from distbelief.errors import UsageError
 from distbelief.schedules.pipeline import Pipeline
-from distbelief.schedules.pipeline_price import SegmentCost, price_step
+from distbelief.schedules.pipeline_price import BACKWARD, WEIGHTS, SegmentCost, price_step
 from distbelief.schedules.pipelines import check_depths, pipeline
 from distbelief.schedules.price import LinkModel
 from distbelief.split.options import AUTO, Split
@@ -25,10 +25,8 @@ from distbelief.split.program import HomeProgram, build, elements, segment_graph
 from distbelief.split.registry import DIVIDING, PLACING, rule_of
 from distbelief.split.tracing import Traced
 
-RATE, ELEMENT, NODE, BACK, WEIGHTS = 4e10, 1e-9, 1e-5, 2.0, 1.0
-"""Operations a second of a core; seconds of an element and of a node, forward; how much longer the way back takes, and
-of that what is for the weights.
-"""
+RATE, ELEMENT, NODE = 4e10, 1e-9, 1e-5
+"""Operations a second of a core; seconds of an element and of a node, forward."""
 TOLD = 3
 """Other ways that are named beside the best one."""
 LINE = LinkModel(50e-6, 1.25e9)
@@ -158,14 +156,14 @@ def _price(programs: Sequence[HomeProgram], made: Pipeline, scale: float, sample
     for place in made.graph.segments:
         one = next(left[place.home])
         forward = _seconds(scale * one.flops / parts, samples * one.elements / parts, one.nodes)
-        costs.append(SegmentCost(forward, (BACK - WEIGHTS * made.once) * forward, WEIGHTS * parts * forward))
+        costs.append(SegmentCost(forward, (BACKWARD - WEIGHTS * made.once) * forward, WEIGHTS * parts * forward))
     return price_step(made, costs, LINE, samples / parts).seconds
 
 
 def _of_whole(traced: Traced, scale: float, samples: int) -> float:
     nodes = [node for node in traced.graph.nodes if node.op in ("call_module", "call_function", "call_method")]
     flops = sum(node.meta["flops"] for node in nodes)
-    return (1 + BACK) * _seconds(scale * flops, samples * elements(nodes, traced.shapes), len(nodes))
+    return (1 + BACKWARD) * _seconds(scale * flops, samples * elements(nodes, traced.shapes), len(nodes))
 
 
 def _seconds(flops: float, elements: float, nodes: int) -> float:

@@ -137,7 +137,7 @@ def reloaded() -> nn.Module:
     model = linear(8)
     model.load_state_dict(model.state_dict())
     model[1].load_state_dict(model[0].state_dict())
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def tied() -> nn.Module:
@@ -145,7 +145,7 @@ def tied() -> nn.Module:
     model[7].weight = model[0].weight
     with torch.no_grad():
         model[3].weight.copy_(model[7].weight)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def caught() -> nn.Module:
@@ -156,7 +156,7 @@ def caught() -> nn.Module:
         model[1].weight.data.copy_(model[0].weight.detach().numpy().sum() * torch.ones(SIDE, SIDE))
     except Exception:
         model[0].weight.data.zero_()
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def summed() -> nn.Module:
@@ -166,7 +166,7 @@ def summed() -> nn.Module:
         for one in model:
             if one.weight.sum() > 0:
                 model[0].weight.normal_()
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def assigned() -> nn.Module:
@@ -180,7 +180,7 @@ def assigned() -> nn.Module:
     model[2] = nn.utils.skip_init(nn.Linear, SIDE, SIDE)
     nn.init.ones_(model[2].weight)
     nn.init.ones_(model[2].bias)
-    return model.double().float()  # type: ignore[no-any-return]
+    return model.double().float()
 
 
 def trained() -> nn.Module:
@@ -195,7 +195,7 @@ def trained() -> nn.Module:
         model(torch.randn(4, SIDE)).square().sum().backward()
         optimizer.step()
     optimizer.zero_grad()
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def threaded() -> nn.Module:
@@ -206,7 +206,7 @@ def threaded() -> nn.Module:
         one.start()
     for one in threads:
         one.join()
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def written_storage() -> nn.Module:
@@ -216,7 +216,7 @@ def written_storage() -> nn.Module:
     model.plain = torch.randn(SIDE, SIDE)
     model[1].weight.data.copy_(copy.deepcopy(model.plain))
     model[0].weight.untyped_storage().copy_(model.noise.untyped_storage())
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_whatever_a_function_does_with_its_parameters_they_are_those_in_memory(m
 def resized() -> nn.Module:
     model = linear(2)
     model[0].weight.data.resize_(2 * SIDE, SIDE).normal_()
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def drawn_and_resized() -> nn.Module:
@@ -238,7 +238,7 @@ def drawn_and_resized() -> nn.Module:
     with torch.no_grad():
         model[1].weight.fill_(random.random() + numpy.random.rand())
     model[0].weight.data.resize_(SIDE, 2 * SIDE).normal_()
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def resized_and_caught() -> nn.Module:
@@ -246,7 +246,7 @@ def resized_and_caught() -> nn.Module:
     try:
         return resized()
     except RuntimeError:
-        return model  # type: ignore[no-any-return]
+        return model
 
 
 def of_another_dtype() -> nn.Module:
@@ -255,13 +255,13 @@ def of_another_dtype() -> nn.Module:
     torch.set_default_dtype(torch.float64)
     model.append(resized())
     torch.set_default_dtype(torch.float32)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def of_an_array() -> nn.Module:
     model = linear(2)
     model[0].weight = nn.Parameter(torch.from_numpy(numpy.ones((SIDE, SIDE), "float32")))
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def of_a_thread() -> nn.Module:
@@ -321,21 +321,19 @@ def test_no_file_has_a_name(monkeypatch: pytest.MonkeyPatch, folder: Path) -> No
     assert not any(seen)
 
 
+@torch.library.custom_op("mine::empty_filled", mutates_args=())
+def empty_filled(size: int) -> torch.Tensor:
+    """An operation of a user's own, named as if it gave what nobody has filled."""
+    return torch.from_numpy(numpy.full((size, size), 3, "float32"))
+
+
 def test_what_an_operation_of_another_library_gives_is_kept_whatever_its_name_is() -> None:
-    with torch.library._scoped_library("on_disk_test", "FRAGMENT") as library:
-        library.define("empty_filled(int size) -> Tensor")
-        library.impl(
-            "empty_filled",
-            lambda size: torch.from_numpy(numpy.full((size, size), 3, "float32")),
-            "CompositeExplicitAutograd",
-        )
+    def make() -> nn.Module:
+        model = linear(2)
+        model[0].weight = nn.Parameter(empty_filled(SIDE))
+        return model
 
-        def make() -> nn.Module:
-            model = linear(2)
-            model[0].weight = nn.Parameter(torch.ops.on_disk_test.empty_filled(SIDE))
-            return model  # type: ignore[no-any-return]
-
-        check(make)
+    check(make)
 
 
 class Outer(torch.Tensor):
@@ -343,7 +341,7 @@ class Outer(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Outer:
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined,no-any-return]
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
 
     def __init__(self, inner: torch.Tensor) -> None:
         self.inner = inner
@@ -362,7 +360,7 @@ def test_who_catches_errors_has_none_of_a_move() -> None:
             torch.nested.nested_tensor([torch.ones(SIDE, SIDE), torch.ones(2, SIDE)])
         except Exception:
             model[0].weight.data.zero_()
-        return model  # type: ignore[no-any-return]
+        return model
 
     check(make)
 
@@ -390,7 +388,7 @@ def test_what_shares_its_memory_goes_on_sharing(tmp_path: Path) -> None:
         one.fill_(3)
         with torch.no_grad():
             model[0].weight.copy_(two)
-        return model  # type: ignore[no-any-return]
+        return model
 
     check(make)
 
@@ -407,7 +405,7 @@ def test_what_is_compiled_while_a_model_is_built_is_so_afterwards() -> None:
     def make() -> nn.Module:
         model = linear(1)
         doubled(model[0].weight)
-        return model  # type: ignore[no-any-return]
+        return model
 
     build_on_disk(of(make), SEED, "cpu")
     compiled.clear()
@@ -500,7 +498,7 @@ def test_a_hook_on_a_parameter_stays() -> None:
     def make() -> nn.Module:
         model = linear(4)
         model[0].weight.register_hook(lambda _: masks.append(0))
-        return model  # type: ignore[no-any-return]
+        return model
 
     _, _, parts = taken(make)
     parts[0].module.get_parameter("0.weight").sum().backward()
@@ -518,7 +516,7 @@ def test_what_else_refers_to_a_parameter_sees_its_values() -> None:
     def make() -> nn.Module:
         model = linear(8)
         model.box, model.turned = Box(model[0].weight), model[0].weight.detach().t()
-        return model  # type: ignore[no-any-return]
+        return model
 
     model: Any = check(make).model
     assert model.box.tensor is model[0].weight
@@ -537,7 +535,7 @@ class Asking(nn.Module):
         if held.type != "cpu":
             return x
         x = self.one(x.to(held))
-        return self.two(x)  # type: ignore[no-any-return]
+        return self.two(x)
 
 
 def test_a_model_that_asks_where_its_parameters_are_is_split_as_it_is() -> None:
@@ -555,7 +553,7 @@ def test_a_model_is_built_once(split: str) -> None:
 
     def make() -> nn.Module:
         built.append(0)
-        return linear(7 + len(built))  # type: ignore[no-any-return]
+        return linear(7 + len(built))
 
     if split == "stages":
         taken(make, split)
