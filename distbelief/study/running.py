@@ -95,15 +95,19 @@ class Due:
 
 def order(arms: Sequence[Arm], seeds: Sequence[int]) -> Iterator[tuple[Arm, int]]:
     """All arms once for each seed, every other time backwards: so that what changes with time, as how busy a machine
-    is, meets all of them, and nobody always follows the same one; those that compress what others train after these.
+    is, meets all of them, and nobody always follows the same one. Simulated arms come after those, since how busy a
+    machine is changes none of their figures, and those that compress what others train at the end.
 
     >>> a, b = (Arm(name, "digits", "single", "local", ()) for name in "ab")
     >>> [(arm.name, seed) for arm, seed in order([a, b], [0, 1])]
     [('a', 0), ('b', 0), ('b', 1), ('a', 1)]
     """
-    for number, seed in enumerate(seeds):
-        for arm in sorted(list(arms)[:: -1 if number % 2 else 1], key=lambda one: bool(one.compresses)):
-            yield arm, seed
+    timed, simulated, compressing = list[Arm](), list[Arm](), list[Arm]()
+    for arm in arms:
+        (compressing if arm.compresses else timed if arm.place == "local" else simulated).append(arm)
+    for group in (timed, simulated, compressing):
+        for number, seed in enumerate(seeds):
+            yield from ((arm, seed) for arm in group[:: -1 if number % 2 else 1])
 
 
 class Cost(msgspec.Struct, frozen=True):
