@@ -18,6 +18,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 import torch
 
@@ -204,6 +205,8 @@ class VirtualEndpoint(Endpoint):
         """Whether nothing leaves any more: what was said before it was closed still does."""
         self._queues = not (roles.is_replica(role) or role == roles.EVALUATOR)
         self._waiting: deque[tuple[VirtualEndpoint, Arrival]] = deque()
+        self.arriving = deque[Any]()
+        """The clock's queue of what is on its way here: through one port nothing overtakes, but by jitter and outages."""
         self.last: dict[str, float] = {}
         self.peers: dict[str, VirtualEndpoint] = {}
         self.cut: set[VirtualEndpoint] = set()
@@ -315,7 +318,7 @@ class VirtualEndpoint(Endpoint):
                 arrives = max(again, last + takes)
                 began = arrives - alone
         self.last[to] = arrives = arrives if arrives > last else last
-        network.clock.call_at(arrives, peer.take, (self, Arrival(self.role, message, payload)))
+        network.clock.call_at(arrives, peer.take, (self, Arrival(self.role, message, payload)), peer.arriving)
 
     def _late(self, model: NetworkModel) -> float:
         late = 0.0
