@@ -4,10 +4,10 @@ take one turn.
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections import deque
 from collections.abc import Callable
+from heapq import heappop, heappush, heapreplace
 from typing import Any, Protocol
 
 from distbelief.errors import LocalProtocolError
@@ -48,7 +48,7 @@ class WallClock:
     def call_later(self, delay: float, function: Callable[[Any], None], argument: Any) -> None:
         """Call a function in `delay` seconds."""
         self._order += 1
-        heapq.heappush(self._coming, (self.now() + delay, self._order, function, argument))
+        heappush(self._coming, (self.now() + delay, self._order, function, argument))
 
     def turn(self) -> None:
         """Wait until something arrives, and deliver it; or until something is due, and call it."""
@@ -57,14 +57,14 @@ class WallClock:
         elif (left := self._coming[0][0] - self.now()) > 0:
             self.endpoint.poll(left)
         else:
-            _, _, function, argument = heapq.heappop(self._coming)
+            _, _, function, argument = heappop(self._coming)
             function(argument)
 
     def glance(self) -> None:
         """Deliver what has arrived, and call what is due."""
         self.endpoint.poll(0)
         while self._coming and self._coming[0][0] <= self.now():
-            _, _, function, argument = heapq.heappop(self._coming)
+            _, _, function, argument = heappop(self._coming)
             function(argument)
 
 
@@ -133,7 +133,7 @@ class VirtualClock:
         call = (moment, self._order, function, argument, queue)
         if queue is not None:
             queue.append(call)
-        heapq.heappush(self._coming, call)
+        heappush(self._coming, call)
 
     def glance(self) -> None:
         """What has arrived by now is delivered already."""
@@ -154,8 +154,8 @@ class VirtualClock:
         if queue is not None:
             queue.popleft()
         if queue:
-            heapq.heapreplace(coming, queue[0])
+            heapreplace(coming, queue[0])
         else:
-            heapq.heappop(coming)
+            heappop(coming)
         self.events += 1
         function(argument)

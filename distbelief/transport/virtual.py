@@ -331,8 +331,9 @@ class VirtualEndpoint(Endpoint):
     def take(self, what: tuple[VirtualEndpoint, Arrival]) -> None:
         """Deliver what arrives now, unless this role is dead or has dropped the sender."""
         sender, arrival = what
-        if self._hears(sender):
-            self._land(sender, arrival)
+        if self.closed or sender in self.cut or not (self.peers[sender.role] is sender or self._succeeds(sender)):
+            return
+        self._land(sender, arrival)
 
     def find(self, what: tuple[VirtualEndpoint, Arrival]) -> None:
         """Have what this role has done in a memory, whatever has become of the process that it belongs to."""
@@ -349,14 +350,13 @@ class VirtualEndpoint(Endpoint):
             arrival = Arrival(arrival.sender, event, here)
         self._hand(sender, arrival)
 
-    def _hears(self, sender: VirtualEndpoint) -> bool:
-        """Whether what a life of a role says counts here; the first word of a later one replaces the link."""
-        if self.closed or sender in self.cut:
+    def _succeeds(self, sender: VirtualEndpoint) -> bool:
+        """Whether it is a later life of a role than the one that the link is to, which it replaces by its first word;
+        else that was on its way since a former life.
+        """
+        if sender.incarnation < self.peers[sender.role].incarnation:
             return False
-        if self.peers[sender.role] is not sender:
-            if sender.incarnation < self.peers[sender.role].incarnation:
-                return False  # on its way since a former life
-            self._replace(sender)
+        self._replace(sender)
         return True
 
     def _hand(self, sender: VirtualEndpoint, arrival: Arrival) -> None:
@@ -385,8 +385,9 @@ class VirtualEndpoint(Endpoint):
                 self.thread.do(0.0, self._hand_next, None)
 
     def _tell(self, arrival: Arrival) -> None:
-        if isinstance(arrival.event, Message):
-            self.network.watch(arrival.sender, self.role, arrival.event)
+        watch = self.network.watch
+        if watch is not _nothing and isinstance(arrival.event, Message):
+            watch(arrival.sender, self.role, arrival.event)
         self.deliver(arrival)
 
     def _replace(self, sender: VirtualEndpoint) -> None:
