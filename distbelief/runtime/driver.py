@@ -182,15 +182,15 @@ class Driver:
 
     def run_while(self, condition: Callable[[], bool]) -> None:
         """Take turns while a condition holds and somebody is played."""
-        ready = self._ready
-        while self._players and condition():
+        players, ready, reducing, turn = self._players, self._ready, self._reducing, self.clock.turn
+        while players and condition():
             if ready:
                 player = ready.popleft()
                 self._advance(player, player.inbox.popleft())
-            elif self._reducing:
+            elif reducing:
                 self._reduce()
             else:
-                self.clock.turn()
+                turn()
 
     def plays(self, role: str) -> bool:
         """Whether a role is being played: it was added, and has not ended."""

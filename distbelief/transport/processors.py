@@ -109,8 +109,8 @@ class SimulatorClock(Protocol):
 
     time: float
 
-    def call_at(self, moment: float, function: Then, argument: Any) -> None:
-        """Call a function at a moment."""
+    def call_at(self, moment: float, function: Then, argument: Any, queue: deque[Any] | None = None) -> None:
+        """Call a function at a moment; of a queue most are asked for in the order of their moments."""
 
 
 class Thread(ABC):
@@ -150,10 +150,11 @@ class OwnThread(Thread):
     3.0
     """
 
-    __slots__ = ("_clock", "_free", "_stopped", "_uncalled", "worked")
+    __slots__ = ("_clock", "_free", "_queue", "_stopped", "_uncalled", "worked")
 
     def __init__(self, clock: SimulatorClock) -> None:
         self._clock, self._free, self._uncalled, self._stopped = clock, 0.0, 0, False
+        self._queue = deque[Any]()
         self.worked = 0.0
 
     def do(self, seconds: float, then: Then, argument: Any) -> None:
@@ -166,7 +167,7 @@ class OwnThread(Thread):
         now, free = self._clock.time, self._free
         self._free = free = (free if free > now else now) + seconds
         self._uncalled += 1
-        self._clock.call_at(free, self._done, (then, argument))
+        self._clock.call_at(free, self._done, (then, argument), self._queue)
 
     def owe(self, seconds: float) -> None:
         """Work."""

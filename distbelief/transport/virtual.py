@@ -18,6 +18,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 import torch
 
@@ -204,6 +205,8 @@ class VirtualEndpoint(Endpoint):
         """Whether nothing leaves any more: what was said before it was closed still does."""
         self._queues = not (roles.is_replica(role) or role == roles.EVALUATOR)
         self._waiting: deque[tuple[VirtualEndpoint, Arrival]] = deque()
+        self.arriving = deque[Any]()
+        """The clock's queue of what is on its way here: through one port nothing overtakes, but by jitter and outages."""
         self.last: dict[str, float] = {}
         self.peers: dict[str, VirtualEndpoint] = {}
         self.cut: set[VirtualEndpoint] = set()
@@ -315,7 +318,7 @@ class VirtualEndpoint(Endpoint):
                 arrives = max(again, last + takes)
                 began = arrives - alone
         self.last[to] = arrives = arrives if arrives > last else last
-        network.clock.call_at(arrives, peer.take, (self, Arrival(self.role, message, payload)))
+        network.clock.call_at(arrives, peer.take, (self, Arrival(self.role, message, payload)), peer.arriving)
 
     def _late(self, model: NetworkModel) -> float:
         late = 0.0
@@ -328,8 +331,9 @@ class VirtualEndpoint(Endpoint):
     def take(self, what: tuple[VirtualEndpoint, Arrival]) -> None:
         """Deliver what arrives now, unless this role is dead or has dropped the sender."""
         sender, arrival = what
-        if self._hears(sender):
-            self._land(sender, arrival)
+        if self.closed or sender in self.cut or not (self.peers[sender.role] is sender or self._succeeds(sender)):
+            return
+        self._land(sender, arrival)
 
     def find(self, what: tuple[VirtualEndpoint, Arrival]) -> None:
         """Have what this role has done in a memory, whatever has become of the process that it belongs to."""
@@ -346,14 +350,13 @@ class VirtualEndpoint(Endpoint):
             arrival = Arrival(arrival.sender, event, here)
         self._hand(sender, arrival)
 
-    def _hears(self, sender: VirtualEndpoint) -> bool:
-        """Whether what a life of a role says counts here; the first word of a later one replaces the link."""
-        if self.closed or sender in self.cut:
+    def _succeeds(self, sender: VirtualEndpoint) -> bool:
+        """Whether it is a later life of a role than the one that the link is to, which it replaces by its first word;
+        else that was on its way since a former life.
+        """
+        if sender.incarnation < self.peers[sender.role].incarnation:
             return False
-        if self.peers[sender.role] is not sender:
-            if sender.incarnation < self.peers[sender.role].incarnation:
-                return False  # on its way since a former life
-            self._replace(sender)
+        self._replace(sender)
         return True
 
     def _hand(self, sender: VirtualEndpoint, arrival: Arrival) -> None:
@@ -382,8 +385,9 @@ class VirtualEndpoint(Endpoint):
                 self.thread.do(0.0, self._hand_next, None)
 
     def _tell(self, arrival: Arrival) -> None:
-        if isinstance(arrival.event, Message):
-            self.network.watch(arrival.sender, self.role, arrival.event)
+        watch = self.network.watch
+        if watch is not _nothing and isinstance(arrival.event, Message):
+            watch(arrival.sender, self.role, arrival.event)
         self.deliver(arrival)
 
     def _replace(self, sender: VirtualEndpoint) -> None:

@@ -5,7 +5,8 @@ because of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from distbelief.core.conversations import operations
 from distbelief.core.conversations.grouping import ReducedPiece, State
@@ -130,24 +131,27 @@ class HandlingCosts:
 
     def taking(self, event: Event, payload: Payload | None) -> float:
         """Seconds that a role works because of what it is told, before it says anything."""
-        if not isinstance(event, Message):
+        work = _TAKEN.get(type(event))
+        if work is not None:
+            return self._message + work(self, event, payload)
+        return self._message if isinstance(event, Message) else 0.0
+
+    def _take_operate(self, event: Operate, _: Payload | None) -> float:
+        return sum(map(touched, event.commands)) * self._length() * self._second
+
+    def _take_push(self, _: Push, payload: Payload | None) -> float:
+        return 0.0 if self._gathers or payload is None else self.update(payload.nbytes)
+
+    def _take_copied(self, event: Copied, payload: Payload | None) -> float:
+        if payload is None:
             return 0.0
-        seconds = self._message
-        if isinstance(event, Operate):
-            seconds += sum(map(touched, event.commands)) * self._length() * self._second
-        elif payload is None:
-            pass
-        elif isinstance(event, Push):
-            if not self._gathers:
-                seconds += self.update(payload.nbytes)
-        elif isinstance(event, Copied):
-            seconds += self.copy(payload.nbytes) if event.what is CopyUse.GATHER else self.update(payload.nbytes)
-        elif isinstance(event, ReducedPiece):
-            if self._adds or not event.adds:
-                seconds += self.copy(payload.nbytes)
-        elif type(event) in _COPIED:
-            seconds += self.copy(payload.nbytes)
-        return seconds
+        return self.copy(payload.nbytes) if event.what is CopyUse.GATHER else self.update(payload.nbytes)
+
+    def _take_piece(self, event: ReducedPiece, payload: Payload | None) -> float:
+        return self.copy(payload.nbytes) if payload is not None and (self._adds or not event.adds) else 0.0
+
+    def _take_bytes(self, _: Event, payload: Payload | None) -> float:
+        return 0.0 if payload is None else self.copy(payload.nbytes)
 
     def saying(self, message: Message, payload: Payload | None) -> float:
         """Seconds that a role works for what it says, before that leaves."""
@@ -163,7 +167,11 @@ class HandlingCosts:
         return 0.0
 
 
-_COPIED = frozenset({Initialise, Contribute, WorkUnitTaken, StatePart, State})
-"""Messages whose bytes are copied, or added, where they arrive."""
+_TAKEN: Mapping[type[Event], Callable[[HandlingCosts, Any, Payload | None], float]] = {
+    Operate: HandlingCosts._take_operate, Push: HandlingCosts._take_push, Copied: HandlingCosts._take_copied,
+    ReducedPiece: HandlingCosts._take_piece,
+    **dict.fromkeys((Initialise, Contribute, WorkUnitTaken, StatePart, State), HandlingCosts._take_bytes),
+}  # fmt: skip
+"""The work that a message makes where it arrives, beside being read; the last ones' bytes are copied, or added."""
 _WRITTEN = frozenset({Push, Fetched, Contribute, Copied, WorkUnitTaken, StatePart})
 """Messages whose bytes are brought to where they can leave from, or straight to where they are wanted."""
