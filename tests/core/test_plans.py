@@ -25,6 +25,7 @@ from distbelief.planner.candidates import PLANNED, Machines, PlanCandidate, cand
 from distbelief.planner.plan import TrainingPlan
 from distbelief.planner.pricing import PricedCluster, Pricing, Terms, memory_speed
 from distbelief.planner.trips import DirectHandling
+from distbelief.schedules import price as schedules_price
 from distbelief.tasks import Task, TensorData
 
 WIDE = 256
@@ -64,8 +65,7 @@ def test_parts_of_a_step_add_up_and_the_first_is_the_fastest() -> None:
     assert rates == sorted(rates, reverse=True)
     for row in rows[: len(rates)]:
         assert row.terms is not None
-        # from the first gradient to the last, of few steps, is not quite from the first step to the last
-        assert row.terms.step == pytest.approx(row.replicas * 64 / row.terms.samples_per_second, rel=0.05)
+        assert row.terms.step == pytest.approx(row.replicas * 64 / row.terms.samples_per_second, rel=0.01)
         assert min(row.terms.compute, row.terms.update, row.terms.communicate, row.terms.wait) >= 0
         assert row.terms.compute == pytest.approx(1e-3, rel=0.1)
         assert sum(row.terms.spared.values()) == pytest.approx(row.replicas * 64 / row.terms.samples_per_second)
@@ -81,6 +81,49 @@ def test_a_price_is_what_the_virtual_cluster_says() -> None:
     alone = Pricing(TASK, 64).price(PlanCandidate(db.Single(optimizer=SGD)), cluster)
     assert 64 / alone.samples_per_second == pytest.approx(1e-3, rel=0.01)
     assert alone.bytes_per_step == 0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "error"),
+    [
+        (db.Downpour(8, shards=2, optimizer=SGD), 0.16),
+        (db.Synchronous(8, shards=2, optimizer=SGD), 0.1),
+        (db.Allreduce(8, optimizer=SGD), 0.01),
+        (db.Downpour(2, shards=2, optimizer=SGD, partitions=2), 0.03),
+    ],
+)
+def test_a_few_steps_have_the_price_of_many(
+    strategy: db.Strategy, error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the start of the job to its end, such steps would be 33, 20, 4 and 12 % slower."""
+    line, split = db.NetworkModel(latency=50e-6, bandwidth=1e9), {2: split_cost(0.6e-3)}
+    cluster = PricedCluster(Machines(2, 4), line, 1e-3, Handling(), Handling(), splits=split)
+    found = []
+    for steps in (4, 100):
+        monkeypatch.setattr("distbelief.planner.pricing.STEPS", steps)
+        monkeypatch.setattr("distbelief.planner.pricing.LEAST_STEPS", steps)
+        found.append(Pricing(LAYERS, 64).price(PlanCandidate(strategy), cluster))
+    few, many = found
+    assert few.samples_per_second == pytest.approx(many.samples_per_second, rel=error)
+    assert few.step == pytest.approx(many.step, rel=1.3 * error)
+    assert few.bytes_per_step == pytest.approx(many.bytes_per_step)
+
+
+def test_many_replicas_are_priced_by_the_least_steps_and_look_once_for_their_algorithm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a plan for many machines takes seconds for."""
+    pricing, cluster = Pricing(TASK, 64), PricedCluster(Machines(16, 4), db.NetworkModel(), 1e-3, INSTANT, INSTANT)
+    for one, steps in ((db.Downpour(64, shards=16), 4), (db.Allreduce(64), 4), (db.Allreduce(16), 24)):
+        assert len(pricing._job(PlanCandidate(one)).task.train()) == one.replicas * steps * 64
+    asked: list[int] = []
+    one_by_one = schedules_price.price
+    monkeypatch.setattr(
+        schedules_price, "price", lambda schedule, *more: [asked.append(schedule.ranks), one_by_one(schedule, *more)][1]
+    )
+    schedules_price.cheapest.cache_clear()
+    pricing.price(PlanCandidate(db.Allreduce(16, optimizer=SGD)), cluster)
+    assert asked == [16] * len(schedules_price.CHOICES)
 
 
 def test_a_slow_network_binds_and_one_process_wins() -> None:
