@@ -4,6 +4,7 @@ is left out or refused, named.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -69,6 +70,39 @@ FIRE = {54: ((96, 16, 64), (128, 16, 64), (128, 32, 128)),
             + 9216 * 4096
             + 4096 * 4096
             + 4096 * 1000,
+        ),
+        (
+            "vgg16",
+            138_357_544,
+            sum(
+                side * side * 9 * given * made for side, maps in VGG.items() for given, made in itertools.pairwise(maps)
+            )
+            + 25088 * 4096
+            + 4096 * 4096
+            + 4096 * 1000,
+        ),
+        (
+            "inception-v1",
+            6_998_552,
+            112 * 112 * 64 * 3 * 49
+            + 56 * 56 * (64 * 64 + 192 * 64 * 9)
+            + sum(
+                side * side * (given * (one + less3 + less5 + pool) + 9 * less3 * three + 25 * less5 * five)
+                for side, modules in INCEPTION.items()
+                for given, one, less3, three, less5, five, pool in modules
+            )
+            + 1024 * 1000,
+        ),
+        (
+            "squeezenet",
+            1_248_424,
+            109 * 109 * 96 * 3 * 49
+            + sum(
+                side * side * (given * squeezed + (1 + 9) * squeezed * expanded)
+                for side, modules in FIRE.items()
+                for given, squeezed, expanded in modules
+            )
+            + 13 * 13 * 512 * 1000,
         ),
     ],
 )
