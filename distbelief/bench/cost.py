@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,6 +14,7 @@ from distbelief.bench.parts.timing import check_models, figure, finish, number, 
 from distbelief.core.optimizer import optim
 from distbelief.costs import profile
 from distbelief.costs.cost import sample_of
+from distbelief.costs.profile import ladder
 from distbelief.costs.trace import Tracer
 from distbelief.record.machine import machine
 from distbelief.tasks import as_data, resolve
@@ -28,16 +29,16 @@ class Sizes(NamedTuple):
     """The batch sizes of a model."""
 
     task: str
-    seen: tuple[int, ...]
+    seen: Sequence[int]
     """That are profiled."""
     unseen: tuple[int, ...]
     """That are predicted, to four times the largest profiled."""
 
 
 MODELS = {
-    "mlp": Sizes("mnist", (1, 4, 16, 64, 256), (2, 8, 32, 128, 512, 1024)),
-    "lenet": Sizes("mnist-lenet", (1, 4, 16, 64), (2, 8, 32, 128, 256)),
-    "alexnet": Sizes("alexnet", (1, 4, 16), (2, 8, 32, 64)),
+    "mlp": Sizes("mnist", ladder(256), (3, 8, 32, 128, 512, 1024)),
+    "lenet": Sizes("mnist-lenet", ladder(64), (3, 8, 32, 128, 256)),
+    "alexnet": Sizes("alexnet", ladder(16), (3, 8, 32, 64)),
 }
 QUICK = {name: Sizes(sizes.task, (1, 4), (2,)) for name, sizes in MODELS.items()}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -25,6 +26,8 @@ from distbelief.tasks import as_data, resolve
 
 WITHIN, OF_BEST = 0.15, 0.95
 """How far a predicted rate may lie from the measured one, and what of the best the first of a plan is to reach."""
+LONGEST = 40.0
+"""Seconds in which the MLP is to be planned."""
 WORKLOADS = "distbelief.bench.parts.workloads:"
 BATCH, SGD = 64, optim("sgd", lr=0.01)
 
@@ -89,8 +92,11 @@ def _of_model(model: PlannedModel, options: PlanBenchOptions) -> dict[str, Any]:
     samples = len(as_data(resolve(model.task).train()))
     rounds: list[dict[str, PlanTrial]] = []
     firsts: list[str] = []
+    took: list[float] = []
     for turn in range(options.repeats):
+        begin = time.perf_counter()
         made = _planned(model)
+        took.append(time.perf_counter() - begin)
         firsts.append(made.first.what)
         priced = {row.what: row.terms for row in made.rows if row.terms is not None}
         found = {}
@@ -99,7 +105,7 @@ def _of_model(model: PlannedModel, options: PlanBenchOptions) -> dict[str, Any]:
             measured = trials.run(model.task, known[what], BATCH, epoch, seconds=options.seconds)
             found[what] = trials.trial(known[what], made.task, BATCH, SGD.name, terms, measured)
         rounds.append({what: found[what] for what in priced})
-    return _compared(rounds, firsts)
+    return {**_compared(rounds, firsts), "planned_seconds": statistics.median(took)}
 
 
 def _planned(model: PlannedModel) -> TrainingPlan:
@@ -161,6 +167,7 @@ def _figures(name: str, found: Mapping[str, Any]) -> list[dict[str, Any]]:
         *(figure(f"{name}, {what}: the same, corrected by a trial", abs(row["corrected_error"]), WITHIN, lower=True)
             for what, row in rows.items() if row["corrected_error"] is not None),
         figure(f"{name}: the first of the plan, of the best", found["of_best"], OF_BEST),
+        *([figure("mlp: seconds of a plan", found["planned_seconds"], LONGEST, lower=True)] if name == "mlp" else []),
     ]  # fmt: skip
 
 

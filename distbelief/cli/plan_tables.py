@@ -14,8 +14,10 @@ PARTS = ("compute", "update", "communicate", "wait", "step")
 
 def show_plan(plan: TrainingPlan) -> None:
     """Print the table of a plan, and what it says in words."""
+    limit = f", {plan.max_memory / 1e9:.3g} GB for a process" if plan.max_memory else ""
     show(
-        f"{plan.task} on {plan.machines} (hosts x cores), minibatches of {plan.batch_size}: a step of each replica",
+        f"{plan.task} on {plan.machines} (hosts x cores), minibatches of {plan.batch_size}{limit}: a step of each "
+        "replica",
         COLUMNS,
         [_cells(place, row) for place, row in enumerate((row for row in plan.rows if row.terms), 1)],
     )

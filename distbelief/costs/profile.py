@@ -28,8 +28,10 @@ from distbelief.tasks.worker import Trainer, build_model, with_data
 INPUT, FORWARD, BACKWARD = "input", "forward", "backward"
 PHASES = (INPUT, FORWARD, BACKWARD)
 """Of a step, in their order: gathering a minibatch, the model and its loss, their gradients."""
-SPACING = 4
-"""How many times larger each profiled batch size is than the one before."""
+SMALLEST, SPACING = (1, 2, 4), 4
+"""The batch sizes that are profiled first, since what a sample costs changes most there; and how many times larger each
+is from there on.
+"""
 BUSY = 1.05
 """The wall's time, as a multiple of the thread's, from which the machine is busy with something else."""
 BURST = 0.02
@@ -96,10 +98,10 @@ def _between(low: StepTime, high: StepTime, part: float, batch_size: int) -> Ste
 def ladder(largest: int) -> list[int]:
     """The batch sizes that are profiled, up to the one that is asked for.
 
-    >>> ladder(64), ladder(100)
-    ([1, 4, 16, 64], [1, 4, 16, 64, 100])
+    >>> ladder(3), ladder(64), ladder(100)
+    ([1, 2, 3], [1, 2, 4, 16, 64], [1, 2, 4, 16, 64, 100])
     """
-    sizes = [1]
+    sizes = [size for size in SMALLEST if size <= largest]
     while sizes[-1] * SPACING <= largest:
         sizes.append(sizes[-1] * SPACING)
     return sizes if sizes[-1] == largest else [*sizes, largest]

@@ -15,6 +15,7 @@ from distbelief.core.optimizer import Optimizer, optim
 from distbelief.costs import profile as profiling
 from distbelief.costs import splitting, updates
 from distbelief.costs.cost import MARGIN, check_amounts, does_not_fit, held, sample_of
+from distbelief.costs.free_memory import free_memory
 from distbelief.costs.profile import BUSY, ladder
 from distbelief.costs.splitting import SplitCost
 from distbelief.costs.trace import MemoryTrace, Tracer
@@ -73,6 +74,8 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of a minibatch's gradient, by the profile."""
     together: float
     """The speed of a core while all of a host compute."""
+    max_memory: float | None = None
+    """Bytes that a process may hold, where that was limited."""
     rows: list[Row]
     """The best first; those that cannot be done last."""
     why: str
@@ -113,7 +116,8 @@ def plan(
         max_memory: bytes that a process may hold.
         seconds: for the profile.
         data_dir: folder with the data.
-        run: so many of the best are run for a short while, to see how well they are predicted; on this machine.
+        run: so many of the best that this machine can hold are run for a short while, to see how well they are
+            predicted.
         calibration: the file that keeps what was seen so, by which plans for this machine are corrected; one in the
             cache folder where none is named.
         told: is told what is done.
@@ -148,7 +152,7 @@ def plan(
     changes = _changes([row for row in rows[:CONTENDERS] if row.terms], asked, pricing, cluster)
     found = TrainingPlan(
         task=made.reference, machines=str(there), batch_size=batch_size, step=here.step, together=here.together,
-        rows=rows, why=_why(rows), changes=changes,
+        max_memory=max_memory, rows=rows, why=_why(rows), changes=changes,
         notes=[UNSEEN, *here.notes, *_calibrated(rows, sum(one.machine != trials.this_kind() for one in known), file)],
     )  # fmt: skip
     if run:
@@ -266,10 +270,25 @@ def _try(
     found: TrainingPlan, run: int, task: Task | str, asked: Mapping[str, PlanCandidate], here: _Here,
     data_dir: str | None, told: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """Run the best of a plan; what was measured goes into its rows."""
-    for at, row in enumerate(found.rows[:run]):
+    """Run the best of a plan that this machine can hold; what was measured goes into the rows, or why nothing was."""
+    for at, row in enumerate(found.rows):
+        if not run or row.terms is None:
+            break
+        if why := _too_large(row):
+            found.rows[at] = msgspec.structs.replace(row, reason=why)
+            continue
         told(f"training with {row.what}")
         found.rows[at] = _run(row, task, asked[row.what], found.batch_size, here.samples, data_dir)
+        run -= 1
+
+
+def _too_large(row: Row) -> str:
+    """Why this machine has not the memory for a candidate now; "" where it has."""
+    processes = row.replicas * row.partitions + row.shards
+    needs, left = processes * row.memory, free_memory()
+    if needs <= left:
+        return ""
+    return f"its {processes} processes need up to {needs / 1e9:.2f} GB, and {left / 1e9:.2f} GB are left here"
 
 
 def _keep(
@@ -291,8 +310,7 @@ def _run(
     row: Row, task: Task | str, candidate: PlanCandidate, batch_size: int, samples: int, data_dir: str | None
 ) -> Row:
     """A candidate that was run, or why it was not."""
-    if row.terms is None:
-        return row
+    assert row.terms is not None
     try:
         found = trials.run(task, candidate, batch_size, samples / row.terms.samples_per_second, data_dir)
     except Interrupted:

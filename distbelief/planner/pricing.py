@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,8 +33,10 @@ from distbelief.tasks.worker import build_model
 from distbelief.transport.processors import Hosts
 from distbelief.transport.virtual import NetworkModel
 
-STEPS, MOST_STEPS = 24, 800
-"""Steps of each replica in a priced job; of all replicas together, at least two each."""
+STEPS, LEAST_STEPS = 24, 4
+"""Steps of each replica in a priced job, and at least where there are many replicas."""
+MOST_SENDS = 2400
+"""To how many others all replicas send in these steps, where they are not the least: a price takes time for each."""
 NO_NETWORK = NetworkModel(latency=0.0, bandwidth=math.inf, local_latency=1e-12)
 """A network that costs nothing; inside of hosts too, of which 0 would mean what is usual."""
 TOUCHED = 2
@@ -79,7 +82,7 @@ class Terms(msgspec.Struct, frozen=True):
     samples_per_second: float
     """Of all replicas."""
     bytes_per_step: float
-    """Of gradients and parameters that a replica pushes and fetches; 0 where that is not through shards."""
+    """Of gradients and parameters that a replica sends and is sent; 0 where they stay in memory that it shares."""
     waits_for: str = ""
     """Whose words end the longest waits: shard, replica or coordinator."""
     spared: dict[str, float] = {}
@@ -113,6 +116,34 @@ def terms_of(result: Mapping[str, Any]) -> Terms:
     parts = {part: sum(one[part] for one in told) / steps for part in PARTS}
     rate = float(result["samples_per_second"])
     return Terms(**parts, samples_per_second=rate, bytes_per_step=sent, waits_for=longest)
+
+
+def lasting(result: Mapping[str, Any], batch_size: int, fetched_before: bool) -> Terms:
+    """What the steps of a long job are made of, by a short one's, which begins with a fetch and ends with a push that
+    are no longer beside many steps.
+
+    A replica times its steps from its first gradient to its last, so that what lies between two gradients is there once
+    less often than they are.
+
+    Args:
+        result: what the short job leaves.
+        batch_size: samples in a minibatch of a replica.
+        fetched_before: whether its replicas have fetched the parameters once before their first step.
+
+    Raises:
+        JobFailed: no replica has told.
+    """
+    found, steps = terms_of(result), []
+    for one in result["per_replica"]:
+        if times := one["times"]:
+            count = times["steps"] or one["steps"]  # a split replica times shares of steps
+            between = max(1, count - 1)
+            steps.append({part: times[part] / (count if part == "compute" else between) for part in PARTS})
+    parts = {part: statistics.fmean(one[part] for one in steps) for part in PARTS}
+    rate = sum(batch_size / sum(one.values()) for one in steps)
+    counted, sent = result["steps"], result["bytes"]
+    bytes_ = sent["pushed"] / counted + sent["fetched"] / (counted + len(steps) * fetched_before)
+    return msgspec.structs.replace(found, **parts, samples_per_second=rate, bytes_per_step=bytes_)
 
 
 @dataclass(frozen=True)
@@ -159,10 +190,12 @@ class Pricing:
         samples = candidate.replicas * self._batch_size
         seconds = samples / found.samples_per_second
         free = dataclasses.replace(cluster, network=NO_NETWORK)
-        others = (free, dataclasses.replace(free, handling=_FREE, own=_FREE, direct=DirectHandling(_FREE, _FREE)))
-        without, bare = (min(seconds, samples / self.price(candidate, one).samples_per_second) for one in others)
-        bare = min(bare, without)
-        compute = min(_step(candidate, cluster) / candidate.partitions, bare)
+        without = min(seconds, samples / self.price(candidate, free).samples_per_second)
+        bare = min(found.compute, without)
+        if candidate.partitions > 1 or cluster.slow:  # others wait for nobody where messages cost nothing
+            free = dataclasses.replace(free, handling=_FREE, own=_FREE, direct=DirectHandling(_FREE, _FREE))
+            bare = min(without, samples / self.price(candidate, free).samples_per_second)
+        compute = min(found.compute, bare)
         spared = {"processor": compute, "memory and messages": without - bare, "network": seconds - without,
             "waiting": bare - compute}  # fmt: skip
         return msgspec.structs.replace(found, spared=spared)
@@ -176,13 +209,14 @@ class Pricing:
         job = self._job(candidate, cluster.splits.get(candidate.partitions))
         slow = {replica: factor for replica, factor in cluster.slow if replica < candidate.replicas}
         compute = ComputeModel(step=_step(candidate, cluster), spread="constant", slow=slow)
-        if candidate.strategy.alone:
-            place = Simulated(compute=compute, phantom=True, handling=Handling(memory=cluster.own.memory))
-        else:
-            hosts = _hosts(candidate, cluster.machines, cluster.together)
-            handling = _handling(candidate, cluster, self.is_direct(candidate, cluster.machines))
-            place = Simulated(cluster.network, compute, phantom=True, hosts=hosts, handling=handling)
-        return terms_of(place.run(job))
+        if candidate.strategy.alone:  # whose steps are all alike
+            return terms_of(
+                Simulated(compute=compute, phantom=True, handling=Handling(memory=cluster.own.memory)).run(job)
+            )
+        hosts = _hosts(candidate, cluster.machines, cluster.together)
+        handling = _handling(candidate, cluster, self.is_direct(candidate, cluster.machines))
+        place = Simulated(cluster.network, compute, phantom=True, hosts=hosts, handling=handling)
+        return lasting(place.run(job), self._batch_size, candidate.shards > 0)
 
     def is_direct(self, candidate: PlanCandidate, machines: Machines) -> bool:
         """Whether its replicas make the updates themselves, in the memory of one host; not where it cannot run."""
@@ -205,7 +239,9 @@ class Pricing:
         """
         if isinstance(split, str):
             raise UsageError(split)
-        samples = candidate.replicas * max(2, min(STEPS, MOST_STEPS // candidate.replicas)) * self._batch_size
+        partners = candidate.partitions + (candidate.shards or candidate.replicas.bit_length())
+        steps = max(LEAST_STEPS, min(STEPS, MOST_SENDS // (candidate.replicas * partners)))
+        samples = candidate.replicas * steps * self._batch_size
         task = dataclasses.replace(self._task, train=lambda: Counted(samples, self._examples if split else None))
         strategy: Any = candidate.strategy
         return Job(task, dataclasses.replace(strategy, split=split.split) if split else strategy,

@@ -7,6 +7,7 @@ work at once, and so do all lines. `price` is that of a whole schedule.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -134,12 +135,14 @@ def _of_hosts(hosts: Sequence[Sequence[int]], length: int, inner: str) -> Formul
     return Formula(2 * (least - 1) + between.steps + 2 * bool(beyond), inside + between.moved + 2 * beyond * length)
 
 
+@functools.lru_cache(maxsize=1024)
 def cheapest(
     ranks: int, length: int, item: int, link: LinkModel, inside: LinkModel | None = None, hosts: tuple[tuple[int, ...],
         ...] = (),
-    among: Sequence[str] = ALGORITHMS, header: int = 0,
+    among: tuple[str, ...] = ALGORITHMS, header: int = 0,
 ) -> str:  # fmt: skip
-    """The algorithm with the least price; of equals, the first. The arguments are those of `schedule` and `price`.
+    """The algorithm with the least price; of equals, the first. The arguments are those of `schedule` and `price`. All
+    replicas of a simulated group ask the same, each by itself.
 
     >>> among, link = ("butterfly", "halving-doubling", "ring"), LinkModel(20e-6, 1.25e9)
     >>> [cheapest(8, length, 4, link, among=among) for length in (1000, 250_000)]

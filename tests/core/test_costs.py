@@ -4,6 +4,7 @@ is left out or refused, named.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distbelief.cli import main
-from distbelief.core.optimizer import optim
+from distbelief.cli import cost_tables, main
+from distbelief.core.optimizer import LEARNING_RATES, optim
 from distbelief.costs import cost, profile
 from distbelief.costs.profile import Profile, StepTime
-from distbelief.costs.trace import REST, Tracer
+from distbelief.costs.trace import KINDS, REST, Tracer
 from distbelief.errors import TrainingError, UsageError
 from distbelief.tasks import BUILTINS, Task, TensorData
 
@@ -69,6 +70,39 @@ FIRE = {54: ((96, 16, 64), (128, 16, 64), (128, 32, 128)),
             + 9216 * 4096
             + 4096 * 4096
             + 4096 * 1000,
+        ),
+        (
+            "vgg16",
+            138_357_544,
+            sum(
+                side * side * 9 * given * made for side, maps in VGG.items() for given, made in itertools.pairwise(maps)
+            )
+            + 25088 * 4096
+            + 4096 * 4096
+            + 4096 * 1000,
+        ),
+        (
+            "inception-v1",
+            6_998_552,
+            112 * 112 * 64 * 3 * 49
+            + 56 * 56 * (64 * 64 + 192 * 64 * 9)
+            + sum(
+                side * side * (given * (one + less3 + less5 + pool) + 9 * less3 * three + 25 * less5 * five)
+                for side, modules in INCEPTION.items()
+                for given, one, less3, three, less5, five, pool in modules
+            )
+            + 1024 * 1000,
+        ),
+        (
+            "squeezenet",
+            1_248_424,
+            109 * 109 * 96 * 3 * 49
+            + sum(
+                side * side * (given * squeezed + (1 + 9) * squeezed * expanded)
+                for side, modules in FIRE.items()
+                for given, squeezed, expanded in modules
+            )
+            + 13 * 13 * 512 * 1000,
         ),
     ],
 )
@@ -189,6 +223,79 @@ def test_layers_partition_the_passes_and_steps_grow_with_the_batch(monkeypatch: 
     assert small.step < found.at(100).step < large.step
 
 
+class Times:
+    """A time of the thread that goes on by a millisecond whenever it is looked at, and a wall's that is slower."""
+
+    def __init__(self, busy: float) -> None:
+        self._busy, self._worked = busy, 0
+
+    def thread_time_ns(self) -> int:
+        self._worked += 1_000_000
+        return self._worked
+
+    def perf_counter(self) -> float:
+        return self._busy * self._worked / 1e9
+
+
+@pytest.mark.parametrize("busy", [1.0, 1.5])
+def test_times_are_the_threads_and_the_walls_beside_them_say_how_busy_the_machine_is(
+    busy: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the wall's is looked at before the first of four looks at the thread's, and after the last
+    monkeypatch.setattr(profile, "time", Times(0.75 * busy))
+    monkeypatch.setattr(profile, "ENOUGH", 0.0)
+    monkeypatch.setattr(profile, "MOST_ROUNDS", 3)
+    task = task_of(lambda: [nn.Linear(8, 10)], shape=(8,))
+    found = profile.measure(task, task.train(), ["(model)"], [1, 4], 1e3)
+    assert found.busy == pytest.approx(busy, rel=1e-6)
+    # input, forward and backward, each until the next is begun
+    assert [point.step for point in found.points] == pytest.approx([3e-3] * 2)
+    assert [point.forward for point in found.points] == pytest.approx([1e-3] * 2)
+
+
+def test_sizes_take_turns_there_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a machine which slows down does it to all of them."""
+    taken: list[tuple[int, bool]] = []
+    burst = profile._Steps.burst
+
+    def noted(self: profile._Steps) -> None:
+        taken.append((self._size, bool(self._names)))
+        burst(self)
+
+    monkeypatch.setattr(profile._Steps, "burst", noted)
+    monkeypatch.setattr(profile, "ENOUGH", 0.0)
+    monkeypatch.setattr(profile, "MOST_ROUNDS", 3)
+    measured(task_of(lambda: [nn.Linear(8, 10)], shape=(8,)), [1, 4], seconds=30.0)
+    turn = [(1, False), (4, False), (4, True)]
+    assert taken == [*turn, *reversed(turn), *turn]
+
+
+def test_a_device_is_timed_by_its_own_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tells milliseconds to another; there is none of CUDA's here."""
+    done: list[int] = []
+
+    class Event:
+        made = 0
+
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+            self.at = Event.made = Event.made + 1
+
+        def record(self) -> None: ...
+
+        def synchronize(self) -> None:
+            done.append(self.at)
+
+        def elapsed_time(self, other: Event) -> float:
+            assert done, "the device has come to the last"
+            return 5.0 * (other.at - self.at)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    clock = profile._Events()
+    assert clock.between([clock.mark(), clock.mark(), clock.mark()]) == [5e-3, 5e-3]
+    assert done == [3]
+
+
 def test_sizes_that_do_not_fit_the_time_are_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "ENOUGH", 0.0)
     monkeypatch.setattr(profile, "MOST_ROUNDS", 1)
@@ -285,6 +392,45 @@ def test_a_wrong_word_is_one_line_with_the_right_one(
 ) -> None:
     assert main.run(["cost", *words]) == 2
     assert told in capsys.readouterr().err
+
+
+def cells(line: str, between: str = "│") -> list[str]:
+    return [cell.strip() for cell in line.split(between)[1:-1]]
+
+
+def test_tables_have_a_row_for_each_layer_part_optimizer_and_kind_and_words_say_what_it_costs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All times are known: 0.4 ms forward and 0.6 ms back of each sample, and no update."""
+    task = task_of(lambda: [nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(100, 10)], (3, 5, 5))
+    found = cost_of(task, monkeypatch, batch_size=4, optimizer=optim("adam"), epochs=5, watts=100.0,
+        price_per_hour=3.6, max_memory=4e9)  # fmt: skip
+    cost_tables.show_cost(found)
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    assert cells(next(line for line in lines if "multiply-adds ┃" in line), "┃") == [
+        "layer", "kind", "output", "parameters", "multiply-adds", "forward, ms", "backward, ms", "maps, MB",
+        "gradients, MB",
+    ]  # fmt: skip
+    trace = found.trace
+    rows = [cells(line) for line in lines if line.startswith("│")]
+    for layer, kind, output, parameters, multiply_adds in (
+        ("0", "Conv2d", "4x5x5", "112", "2,700"), ("1", "ReLU", "4x5x5", "", ""), ("2", "Flatten", "100", "", ""),
+        ("3", "Linear", "10", "1,010", "1,000"),
+    ):  # fmt: skip
+        maps, gradients = (f"{one.get(layer, 0) / 1e6:.3f}" for one in (trace.maps, trace.gradients))
+        assert [layer, kind, output, parameters, multiply_adds, "0", "0", maps, gradients] in rows
+    for part, ms, share in (("input", "0", "0%"), ("forward", "1.6", "40%"), ("backward", "2.4", "60%"),
+                            ("update, adam", "0", "0%"), ("an iteration", "4.0", "100%")):  # fmt: skip
+        assert [part, ms, share] in rows
+    assert set(LEARNING_RATES) <= {row[0] for row in rows}
+    for kind in KINDS:
+        assert [kind, f"{trace.memory[kind] / 1e6:.3f}"] in rows
+    # 8 samples of a millisecond
+    assert "an epoch: 0.008 s, 2.22e-07 kWh, a price of 8e-06" in lines
+    assert "5 epochs: 0.040 s, 1.11e-06 kWh, a price of 4e-05" in lines
+    assert "normalised, for a million samples: 1e+03 s, 0.0278 kWh, 1 price" in lines
+    assert any(line.startswith(f"4 GB hold a batch of {found.largest_batch}, with a margin of 15%") for line in lines)
 
 
 def test_the_command_shows_tables_or_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

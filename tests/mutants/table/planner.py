@@ -59,6 +59,14 @@ MUTANTS = [
         (PLANS + "test_each_home_of_a_split_model_updates_its_part_and_messages_cost_it_time",),
     ),
     Mutant(
+        "a-few-steps-count-what-lies-between-them-too-often",
+        PRICED,
+        "planner/pricing.py",
+        "between = max(1, count - 1)",
+        "between = count",
+        (PLANS + "test_a_few_steps_have_the_price_of_many",),
+    ),
+    Mutant(
         "cores-do-not-slow-each-other-down",
         PRICED,
         "planner/pricing.py",
@@ -73,6 +81,14 @@ MUTANTS = [
         "if limit is not None and needs[largest] > limit:",
         "if limit is not None and needs[largest] < 0:",
         (PLANS + "test_what_does_not_fit_is_a_row_with_its_reason",),
+    ),
+    Mutant(
+        "what-this-machine-cannot-hold-is-run",
+        RANKED,
+        "planner/plan.py",
+        "    if needs <= left:\n",
+        "    if needs > 0:\n",
+        (PLANS + "test_what_this_machine_cannot_hold_is_not_run_but_the_next_is",),
     ),
     Mutant(
         "the-slowest-is-first",
