@@ -18,6 +18,7 @@ from distbelief.core import records
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.errors import DataError, DistbeliefError, LayoutError, TrainingError, UsageError
 from distbelief.places.processes.local import Local
+from distbelief.runtime.loop import join
 from distbelief.strategies import Allreduce, Bounded, Downpour, Softsync, Strategy, Synchronous
 
 LOOP = """
@@ -465,6 +466,11 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
         UsageError,
         r"optimizer\(optim=Adam\): it is made by distbelief.optim",
     ),
+    "what was frozen": (
+        {"before": FROZEN, "model": "model", "inside": "model[0].weight.requires_grad_(True)"},
+        UsageError,
+        r"script.py, line 16: 0.weight has a gradient in step 0, and was frozen when .*freeze it then",
+    ),
     "nothing to train": ({"model": "nn.Flatten()"}, UsageError, "nothing to train"),
     "a foreign group": (
         {"groups": ", [{'params': nn.Linear(1, 1).parameters()}]"},
@@ -489,6 +495,11 @@ def test_what_is_wrong_is_one_clear_error(tmp_path: Path, watch: jobs.Watch, nam
         assert trace.count("script.py") >= 1
     if name in ("raises", "raises in the model"):
         assert not [record for record in watch.of(records.Gone) if record.reason == "it was done"]
+
+
+def test_a_script_that_no_job_has_started_is_told_what_to_run() -> None:
+    with pytest.raises(UsageError, match="no job has started this process; run the script with: distbelief launch"):
+        join()
 
 
 @pytest.mark.parametrize("inside", ["", "assert number < 3"])

@@ -249,7 +249,7 @@ MUTANTS = [
         "an-error-after-the-loop-ends-the-job",
         AFTER,
         "runtime/loop.py",
-        "        self.over = self._batch is None and self._steps > 0\n",
+        "        self.over = self._batch is None and (self._steps > 0 or self._handed[0] is None)\n",
         "        self.over = False\n",
         (f"{LATE}[raises]",),
         seconds=10,
