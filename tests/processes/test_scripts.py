@@ -166,6 +166,17 @@ LOOPS: dict[str, dict[str, str]] = {
         "after": "schedule.step(1.0)",
     },
     "by hand": {"inside": STEP, "after": "optimizer.param_groups[0]['lr'] /= 4"},
+    "a state that is taken back": {
+        "before": "schedule = StepLR(optimizer, 1, 0.5)",
+        "inside": STEP,
+        "after": "schedule.step(); kept = optimizer.state_dict(); optimizer.param_groups[0]['lr'] = 9.0"
+        "; optimizer.load_state_dict(kept)",
+    },
+    "frozen at first": {
+        "before": "model[0].weight.requires_grad_(False)",
+        "inside": STEP,
+        "after": "model[0].weight.requires_grad_(True)",
+    },
     "accumulated": {
         "inside": f"{HALF}; number % 2 and (optimizer.step(), optimizer.zero_grad())",
         "after": "optimizer.zero_grad()",
@@ -215,6 +226,27 @@ def test_a_script_stops_the_job_for_all(tmp_path: Path, strategy: Any) -> None:
     assert 4 <= result["steps"] < 100_000
 
 
+STOPS = "if epoch == 1 and db.join().index == 0: db.join().stop(); break"
+
+
+@pytest.mark.parametrize("where", ["inside", "after"])
+def test_a_stop_is_told_at_once_and_what_a_script_does_then_comes_after_the_training(
+    tmp_path: Path, where: str
+) -> None:
+    """After a step, and between epochs: the other has to be done before who has stopped the job goes on."""
+    os.mkfifo(tmp_path / "seen.met")
+    inside = {"inside": f"{STEP}\n            {STOPS}", "after": ""}
+    fields = inside if where == "inside" else {"inside": STEP, "after": STOPS}
+    source = LOOP.format(before="", **fields).replace("epochs(3)", "epochs(100_000)")
+    last = "    open(sys.argv[1] + '.met', 'w' if replica.index else 'r').close(); replica.index or 1 / 0"
+    (tmp_path / "script.py").write_text(source.replace("    torch.save(seen, sys.argv[1])", last))
+    job = jobs.job(tmp_path / "run", Downpour(), task="script")
+    with pytest.raises(DistbeliefError, match=r"raised ZeroDivisionError.*that came after the training"):
+        Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["outcome"], result["cause"]) == ("done", "a script has stopped the job")
+
+
 def test_a_script_that_leaves_its_loop_is_said_to(tmp_path: Path, watch: jobs.Watch) -> None:
     source = LOOP.format(before="", inside=f"{STEP}\n            if db.join().index: break", after="")
     (tmp_path / "script.py").write_text(source.replace("epochs(3)", "epochs(40)"))
@@ -255,6 +287,21 @@ def test_what_a_script_does_after_its_loop_costs_nobody_the_training(tmp_path: P
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["outcome"], result["samples"]) == ("done", 3 * jobs.SAMPLES)
     jobs.net().load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
+
+
+@pytest.mark.parametrize("ends", ["", "1 / 0"])
+def test_a_script_ends_as_a_main_program_does(tmp_path: Path, ends: str) -> None:
+    """With what it has registered for its end, and all that it has written."""
+    log = "import atexit; log = open(sys.argv[1] + str(replica.index), 'w'); log.write('one')"
+    log += "; atexit.register(log.write, 'two')"
+    source = LOOP.format(before="", inside=STEP, after="").replace(
+        "    torch.save(seen, sys.argv[1])", f"    {log}; {ends}"
+    )
+    (tmp_path / "script.py").write_text(source)
+    job = jobs.job(tmp_path / "run", Downpour(), task="script")
+    with pytest.raises(DistbeliefError, match="after the training") if ends else contextlib.nullcontext():
+        Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "log")])
+    assert [(tmp_path / f"log{index}").read_text() for index in range(2)] == ["onetwo"] * 2
 
 
 def test_a_compiled_model_is_saved_under_the_names_of_the_plain_one(tmp_path: Path) -> None:
