@@ -160,6 +160,8 @@ class Replica:
         self._process = os.getpid()
         self._had_gradient: dict[str, bool] = {}
         """The parameters that have had one; false of those that were said to have none since."""
+        self._sums: dict[int, dict[str, float]] = {}
+        """What each parameter of a model added up to after its first step; nothing, once that was looked at."""
 
     @property
     def here(self) -> bool:
@@ -527,6 +529,7 @@ class Replica:
                 f"the loop took the next minibatch without optimizer.step() for the last: with {why} each minibatch is "
                 "one step; leave it off, or step for each"
             )
+        self._sums[0] = {}  # what is fetched now changes the parameters too
         samples = self._samples if self._optimizers[0].has_gradient else 0
         self._go_on(Computed(None, samples, time.perf_counter() - self._began, held=True))
 
@@ -562,13 +565,17 @@ class Replica:
             )
         module, optimizer = self._models[model][0], self._optimizers[model]
         self._clip_and_check(module, *self._handed)
-        self._check_missing(module, optimizer.vectors.frozen, f"{model}." if self._several else "")
+        prefix, frozen = f"{model}." if self._several else "", optimizer.vectors.frozen
+        self._check_missing(module, frozen, prefix)
+        self._check_changed(model, frozen, prefix)
         rate = optimizer.factor
         optimizer.mark_pushed()
         self._steps, self._turns = self._steps + 1, self._turns + 1
         if not self._several:
             self._rest()
         self._go_on(Computed(None, self._samples, time.perf_counter() - self._began, rate, model))
+        if model not in self._sums:
+            self._sums[model] = self._add_up(model)
         self._began = time.perf_counter()
 
     def _rest(self) -> None:
@@ -617,6 +624,34 @@ class Replica:
                     "all the same, by momentum or weight decay too",
                     stacklevel=5,
                 )
+
+    def _add_up(self, model: int) -> dict[str, float]:
+        """What each parameter of a model adds up to, where the shards hold them, and change them when it is stepped."""
+        own = self._settings.strategy
+        if self._split is not None or own.held_by is not Holder.SHARDS or own.pushing.read_in_place:
+            return {}
+        named = dict(self._models[model][0].named_parameters())
+        sums = torch.stack([one.detach().sum(dtype=torch.float64) for one in named.values()])
+        return dict(zip(named, sums.tolist(), strict=True))
+
+    def _check_changed(self, model: int, frozen: frozenset[str], prefix: str) -> None:
+        """Name a parameter that the script itself has changed between the first two steps of a model: what clips
+        weights, or has some follow others, does so in each.
+        """
+        before = self._sums.get(model)
+        if not before:
+            return
+        self._sums[model] = {}
+        changed = next((name for name, one in self._add_up(model).items() if one != before.get(name, one)), None)
+        if changed is not None:
+            told = (
+                "it was frozen when replica.optimizer() was called, so that each replica has its own, and what is "
+                "saved is as it began; make it a buffer (register_buffer)"
+                if changed in frozen
+                else "the shards hold it, and the next fetch undoes that; have the model compute it "
+                "(torch.nn.utils.parametrize)"
+            )
+            warnings.warn(f"{prefix}{changed} was changed in place after a step: {told}", stacklevel=5)
 
     def _begin(self, source: Source | Stream) -> None:
         named = tuple(optim for _, _, optim in self._models if optim is not None)

@@ -93,12 +93,17 @@ def test_an_epoch_has_as_many_samples_and_steps_as_the_data(tmp_path: Path, stra
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "path"),
-    [(optim("sgd", lr=0.5), "direct"), (optim("sgd", lr=0.5, weight_decay=0.1, decay_exempt=True), "served")],
-    ids=["plain", "exempt"],
+    ("optimizer", "path", "groups"),
+    [
+        (optim("sgd", lr=0.5), "direct", ""),
+        (optim("sgd", lr=0.5, weight_decay=0.1, decay_exempt=True), "served", ""),
+        (optim("sgd", lr=0.5), "direct", ", optim=db.optim('sgd', lr=0.5)"),
+    ],
+    ids=["plain", "exempt", "named by the script"],
 )
-def test_one_replica_is_the_plain_loop(tmp_path: Path, optimizer: Optimizer, path: str) -> None:
-    launch(tmp_path, Downpour(replicas=1, shards=2, optimizer=optimizer), path=path, epochs=2)
+def test_one_replica_is_the_plain_loop(tmp_path: Path, optimizer: Optimizer, path: str, groups: str) -> None:
+    given = {} if groups else {"optimizer": optimizer}
+    launch(tmp_path, Downpour(replicas=1, shards=2, **given), path=path, groups=groups, epochs=2)
     jobs.run(tmp_path / "task", Downpour(replicas=1, shards=1, optimizer=optimizer), epochs=2)
     trained = load_file(tmp_path / "task" / "model.safetensors")
     assert all(torch.equal(value, trained[name]) for name, value in weights(tmp_path).items())

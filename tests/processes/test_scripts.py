@@ -226,6 +226,35 @@ def test_a_script_stops_the_job_for_all(tmp_path: Path, strategy: Any) -> None:
     assert 4 <= result["steps"] < 100_000
 
 
+def test_no_replica_waits_for_the_others_epoch(tmp_path: Path) -> None:
+    """One is in its second before the other has done its first minibatch."""
+    for pipe in ("seen.met", "seen.second"):
+        os.mkfifo(tmp_path / pipe)
+    first = "(epoch == 1 and number == 0) if db.join().index == 0 else (epoch == 0 == number)"
+    waits = f"({first}) and open(sys.argv[1] + '.second', 'r' if db.join().index else 'w').close()"
+    source = LOOP.format(before="", inside=f"{MEET}; {waits}; {STEP}", after="")
+    (tmp_path / "script.py").write_text(source.replace("    torch.save(seen, sys.argv[1])", ""))
+    job = jobs.job(tmp_path / "run", Downpour(), task="script")
+    result = Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])
+    assert (result["outcome"], result["samples"], result["epochs"]) == ("done", 3 * jobs.SAMPLES, 3)
+
+
+@pytest.mark.parametrize(
+    "strategy", [Downpour(), Downpour(push_every=2, fetch_every=3), Synchronous(), Allreduce()], ids=str
+)
+def test_after_the_last_epoch_each_replica_has_the_servers_model(tmp_path: Path, strategy: Any) -> None:
+    os.mkfifo(tmp_path / "seen.met")
+    source = LOOP.format(before="", inside=f"{MEET}; {STEP}", after="")
+    last = "    torch.save(model.state_dict(), sys.argv[1] + str(replica.index))"
+    (tmp_path / "script.py").write_text(source.replace("    torch.save(seen, sys.argv[1])", last))
+    job = jobs.job(tmp_path / "run", strategy, task="script")
+    assert Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])["outcome"] == "done"
+    kept = load_file(tmp_path / "run" / "model.safetensors")
+    for index in range(2):
+        held = torch.load(tmp_path / f"seen{index}")
+        assert all(torch.equal(value, kept[name]) for name, value in held.items())
+
+
 STOPS = "if epoch == 1 and db.join().index == 0: db.join().stop(); break"
 
 
@@ -370,3 +399,24 @@ def test_a_parameter_without_a_gradient_is_named_once(tmp_path: Path, capfd: pyt
     warned = [line for line in capfd.readouterr().out.splitlines() if "has had a gradient" in line]
     assert len(warned) == 1
     assert "UserWarning: 0.weight has had a gradient and has none in step 5" in warned[0]
+
+
+CHANGED = {
+    "the next fetch undoes that; have the model compute it (torch.nn.utils.parametrize)": "",
+    "what is saved is as it began; make it a buffer (register_buffer)": "; model[0].requires_grad_(False)",
+}
+
+
+@pytest.mark.parametrize("says", CHANGED)
+def test_a_parameter_that_a_script_changes_in_place_is_named_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], says: str
+) -> None:
+    """As weights are clipped, or follow others: in silence the shards would not hear of it."""
+    source = LOOP.format(before="", inside=f"{STEP}; model[0].weight.data.clamp_(-0.01, 0.01)", after="")
+    source = source.replace("model = jobs.net()", f"model = jobs.net(){CHANGED[says]}")
+    (tmp_path / "script.py").write_text(source)
+    job = jobs.job(tmp_path / "run", Downpour(replicas=1), task="script")
+    assert Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])["outcome"] == "done"
+    [warned] = [line for line in capfd.readouterr().out.splitlines() if "changed in place" in line]
+    assert "UserWarning: 0.weight was changed in place after a step" in warned
+    assert says in warned
