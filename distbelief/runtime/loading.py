@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import dropwhile
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import (
@@ -25,7 +26,7 @@ from torch.utils.data import (
 
 from distbelief.core.effects import Batch
 from distbelief.core.portions import STREAM
-from distbelief.core.settings import Settings
+from distbelief.core.settings import DataSettings, Settings
 from distbelief.errors import DataError, UsageError
 from distbelief.runtime.streams import Stream, StreamPart, same_loader
 from distbelief.tasks.order import Order, key, seed_chance
@@ -75,7 +76,7 @@ class InLine:
 
     def load(self, wanted: Wanted, ahead: Iterable[Wanted], seed: int) -> Any:
         """The minibatch alone."""
-        seed_chance(seed, *_place(wanted.batch))
+        _seed_all(seed, *_place(wanted.batch))
         return self._gather(wanted.numbers)
 
     def close(self) -> None:
@@ -118,9 +119,9 @@ class Ahead:
 
 
 class _Numbers(list[int]):
-    """The samples of a minibatch, and the seed of its chance; none where there is nothing to load at present."""
+    """The samples of a minibatch, and what its chance is seeded by; none where there is nothing to load at present."""
 
-    seed = 0
+    chance = (0, 0, 0)
 
 
 class _Feed:
@@ -135,7 +136,7 @@ class _Feed:
         """Have a minibatch loaded, unless it is on its way."""
         if wanted.batch not in self.given and not any(batch == wanted.batch for batch, _ in self._waiting):
             numbers = _Numbers(wanted.numbers.tolist())
-            numbers.seed = key(seed, *_place(wanted.batch))
+            numbers.chance = (seed, *_place(wanted.batch))
             self._waiting.append((wanted.batch, numbers))
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -156,8 +157,7 @@ class _Seeded(Dataset[Any]):
     def __getitems__(self, numbers: _Numbers) -> list[Any]:
         if not numbers:
             return []
-        torch.manual_seed(numbers.seed)
-        random.seed(numbers.seed)
+        _seed_all(*numbers.chance)
         return _items(self._dataset, numbers)
 
 
@@ -191,9 +191,9 @@ def source_of(data: Any, batch_size: int = 0, num_workers: int = 0) -> Source | 
     """Data of any kind as a source, or what has no length as a stream.
 
     Args:
-        data: a `DataLoader`; a map-style data set, whose samples may be of any structure; tensors with samples in their
-            first dimension, in a tuple, a dictionary or what is made of these; anything with `len` and `batch`; an
-            `IterableDataset`, or any iterable of samples.
+        data: a `DataLoader`; a map-style data set, whose samples may be of any structure; tensors, or arrays, with
+            samples in their first dimension, in a tuple, a dictionary or what is made of these; anything with `len` and
+            `batch`; an `IterableDataset`, or any iterable of samples.
         batch_size: samples in a minibatch; 0 for that of the loader, or of the job.
         num_workers: processes that load a data set ahead of the step; what is in memory already is had between steps,
             and a loader has its own.
@@ -212,7 +212,8 @@ def source_of(data: Any, batch_size: int = 0, num_workers: int = 0) -> Source | 
         return InLine(data, len(data), batch_size, data.batch)
     tensors = data.tensors if type(data) is TensorDataset else data if isinstance(data, tuple | Mapping) else ()
     leaves = tree_leaves(tensors)
-    if leaves and all(isinstance(leaf, torch.Tensor) and leaf.ndim for leaf in leaves):
+    if leaves and all(isinstance(leaf, torch.Tensor | np.ndarray) and leaf.ndim for leaf in leaves):
+        tensors = tree_map(torch.as_tensor, tensors)
         lengths = sorted({len(leaf) for leaf in leaves})
         if len(lengths) > 1:
             raise UsageError(f"tensors of {lengths[0]} and of {lengths[-1]} samples: pass equally many of each")
@@ -225,8 +226,8 @@ def source_of(data: Any, batch_size: int = 0, num_workers: int = 0) -> Source | 
     if isinstance(data, str | bytes | Mapping | torch.Tensor) or not (counted or iterable):
         raise UsageError(
             f"{type(data).__name__} cannot be dealt out in minibatches: pass a map-style data set (with __len__ and "
-            "__getitem__), an IterableDataset or an iterable, a DataLoader of one of them, or tensors in a tuple or a "
-            "dictionary"
+            "__getitem__), an IterableDataset or an iterable, a DataLoader of one of them, or tensors or arrays in a "
+            "tuple or a dictionary"
         )
     stacked = _Stacked(data)
     if iterable:
@@ -252,6 +253,12 @@ def _of_loader(loader: DataLoader[Any], batch_size: int) -> Source | Stream:
     Raises:
         UsageError: it has an order of its own, or what it has is for the job to say.
     """
+    for name in ("__iter__", "_get_iterator"):
+        if getattr(type(loader), name) is not getattr(DataLoader, name):
+            raise UsageError(
+                f"a {type(loader).__name__}, a DataLoader with {name} of its own: what that does with minibatches "
+                "would be left out; do it in collate_fn, or pass loader.dataset and do it in the loop"
+            )
     if isinstance(loader.dataset, IterableDataset):
         _check_size(batch_size, loader)
         return Stream(loader.dataset, loader, loader.batch_size or 0)
@@ -330,6 +337,14 @@ def said(error: BaseException) -> str:
     return "\n".join(dropwhile(lambda line: not line or line.startswith(" "), last)).partition(": ")[2]
 
 
+def _seed_all(seed: int, epoch: int, index: int) -> None:
+    """Seed whatever the transforms of a minibatch may draw from: torch, Python and numpy."""
+    seed_chance(seed, epoch, index)
+    value = key(seed, epoch, index)
+    random.seed(value)
+    np.random.seed(value % 2**32)
+
+
 def _place(batch: Batch) -> tuple[int, int]:
     return batch.epoch, batch.index
 
@@ -342,7 +357,7 @@ class Batches:
     Args:
         data: as they were given.
         source: of the samples.
-        batch_size: of the job.
+        job: what the job says of data.
         within: the epoch that it was made in; -1 before the first, or where there is no loop over epochs.
         begin: runs the loop.
     """
@@ -351,12 +366,12 @@ class Batches:
         self,
         data: Any,
         source: Source | Stream,
-        batch_size: int,
+        job: DataSettings,
         within: int,
         begin: Callable[[Batches], Iterator[Any]],
     ) -> None:
         self.data, self.within = data, within
-        self.source, self.batch_size = source, source.batch_size or batch_size
+        self.source, self.batch_size, self._job = source, source.batch_size or job.batch_size, job
         self.epoch = 0
         """Of the minibatch at hand, from 0."""
         self._begin = begin
@@ -369,7 +384,8 @@ class Batches:
     def __len__(self) -> int:
         if self.source.samples == STREAM:
             raise TypeError(f"{type(self.dataset).__name__} is a stream: it has no length")
-        return -(-self.source.samples // self.batch_size)
+        samples = self.source.samples
+        return samples // self.batch_size if self._job.drop_last else -(-samples // self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
         return self._begin(self)

@@ -160,6 +160,8 @@ class Replica:
         self._process = os.getpid()
         self._had_gradient: dict[str, bool] = {}
         """The parameters that have had one; false of those that were said to have none since."""
+        self._sums: dict[int, dict[str, float]] = {}
+        """What each parameter of a model added up to after its first step; nothing, once that was looked at."""
 
     @property
     def here(self) -> bool:
@@ -358,8 +360,8 @@ class Replica:
             yield self._epoch
 
     def stop(self) -> None:
-        """End the job for all, once this minibatch is over, or, between epochs, the next: what has accrued is pushed,
-        and the others do no more. A job that has ended needs none.
+        """End the job for all, once this minibatch is over, or at once where it is (after its step, between epochs):
+        what has accrued is pushed, and the others do no more. A job that has ended needs none.
 
         Raises:
             UsageError: it is called before the first minibatch of `batches()`, or after the loop was left.
@@ -373,6 +375,8 @@ class Replica:
             )
         self._check_leaving("stop()")
         self._story.stops = self._stopping = True
+        if not self._inside or (self._handed[0] is not self._batch and not self._several):
+            self.leave()
 
     def batches(
         self, data: Any, batch_size: int | None = None, *, num_workers: int = 1, order: str | None = None
@@ -381,9 +385,9 @@ class Replica:
 
         Args:
             data: the same in every replica, but with `--data own`; its order is the job's. A map-style data set, whose
-                samples may be of any structure that `default_collate` stacks; tensors in a tuple or a dictionary; an
-                `IterableDataset` or another iterable of samples, of which replica r of n reads sample r, r + n,
-                r + 2n, ..., in order (all, with `--data own`), and which ends for each when its part does; or a
+                samples may be of any structure that `default_collate` stacks; tensors or arrays in a tuple or a
+                dictionary; an `IterableDataset` or another iterable of samples, of which replica r of n reads sample r,
+                r + n, r + 2n, ..., in order (all, with `--data own`), and which ends for each when its part does; or a
                 `DataLoader`, whose workers, `collate_fn`, `pin_memory`, `prefetch_factor` and batch size are used: its
                 workers load ahead of the step.
             batch_size: samples in a minibatch; that of the loader, or the job's (`--batch-size`), where None.
@@ -434,7 +438,7 @@ class Replica:
         if before is not None and before.source is not source:
             before.source.close()
             self._loader = None
-        self._batches_of = Batches(data, source, self._settings.data.batch_size, self._epoch, self._go_through_batches)
+        self._batches_of = Batches(data, source, self._settings.data, self._epoch, self._go_through_batches)
         return self._batches_of
 
     def _check_once(self, again: bool, loop: int) -> None:
@@ -491,7 +495,7 @@ class Replica:
                 if self._may_leave:  # else it is told when the script ends: nobody hears an error of a generator's end
                     self.leave()
                 self._inside = False
-                self.over = False  # nobody can tell a loop that was left from one that an error has ended
+                self.over &= self._stopping  # nobody can tell a loop that was left from one that an error has ended
                 raise
             self._inside = False
             if self._stopping:
@@ -525,6 +529,7 @@ class Replica:
                 f"the loop took the next minibatch without optimizer.step() for the last: with {why} each minibatch is "
                 "one step; leave it off, or step for each"
             )
+        self._sums[0] = {}  # what is fetched now changes the parameters too
         samples = self._samples if self._optimizers[0].has_gradient else 0
         self._go_on(Computed(None, samples, time.perf_counter() - self._began, held=True))
 
@@ -560,13 +565,17 @@ class Replica:
             )
         module, optimizer = self._models[model][0], self._optimizers[model]
         self._clip_and_check(module, *self._handed)
-        self._warn_of_missing(module, f"{model}." if self._several else "")
+        prefix, frozen = f"{model}." if self._several else "", optimizer.vectors.frozen
+        self._check_missing(module, frozen, prefix)
+        self._check_changed(model, frozen, prefix)
         rate = optimizer.factor
         optimizer.mark_pushed()
         self._steps, self._turns = self._steps + 1, self._turns + 1
         if not self._several:
             self._rest()
         self._go_on(Computed(None, self._samples, time.perf_counter() - self._began, rate, model))
+        if model not in self._sums:
+            self._sums[model] = self._add_up(model)
         self._began = time.perf_counter()
 
     def _rest(self) -> None:
@@ -592,11 +601,21 @@ class Replica:
         if not (known or math.isfinite(norm)) and not all(bool(gradient.isfinite().all()) for gradient in dense):
             self._story.report(norm, batch, step, "norm of the gradient")
 
-    def _warn_of_missing(self, module: nn.Module, prefix: str) -> None:
-        """Name a parameter that had a gradient and has none in this step, once: plain torch would not step it."""
+    def _check_missing(self, module: nn.Module, frozen: frozenset[str], prefix: str) -> None:
+        """Name a parameter that had a gradient and has none in this step, once: plain torch would not step it.
+
+        Raises:
+            UsageError: one that was frozen has a gradient, which nobody would apply.
+        """
         for own, parameter in module.named_parameters():
             name = prefix + own
             if parameter.grad is not None:
+                if own in frozen:
+                    raise UsageError(
+                        f"{name} has a gradient in step {self._steps}, and was frozen when replica.optimizer() was "
+                        "called, so that nobody steps it: call that first and freeze it then (what has no gradient "
+                        "counts as zero)"
+                    )
                 self._had_gradient.setdefault(name, True)
             elif self._had_gradient.get(name):
                 self._had_gradient[name] = False
@@ -605,6 +624,34 @@ class Replica:
                     "all the same, by momentum or weight decay too",
                     stacklevel=5,
                 )
+
+    def _add_up(self, model: int) -> dict[str, float]:
+        """What each parameter of a model adds up to, where the shards hold them, and change them when it is stepped."""
+        own = self._settings.strategy
+        if self._split is not None or own.held_by is not Holder.SHARDS or own.pushing.read_in_place:
+            return {}
+        named = dict(self._models[model][0].named_parameters())
+        sums = torch.stack([one.detach().sum(dtype=torch.float64) for one in named.values()])
+        return dict(zip(named, sums.tolist(), strict=True))
+
+    def _check_changed(self, model: int, frozen: frozenset[str], prefix: str) -> None:
+        """Name a parameter that the script itself has changed between the first two steps of a model: what clips
+        weights, or has some follow others, does so in each.
+        """
+        before = self._sums.get(model)
+        if not before:
+            return
+        self._sums[model] = {}
+        changed = next((name for name, one in self._add_up(model).items() if one != before.get(name, one)), None)
+        if changed is not None:
+            told = (
+                "it was frozen when replica.optimizer() was called, so that each replica has its own, and what is "
+                "saved is as it began; make it a buffer (register_buffer)"
+                if changed in frozen
+                else "the shards hold it, and the next fetch undoes that; have the model compute it "
+                "(torch.nn.utils.parametrize)"
+            )
+            warnings.warn(f"{prefix}{changed} was changed in place after a step: {told}", stacklevel=5)
 
     def _begin(self, source: Source | Stream) -> None:
         named = tuple(optim for _, _, optim in self._models if optim is not None)
@@ -684,7 +731,7 @@ class Replica:
     def _play_on(self) -> None:
         """Play the story until a minibatch is to be computed, or to its end."""
         self._driver.run_while(lambda: self._batch is None)
-        self.over = self._batch is None and self._steps > 0
+        self.over = self._batch is None and (self._steps > 0 or self._handed[0] is None)
 
     def leave(self) -> None:
         """Leave the job: push what has accrued, and let the others do the rest. A loop that ends before the job does so

@@ -216,6 +216,8 @@ class FlatModule:
         tensors = {name: tensor for _, name, tensor in _named(module)}
         self._tensors = [tensors[entry.tensor.name] for entry in self._entries]
         self._trained = [t for t, e in zip(self._tensors, self._entries, strict=True) if e.tensor.kind == "parameter"]
+        self.frozen = frozenset(e.tensor.name for e in self._entries if e.tensor.kind == "frozen")
+        """The names of the parameters that needed no gradient."""
         self._models = [self.layout.model_of(e) for e in self._entries if e.tensor.kind == "parameter"]
         """Of each of these, the model that it is of."""
         self._cut = [

@@ -86,6 +86,11 @@ def lines_changed(name: str) -> int:
     return sum(line.startswith("+ ") and bool(line[2:].strip()) for line in difflib.ndiff(plain, distributed))
 
 
+def options(script: Script) -> str:
+    """What a script is started with on two replicas."""
+    return f"{script.strategy or 'torchrun'} {script.options}".strip()
+
+
 def run(name: str, seed: int, distributed: bool) -> tuple[float, float]:
     """Run a script; returns its result and its samples per second."""
     script, of = str(HERE / f"{name}{'_distributed' * distributed}.py"), ALL[name]
@@ -117,7 +122,7 @@ def compare(name: str, seeds: int) -> dict[str, object]:
     middle, away = statistics.median(results), max(results) - min(results)
     return {
         "script": name, "lines": lines_changed(name), "result": ALL[name].result,
-        "options": f"{ALL[name].strategy or 'torchrun'} {ALL[name].options}".strip(),
+        "options": options(ALL[name]),
         "plain": results, "distributed": others, "within": abs(statistics.median(others) - middle) <= away,
         "plain_rate": statistics.median(rate for _, rate in plain),
         "distributed_rate": statistics.median(rate for _, rate in distributed),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import (
     BatchSampler,
@@ -28,7 +32,11 @@ from distbelief.coordination.allotments import own_numbers
 from distbelief.core.effects import Batch
 from distbelief.core.settings import DataSettings, Settings
 from distbelief.errors import DataError, UsageError
-from distbelief.runtime.loading import Ahead, InLine, Loader, Wanted, source_of
+from distbelief.runtime.loading import Ahead, Batches, InLine, Loader, Wanted, source_of
+from distbelief.runtime.loop import Replica
+from distbelief.runtime.player import Part, Worker
+from distbelief.runtime.streams import same_loader
+from distbelief.tasks.order import seed_chance
 
 ROWS = torch.arange(12.0).view(6, 2)
 
@@ -69,6 +77,7 @@ def test_samples_of_every_structure_are_stacked() -> None:
     [
         (ROWS, ROWS + 1, ROWS[:, 0]),
         TensorDataset(ROWS, ROWS + 1, ROWS[:, 0]),
+        (ROWS.numpy(), ROWS + 1, ROWS[:, 0].numpy()),
         [*zip(ROWS, ROWS + 1, ROWS[:, 0], strict=True)],
     ],
 )
@@ -88,6 +97,21 @@ def test_a_loader_makes_what_it_would() -> None:
     assert had(loader, 2, 0).tolist() == [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]
     source = source_of(loader)
     assert (source.dataset, source.samples, source.batch_size) == (loader.dataset, 6, 4)
+
+
+def test_what_loads_a_users_data_does_so_as_the_users_loader_would() -> None:
+    sizes = {"num_workers": 2, "prefetch_factor": 5, "timeout": 7.0, "persistent_workers": True, "pin_memory": True}
+    named = {"worker_init_fn": seed_chance, "generator": torch.Generator(), "multiprocessing_context": "spawn"}
+    own = DataLoader(Nested(), 4, **sizes, **named)  # type: ignore[arg-type]  # by name
+    ours = same_loader(own, Ragged(), list, batch_size=3)
+    for name in (*sizes, *named):
+        assert getattr(ours, name) == getattr(own, name), name
+
+
+@pytest.mark.parametrize(("drop_last", "long"), [(False, 2), (True, 1)])
+def test_an_epoch_is_as_long_as_the_job_has_it(drop_last: bool, long: int) -> None:
+    job = DataSettings(batch_size=4, drop_last=drop_last)
+    assert len(Batches(ROWS, source_of((ROWS,)), job, -1, iter)) == long
 
 
 @pytest.mark.parametrize(("asked", "has_gpu"), [(True, True), (True, False), (False, True)])
@@ -141,12 +165,12 @@ OF_TWO = Settings(DataSettings(batch_size=2), seed=5)
 def test_the_chance_of_a_minibatch_is_its_own() -> None:
     class Noisy(Nested):
         def __getitem__(self, number: int) -> Any:
-            return torch.rand(())
+            return torch.tensor([torch.rand(()), random.random(), np.random.rand()])
 
     for data in (Noisy(), DataLoader(Noisy(), 2)):
         drawn = [Loader(source_of(data), OF_TWO, 0).load(Batch(1, index), ())[0] for index in (0, 1, 0)]
         assert torch.equal(drawn[0], drawn[2])
-        assert not torch.equal(drawn[0], drawn[1])
+        assert not (drawn[0] == drawn[1]).any()
     ahead = Loader(Ahead(DataLoader(Noisy(), 2), 2), OF_TWO, 0).load(Batch(1, 0), ())[0]
     assert torch.equal(ahead, drawn[0])
     after = torch.rand(())
@@ -172,6 +196,11 @@ class Own(BatchSampler):
     pass
 
 
+class Doubled(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return (2 * rows for rows in super().__iter__())
+
+
 @pytest.mark.parametrize(
     ("data", "says"),
     [
@@ -180,6 +209,7 @@ class Own(BatchSampler):
             DataLoader(Nested(), batch_size=None),
             r"batch_size=None\): .* give it a batch_size",
         ),
+        (Doubled(ROWS, 2), "a Doubled, a DataLoader with __iter__ of its own: .*do it in collate_fn"),
         (DataLoader(Nested(), 2, drop_last=True), r"drop_last=True\): .*launch with --drop-last"),
         ({"a": ROWS, "b": ROWS[:3]}, "tensors of 3 and of 6 samples: pass equally many of each"),
         ("text", "str cannot be dealt out"),
@@ -237,3 +267,13 @@ def test_a_stream_of_nothing_is_refused_by_who_would_have_its_first_minibatch() 
     for index, settings in ((0, OF_TWO), (1, Settings(DataSettings(batch_size=2, own_data=True)))):
         with pytest.raises(DataError, match="has no minibatch: there is nothing to train on"):
             next(read(iter(()), settings, index))
+
+
+def test_a_replica_that_is_dealt_nothing_has_done_its_part() -> None:
+    """What its script does with the loss of its last minibatch, when there was none, ends no job."""
+    nobody: Any = Mock()
+    replica = Replica("replica 1", nobody, nobody, lambda *_: Part(nobody, Worker()))
+    replica.optimizer(nn.Linear(2, 2))
+    assert not replica.over
+    assert list(replica.batches((ROWS,))) == []
+    assert replica.over

@@ -27,6 +27,15 @@ def test_a_script_is_few_lines_away_from_the_plain_one(name: str) -> None:
     assert least <= RUNNER.lines_changed(name) <= RUNNER.ALL[name].lines
 
 
+def test_the_documents_table_is_of_these_scripts() -> None:
+    table = (FOLDER.parents[1] / "docs" / "scripts.md").read_text().partition("| script |")[2].partition("\n\n")[0]
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    told = {row[0]: (row[1], row[2], row[5], row[8]) for row in rows}
+    assert told == {
+        name: (str(RUNNER.lines_changed(name)), one.result, "yes", RUNNER.options(one)) for name, one in RUNNER.ALL.items()
+    }
+
+
 def test_every_script_is_run() -> None:
     pairs = {path.stem.removesuffix("_distributed") for path in FOLDER.glob("*_distributed.py")}
     assert pairs == set(RUNNER.ALL)

@@ -18,7 +18,7 @@ from distbelief.core.outcomes import Cause
 from distbelief.core.portions import OWN, Portion, Position, StartingPoint
 from distbelief.core.settings import Settings
 from distbelief.core.timers import BudgetSpent, HoldOver
-from distbelief.errors import RemoteProtocolError
+from distbelief.errors import RemoteProtocolError, UsageError
 from distbelief.sharding.layout import Layout, Tensor, lay_out
 from distbelief.strategies.parameter_server.players import coordinator
 
@@ -33,6 +33,7 @@ def made(**options: Any) -> Settings:
 
 
 SETTINGS = made()
+ONE = {"replicas": 1, "shards": 1}
 
 
 class Office:
@@ -144,6 +145,49 @@ def test_a_replica_that_does_not_fit_is_refused_and_the_job_goes_on(options: dic
     (refused,) = office.said(membership.Refused, "replica 1")
     assert re.search(says, refused.reason)
     assert office.tell("replica 0", progress(wants=True)).said(dealing.Deal) == ["replica 0"]
+
+
+OF = {"0.weight": 0, "1.weight": 1}
+TWO = lay_out([Tensor(name, (500,), "float32") for name in OF], models=OF)
+SINGULAR: list[dict[str, Any]] = [
+    {"push_every": 2},
+    {"fetch_every": 2},
+    {"local_lr": 0.1},
+    {"prefetch": 1},
+    {"read_in_place": True},
+    {"warm_start_steps": 3},
+    {"standby": 1},
+    {"strategy": "synchronous", "backup_workers": 1},
+    {"strategy": "synchronous", "quorum": 1},
+]
+
+
+@pytest.mark.parametrize("options", SINGULAR, ids=str)
+def test_what_several_models_cannot_have_is_refused_by_its_name(options: dict[str, Any]) -> None:
+    office = Office(made(**options)).join("replica 0", layout=TWO)
+    (refused,) = office.said(membership.Refused, "replica 0")
+    assert refused.reason.startswith("--" + list(options)[-1].replace("_", "-"))
+    assert Office(made()).shards(membership.Here()).join("replica 0", layout=TWO).said(membership.Refused) == []
+
+
+def test_a_guest_has_no_part_of_an_order_that_all_share() -> None:
+    office = Office(made(replicas=1, order="sequential")).training().join("replica 1")
+    (refused,) = office.said(membership.Refused, "replica 1")
+    assert "replica 1 would have no part: the data are cut for 1 replicas" in refused.reason
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "sandblaster", "hogwild", "locking", "single"])
+def test_minibatches_of_a_replicas_own_are_refused_where_they_are_anybodys(strategy: str) -> None:
+    for options, stream, asked in (
+        ({"own_data": True}, False, "--data own"),
+        ({"order": "sequential"}, False, "order sequential"),
+        ({}, True, "a stream"),
+    ):
+        if strategy == "single" and "order" in options:
+            made(strategy=strategy, **{**ONE, **options}).check_allotted(stream)
+            continue
+        with pytest.raises(UsageError, match=f"{asked}: strategy {strategy} .*: use "):
+            made(strategy=strategy, **{**ONE, **options}).check_allotted(stream)
 
 
 def test_the_first_replicas_batch_size_is_the_jobs() -> None:

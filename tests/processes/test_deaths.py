@@ -203,6 +203,20 @@ def test_another_evaluator_takes_the_place_of_a_killed_one(tmp_path: Path, watch
     assert result["test_accuracy"] is not None
 
 
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_an_evaluator_that_ends_by_itself_before_it_has_come_is_not_waited_for(
+    tmp_path: Path, watch: jobs.Watch, restarts: int
+) -> None:
+    """With status 0, as if it were done."""
+    result = jobs.run(tmp_path, Downpour(restarts=restarts), task="jobs:unmeasured", epochs=2)
+    assert (result["outcome"], result["samples"], result["test_accuracy"]) == ("done", 2 * jobs.SAMPLES, None)
+    gone = [
+        one.text for one in watch.of(records.Note) if "evaluator is gone (its process ended with status 0)" in one.text
+    ]
+    assert len(gone) == 1 + restarts
+    assert "goes on without evaluations" in gone[-1]
+
+
 def test_a_stopped_replica_is_given_up_after_a_while(
     tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from distbelief.core import records
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.errors import DataError, DistbeliefError, LayoutError, TrainingError, UsageError
 from distbelief.places.processes.local import Local
+from distbelief.runtime.loop import join
 from distbelief.strategies import Allreduce, Bounded, Downpour, Softsync, Strategy, Synchronous
 
 LOOP = """
@@ -92,12 +93,17 @@ def test_an_epoch_has_as_many_samples_and_steps_as_the_data(tmp_path: Path, stra
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "path"),
-    [(optim("sgd", lr=0.5), "direct"), (optim("sgd", lr=0.5, weight_decay=0.1, decay_exempt=True), "served")],
-    ids=["plain", "exempt"],
+    ("optimizer", "path", "groups"),
+    [
+        (optim("sgd", lr=0.5), "direct", ""),
+        (optim("sgd", lr=0.5, weight_decay=0.1, decay_exempt=True), "served", ""),
+        (optim("sgd", lr=0.5), "direct", ", optim=db.optim('sgd', lr=0.5)"),
+    ],
+    ids=["plain", "exempt", "named by the script"],
 )
-def test_one_replica_is_the_plain_loop(tmp_path: Path, optimizer: Optimizer, path: str) -> None:
-    launch(tmp_path, Downpour(replicas=1, shards=2, optimizer=optimizer), path=path, epochs=2)
+def test_one_replica_is_the_plain_loop(tmp_path: Path, optimizer: Optimizer, path: str, groups: str) -> None:
+    given = {} if groups else {"optimizer": optimizer}
+    launch(tmp_path, Downpour(replicas=1, shards=2, **given), path=path, groups=groups, epochs=2)
     jobs.run(tmp_path / "task", Downpour(replicas=1, shards=1, optimizer=optimizer), epochs=2)
     trained = load_file(tmp_path / "task" / "model.safetensors")
     assert all(torch.equal(value, trained[name]) for name, value in weights(tmp_path).items())
@@ -465,6 +471,11 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
         UsageError,
         r"optimizer\(optim=Adam\): it is made by distbelief.optim",
     ),
+    "what was frozen": (
+        {"before": FROZEN, "model": "model", "inside": "model[0].weight.requires_grad_(True)"},
+        UsageError,
+        r"script.py, line 16: 0.weight has a gradient in step 0, and was frozen when .*freeze it then",
+    ),
     "nothing to train": ({"model": "nn.Flatten()"}, UsageError, "nothing to train"),
     "a foreign group": (
         {"groups": ", [{'params': nn.Linear(1, 1).parameters()}]"},
@@ -489,6 +500,11 @@ def test_what_is_wrong_is_one_clear_error(tmp_path: Path, watch: jobs.Watch, nam
         assert trace.count("script.py") >= 1
     if name in ("raises", "raises in the model"):
         assert not [record for record in watch.of(records.Gone) if record.reason == "it was done"]
+
+
+def test_a_script_that_no_job_has_started_is_told_what_to_run() -> None:
+    with pytest.raises(UsageError, match="no job has started this process; run the script with: distbelief launch"):
+        join()
 
 
 @pytest.mark.parametrize("inside", ["", "assert number < 3"])

@@ -166,6 +166,17 @@ LOOPS: dict[str, dict[str, str]] = {
         "after": "schedule.step(1.0)",
     },
     "by hand": {"inside": STEP, "after": "optimizer.param_groups[0]['lr'] /= 4"},
+    "a state that is taken back": {
+        "before": "schedule = StepLR(optimizer, 1, 0.5)",
+        "inside": STEP,
+        "after": "schedule.step(); kept = optimizer.state_dict(); optimizer.param_groups[0]['lr'] = 9.0"
+        "; optimizer.load_state_dict(kept)",
+    },
+    "frozen at first": {
+        "before": "model[0].weight.requires_grad_(False)",
+        "inside": STEP,
+        "after": "model[0].weight.requires_grad_(True)",
+    },
     "accumulated": {
         "inside": f"{HALF}; number % 2 and (optimizer.step(), optimizer.zero_grad())",
         "after": "optimizer.zero_grad()",
@@ -215,6 +226,56 @@ def test_a_script_stops_the_job_for_all(tmp_path: Path, strategy: Any) -> None:
     assert 4 <= result["steps"] < 100_000
 
 
+def test_no_replica_waits_for_the_others_epoch(tmp_path: Path) -> None:
+    """One is in its second before the other has done its first minibatch."""
+    for pipe in ("seen.met", "seen.second"):
+        os.mkfifo(tmp_path / pipe)
+    first = "(epoch == 1 and number == 0) if db.join().index == 0 else (epoch == 0 == number)"
+    waits = f"({first}) and open(sys.argv[1] + '.second', 'r' if db.join().index else 'w').close()"
+    source = LOOP.format(before="", inside=f"{MEET}; {waits}; {STEP}", after="")
+    (tmp_path / "script.py").write_text(source.replace("    torch.save(seen, sys.argv[1])", ""))
+    job = jobs.job(tmp_path / "run", Downpour(), task="script")
+    result = Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])
+    assert (result["outcome"], result["samples"], result["epochs"]) == ("done", 3 * jobs.SAMPLES, 3)
+
+
+@pytest.mark.parametrize(
+    "strategy", [Downpour(), Downpour(push_every=2, fetch_every=3), Synchronous(), Allreduce()], ids=str
+)
+def test_after_the_last_epoch_each_replica_has_the_servers_model(tmp_path: Path, strategy: Any) -> None:
+    os.mkfifo(tmp_path / "seen.met")
+    source = LOOP.format(before="", inside=f"{MEET}; {STEP}", after="")
+    last = "    torch.save(model.state_dict(), sys.argv[1] + str(replica.index))"
+    (tmp_path / "script.py").write_text(source.replace("    torch.save(seen, sys.argv[1])", last))
+    job = jobs.job(tmp_path / "run", strategy, task="script")
+    assert Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])["outcome"] == "done"
+    kept = load_file(tmp_path / "run" / "model.safetensors")
+    for index in range(2):
+        held = torch.load(tmp_path / f"seen{index}")
+        assert all(torch.equal(value, kept[name]) for name, value in held.items())
+
+
+STOPS = "if epoch == 1 and db.join().index == 0: db.join().stop(); break"
+
+
+@pytest.mark.parametrize("where", ["inside", "after"])
+def test_a_stop_is_told_at_once_and_what_a_script_does_then_comes_after_the_training(
+    tmp_path: Path, where: str
+) -> None:
+    """After a step, and between epochs: the other has to be done before who has stopped the job goes on."""
+    os.mkfifo(tmp_path / "seen.met")
+    inside = {"inside": f"{STEP}\n            {STOPS}", "after": ""}
+    fields = inside if where == "inside" else {"inside": STEP, "after": STOPS}
+    source = LOOP.format(before="", **fields).replace("epochs(3)", "epochs(100_000)")
+    last = "    open(sys.argv[1] + '.met', 'w' if replica.index else 'r').close(); replica.index or 1 / 0"
+    (tmp_path / "script.py").write_text(source.replace("    torch.save(seen, sys.argv[1])", last))
+    job = jobs.job(tmp_path / "run", Downpour(), task="script")
+    with pytest.raises(DistbeliefError, match=r"raised ZeroDivisionError.*that came after the training"):
+        Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["outcome"], result["cause"]) == ("done", "a script has stopped the job")
+
+
 def test_a_script_that_leaves_its_loop_is_said_to(tmp_path: Path, watch: jobs.Watch) -> None:
     source = LOOP.format(before="", inside=f"{STEP}\n            if db.join().index: break", after="")
     (tmp_path / "script.py").write_text(source.replace("epochs(3)", "epochs(40)"))
@@ -255,6 +316,21 @@ def test_what_a_script_does_after_its_loop_costs_nobody_the_training(tmp_path: P
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["outcome"], result["samples"]) == ("done", 3 * jobs.SAMPLES)
     jobs.net().load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
+
+
+@pytest.mark.parametrize("ends", ["", "1 / 0"])
+def test_a_script_ends_as_a_main_program_does(tmp_path: Path, ends: str) -> None:
+    """With what it has registered for its end, and all that it has written."""
+    log = "import atexit; log = open(sys.argv[1] + str(replica.index), 'w'); log.write('one')"
+    log += "; atexit.register(log.write, 'two')"
+    source = LOOP.format(before="", inside=STEP, after="").replace(
+        "    torch.save(seen, sys.argv[1])", f"    {log}; {ends}"
+    )
+    (tmp_path / "script.py").write_text(source)
+    job = jobs.job(tmp_path / "run", Downpour(), task="script")
+    with pytest.raises(DistbeliefError, match="after the training") if ends else contextlib.nullcontext():
+        Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "log")])
+    assert [(tmp_path / f"log{index}").read_text() for index in range(2)] == ["onetwo"] * 2
 
 
 def test_a_compiled_model_is_saved_under_the_names_of_the_plain_one(tmp_path: Path) -> None:
@@ -323,3 +399,24 @@ def test_a_parameter_without_a_gradient_is_named_once(tmp_path: Path, capfd: pyt
     warned = [line for line in capfd.readouterr().out.splitlines() if "has had a gradient" in line]
     assert len(warned) == 1
     assert "UserWarning: 0.weight has had a gradient and has none in step 5" in warned[0]
+
+
+CHANGED = {
+    "the next fetch undoes that; have the model compute it (torch.nn.utils.parametrize)": "",
+    "what is saved is as it began; make it a buffer (register_buffer)": "; model[0].requires_grad_(False)",
+}
+
+
+@pytest.mark.parametrize("says", CHANGED)
+def test_a_parameter_that_a_script_changes_in_place_is_named_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], says: str
+) -> None:
+    """As weights are clipped, or follow others: in silence the shards would not hear of it."""
+    source = LOOP.format(before="", inside=f"{STEP}; model[0].weight.data.clamp_(-0.01, 0.01)", after="")
+    source = source.replace("model = jobs.net()", f"model = jobs.net(){CHANGED[says]}")
+    (tmp_path / "script.py").write_text(source)
+    job = jobs.job(tmp_path / "run", Downpour(replicas=1), task="script")
+    assert Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])["outcome"] == "done"
+    [warned] = [line for line in capfd.readouterr().out.splitlines() if "changed in place" in line]
+    assert "UserWarning: 0.weight was changed in place after a step" in warned
+    assert says in warned

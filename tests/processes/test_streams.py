@@ -188,6 +188,15 @@ def test_two_synchronous_replicas_on_unequal_data_are_sgd_on_the_weighted_union(
     assert (result["samples"], result["epochs"]) == (15, 1)
 
 
+def test_the_rate_of_a_round_is_the_mean_of_what_replicas_bring_by_their_samples(tmp_path: Path) -> None:
+    """The gradient of the bias is one: it moves by the rates alone."""
+    halved = "optimizer.param_groups[0]['lr'] *= 0.5 ** replica.index\n"
+    loop = halved + ONCE.format(data="list(Numbers(3 + 8 * replica.index))", more=", order='sequential'")
+    launch(tmp_path, loop, data="own", checkpoint_every=0)
+    rates = [(2 * 1.0 + 2 * 0.5) / 4, (1 * 1.0 + 2 * 0.5) / 3, 0.5, 0.5, 0.5, 0.5]
+    assert load_file(tmp_path / "run" / "model.safetensors")["bias"].item() == pytest.approx(-0.5 * sum(rates))
+
+
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "allreduce": (ONCE.format(data="Numbers(9)", more=""), {"strategy": Allreduce()}, "a stream: strategy allreduce"),
     "allreduce in order": (
@@ -251,6 +260,15 @@ def test_a_run_goes_on_where_each_replica_was(tmp_path: Path) -> None:
         before, after = map(flat, seen[role])
         assert len(before) > len(part)
         assert before + after == part * 2
+
+
+def test_what_a_replica_has_left_undone_a_resumed_run_takes_up(tmp_path: Path) -> None:
+    loop = ONCE.format(data="list(Numbers(41))", more=", order='sequential'").replace(": step", ":\n    step")
+    result, _ = launch(tmp_path, f"{loop}\n    if replica.index and len(seen) == 3: break")
+    assert (result["outcome"], result["per_replica"][1]["given_up"]) == ("done", 8)
+    again, seen = launch(tmp_path, loop, resume=True)
+    assert again["outcome"] == "done"
+    assert flat(seen["replica 1"][0]) + flat(seen["replica 1"][1]) == [*range(20, 41)]
 
 
 def test_who_stops_a_job_in_its_last_minibatch_may_come_too_late(tmp_path: Path) -> None:

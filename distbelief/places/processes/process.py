@@ -46,7 +46,7 @@ from distbelief.places.channel_messages import (
 from distbelief.places.compute_model import Padding
 from distbelief.places.processes.addresses import host_and_port, listen_at
 from distbelief.places.processes.channel import Channel
-from distbelief.places.processes.settle import as_main, enter, name_process
+from distbelief.places.processes.settle import as_main, end_main, enter, name_process
 from distbelief.places.processes.spec import Opening, Spec
 from distbelief.record.journal import Journal
 from distbelief.record.restore import CheckpointStore, load_weights
@@ -542,14 +542,17 @@ class _Process:
         )
         script = os.path.abspath(spec.script[0])
         as_main(spec.script, self.role)
-        self._run_main(script)
-        loop.current.leave()
-        if not loop.current.joined:
-            raise UsageError(
-                f"{self.role}: {script} ended without taking part: it must call replica = distbelief.join(),"
-                " replica.optimizer(model), and go through replica.batches(dataset)"
-            )
-        self.endpoint.close()
+        try:
+            self._run_main(script)
+            loop.current.leave()
+            if not loop.current.joined:
+                raise UsageError(
+                    f"{self.role}: {script} ended without taking part: it must call replica = distbelief.join(),"
+                    " replica.optimizer(model), and go through replica.batches(dataset)"
+                )
+            self.endpoint.close()
+        finally:
+            end_main()
 
     def _scripted_part(
         self,

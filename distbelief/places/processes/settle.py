@@ -4,8 +4,10 @@ nobody.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import gc
 import multiprocessing
 import os
 import select
@@ -69,6 +71,16 @@ def as_main(script: list[str], role: str) -> None:
     os.environ[PLAYED] = role
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]  # text of this process, which can be
+
+
+def end_main() -> None:
+    """Have a user's script end as the main program of a process does: its threads first, then what it has registered
+    for its end, then what it holds, so that its files are written out.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing calls it: a pool's threads end for nothing else
+    atexit._run_exitfuncs()
+    vars(sys.modules["__main__"]).clear()
+    gc.collect()
 
 
 def _watch(*above: int) -> None:
