@@ -171,9 +171,17 @@ class Allotments:
         """Note what became of a replica's next minibatches, as a `Dealer` does."""
         self._of[who].report(who, steps, dropped)
 
+    def give_back(self, who: str, portions: tuple[Portion, ...]) -> None:
+        """A replica has not begun these: it is dealt them next."""
+        self._of[who].give_back(who, portions)
+
     def end(self, who: str, epoch: int, number: int) -> None:
         """A replica has no more of an epoch from minibatch `number` on."""
         self._of[who].end(who, epoch, number)
+
+    def undealt(self, who: str) -> int:
+        """How many minibatches a replica may be dealt before all of its epoch is."""
+        return self._of[who].undealt(who)
 
     def held(self, who: str) -> int:
         """How many minibatches a replica was dealt and has not done."""

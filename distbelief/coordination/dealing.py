@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
@@ -93,8 +94,13 @@ class Dealing:
         self.pushes = self.minibatches = 0
         """Reported since somebody last set them to 0."""
         self._wanting: dict[str, bool] = {}
+        strategy = settings.strategy
+        self._rounds = strategy.rounds
+        self._ahead = not strategy.leaves_behind
+        """In rounds, whether several minibatches are dealt at once: who is late would be left with more."""
+        self._recalled: set[str] = set()
         self._warming, self._warmed, self._warmer = (
-            settings.strategy.pushing.warm_start_steps,
+            strategy.pushing.warm_start_steps,
             samples // settings.data.batch_size,
             "",
         )
@@ -107,6 +113,8 @@ class Dealing:
         """
         if not 0 <= event.samples <= SAMPLES_LIMIT:
             raise RemoteProtocolError(f"{sender} reports {event.samples} samples")
+        if event.returned:
+            self.dealer.give_back(sender, event.returned)
         self.dealer.report(sender, event.steps, event.dropped)
         self.samples += event.samples
         self.pushes += event.pushes
@@ -146,11 +154,19 @@ class Dealing:
         count = OWN if samples == STREAM else samples // size if data.drop_last else -(-samples // size)
         return own_numbers(index, count)
 
-    def deal(self, members: Collection[str], withheld: bool = False) -> list[Effect]:
-        """Serve the replicas that want a portion; those that cannot have one now are told to drain, once."""
-        effects: list[Effect] = []
+    def deal(self, members: Collection[str], withheld: bool = False, before: float = math.inf) -> list[Effect]:
+        """Serve the replicas that want a portion; those that cannot have one now are told to drain, once.
+
+        Args:
+            members: who takes part.
+            withheld: whether nobody is to be dealt any, nor to go on with what he was.
+            before: how many minibatches may be done before something else is due by them.
+        """
+        if not withheld:
+            self._recalled.clear()
+        effects = self._recall(members) if withheld else []
         for role in list(self._wanting):
-            allowed = 0 if withheld else self._allowed(role, members)
+            allowed = 0 if withheld else self._allowed(role, members, before)
             portion = self.dealer.deal(role, allowed) if allowed else None
             if portion is not None:
                 del self._wanting[role]
@@ -160,18 +176,35 @@ class Dealing:
                 effects.append(Send(role, dealing.Drain()))
         return effects
 
-    def _allowed(self, role: str, members: Collection[str]) -> int:
+    def _recall(self, members: Collection[str]) -> list[Effect]:
+        """Have what was dealt ahead in rounds given back, once, so that nobody is waited for longer than a step."""
+        if not (self._rounds and self._ahead):
+            return []
+        asked = [role for role in sorted(members, key=roles.index_of) if role not in self._recalled and self.held(role)]
+        self._recalled.update(asked)
+        return [Send(role, dealing.Recall()) for role in asked]
+
+    def _allowed(self, role: str, members: Collection[str], before: float) -> int:
         """How many minibatches a replica may be dealt: during a warm start one replica has the first steps to
         itself.
         """
         if self._warmed >= self._warming:
             self._warming = 0
-            return 1 if self.settings.strategy.rounds else PORTION_LIMIT  # in rounds all take one each
+            return self._in_rounds(role, members, before) if self._rounds else PORTION_LIMIT
         if self._warmer not in members:
             self._warmer = min(members, key=roles.index_of)
         if role != self._warmer:
             return 0
         return max(0, min(PORTION_LIMIT, self._warming - self._warmed - self.dealer.held(role)))
+
+    def _in_rounds(self, role: str, members: Collection[str], before: float) -> int:
+        """How many in rounds, of which each takes one of every member: a part of what is left that shrinks with it, so
+        that all come to the end together.
+        """
+        if not self._ahead:
+            return 1
+        left = min(self.dealer.undealt(role), before - sum(map(self.held, members)))
+        return max(1, min(PORTION_LIMIT, int(left // (4 * len(members)))))
 
     @property
     def finished(self) -> bool:
@@ -189,6 +222,7 @@ class Dealing:
     def lost(self, role: str) -> int:
         """A replica is gone: what it held is dealt again; returns how many minibatches that is."""
         self._wanting.pop(role, None)
+        self._recalled.discard(role)
         return self.dealer.lost(role)
 
     def give_up(self, role: str) -> int:

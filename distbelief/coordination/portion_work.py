@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 from distbelief.coordination.coordinator import Coordinator, Handlers
-from distbelief.coordination.dealing import Dealing
+from distbelief.coordination.dealing import DataDealer, Dealing
 from distbelief.core import records
 from distbelief.core.conversations import dealing
 from distbelief.core.conversations.phases import May
@@ -30,13 +31,15 @@ class PortionWork:
         return Dealing(job.plan, job.saving.position, job.saving.samples, job.brought, job.membership.lives.over)
 
     def deal(self, job: Coordinator) -> list[Effect]:
-        """One portion to each who wants one; where a checkpoint is one moment of all, none while it is made."""
-        if job.data is None:
+        """One portion to each who wants one; where a checkpoint is one moment of all, none while it is made, and what
+        was dealt ahead is given back.
+        """
+        if not isinstance(job.data, Dealing):
             return []
         if job.data.finished:  # what was left was that of a replica which will not come again, or has just come
             return job.finish(Cause.EPOCHS_DONE, "all epochs are done")
         withheld = job.saving.holds and job.settings.strategy.one_moment
-        return job.data.deal(job.membership.members, withheld)
+        return job.data.deal(job.membership.members, withheld, self._before(job, job.data))
 
     def defers(self) -> bool:
         """Never."""
@@ -49,6 +52,17 @@ class PortionWork:
     def end(self, job: Coordinator) -> list[Effect]:
         """Nothing is to be undone."""
         return []
+
+    def _before(self, job: Coordinator, data: DataDealer) -> float:
+        """Minibatches that are still to be done before a measure or a checkpoint is due by them."""
+        settings = job.settings
+        every = settings.strategy.pushing.push_every
+        cadences = (
+            (settings.evaluate_minibatches, job.evaluations.minibatches.done),
+            (settings.snapshot_minibatches, data.minibatches),
+            (settings.snapshot_pushes * every, data.pushes * every),
+        )
+        return min((whole - done for whole, done in cadences if whole), default=math.inf)
 
     def _progress(self, job: Coordinator, sender: str, event: dealing.Progress) -> list[Effect]:
         data = self._told(job, sender)

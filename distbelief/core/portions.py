@@ -209,6 +209,34 @@ class Dealer(Epochs):
             steps -= count
         return taken
 
+    def give_back(self, who: str, portions: tuple[Portion, ...]) -> None:
+        """A replica has not begun these ends of portions that it was dealt: they are dealt next.
+
+        Raises:
+            RemoteProtocolError: it holds no such portion.
+
+        >>> dealer = Dealer(batches=32, epochs=1, replicas=1)
+        >>> dealer.deal("replica 0"), dealer.give_back("replica 0", (Portion(0, 2, 6),)), dealer.deal("replica 1", 4)
+        (Portion(epoch=0, first=0, count=8), None, Portion(epoch=0, first=2, count=4))
+        """
+        held = self._held.get(who, deque())
+        for given in reversed(portions):
+            end = given.epoch, given.first + given.count
+            at = next((i for i, one in enumerate(held) if (one.epoch, one.first + one.count) == end), -1)
+            if at < 0 or not held[at].first <= given.first < end[1]:
+                raise RemoteProtocolError(f"{who} gives back {given}, and was dealt no portion with that end")
+            kept = Portion(given.epoch, held[at].first, given.first - held[at].first)
+            if kept.count:
+                held[at] = kept
+            else:
+                del held[at]
+            self._again.appendleft(given)
+
+    def undealt(self, who: str) -> int:
+        """How many minibatches a replica may be dealt before all of the epoch is."""
+        to_come = self.batches - self._batch if self._epoch < self.epochs else 0
+        return to_come + sum(portion.count for portion in self._again)
+
     def held(self, who: str) -> int:
         """How many minibatches a replica was dealt and has not done."""
         return sum(portion.count for portion in self._held.get(who, ()))

@@ -142,6 +142,11 @@ class Own:
         return math.inf
 
     @property
+    def leaves_behind(self) -> bool:
+        """Whether rounds are made without those who are late."""
+        return False
+
+    @property
     def host_replicas(self) -> int:
         """Replicas that are on one host, in their order; 0 for all."""
         return 0

@@ -480,6 +480,8 @@ class DownpourTraining:
                 self.work.deal(deal.portion)
             case dealing.Drain():
                 self._draining = True
+            case dealing.Recall():
+                self.work.give_back()
             case checkpointing.Hold() as hold:
                 self._holding, self._hold = True, hold.number
             case checkpointing.Go():

@@ -312,7 +312,9 @@ class ServedReplica:
                 pass
             case membership.Welcome() as welcome:
                 self.welcome = welcome
-            case dealing.Deal() | dealing.Drain() | checkpointing.Hold() | checkpointing.Go() if self._training is None:
+            case dealing.Deal() | dealing.Drain() | dealing.Recall() | checkpointing.Hold() | checkpointing.Go() if (
+                self._training is None
+            ):
                 pass  # it is about to be welcomed, and knows nothing yet that this could be about
             case membership.Finish():
                 self.ending = True

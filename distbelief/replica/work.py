@@ -40,6 +40,7 @@ class WorkQueue:
         """Bytes since the last report."""
         self._portions: deque[Portion] = deque()
         self._ended = -1  # the last epoch of which there is no more
+        self._returned: list[Portion] = []
         self._loss, self._losses = 0.0, 0
 
     def deal(self, portion: Portion) -> None:
@@ -52,6 +53,17 @@ class WorkQueue:
         """There is no more of an epoch, whatever was dealt of it."""
         self._ended = epoch
         self._portions = deque(portion for portion in self._portions if portion.epoch > epoch)
+        self._returned = [portion for portion in self._returned if portion.epoch > epoch]
+
+    def give_back(self) -> None:
+        """Nothing that was dealt is begun any more: the next report returns it.
+
+        >>> work = WorkQueue()
+        >>> work.deal(Portion(epoch=0, first=5, count=3)); work.next(); work.give_back(); work.next()
+        Batch(epoch=0, index=5)
+        """
+        self._returned += self._portions
+        self._portions.clear()
 
     @property
     def runs_out(self) -> bool:
@@ -93,9 +105,13 @@ class WorkQueue:
         """What was done since the last report; `wants` asks for more."""
         self.asked |= wants
         steps, samples, made, dropped = made_by.take()
-        report = Progress(steps, samples, made, self._loss, self._losses, self.pushed, self.fetched, wants, dropped)
+        report = Progress(
+            steps, samples, made, self._loss, self._losses, self.pushed, self.fetched, wants, dropped,
+            tuple(self._returned),
+        )  # fmt: skip
         self.seconds = self._loss = 0.0
         self._losses = self.pushed = self.fetched = 0
+        self._returned.clear()
         return report
 
 

@@ -36,8 +36,8 @@ def life(role: str, incarnation: int) -> str:
 class Accounting:
     """The accounts of a run.
 
-    - A minibatch is held by one living replica at a time, which has not been let go; a push holds the next ones dealt;
-      a dropped push gives its own back.
+    - A minibatch is held by one living replica at a time, which has not been let go; a push holds the next ones dealt
+      that were not returned; a dropped push gives its own back.
     - A push is applied at a shard at most once, and is applied or dropped, not both; shards do not disagree about it.
     - Versions of a shard grow by one with each update.
     - A shard that comes again holds what its checkpoint holds; what it had acknowledged beyond that is counted, once,
@@ -138,6 +138,14 @@ class Accounting:
         beyond = {one for one in self.waiting[who] if one[0] == message.epoch and one[1] >= message.number}
         self.waiting[who] = [one for one in self.waiting[who] if one not in beyond]
         self.dealt -= beyond
+
+    def _note_progress(self, sender: str, _: str, message: dealing.Progress) -> None:
+        who = self._name(sender, self._lives[sender])
+        for portion in message.returned:
+            for index in range(portion.first, portion.first + portion.count):
+                self.waiting[who].remove((portion.epoch, index))
+                if self.holder.get((portion.epoch, index)) == who:
+                    del self.holder[portion.epoch, index]
 
     def _note_push(self, role: str, to: str, message: pushing.Push) -> None:
         sender = self._name(role, message.incarnation)
@@ -452,6 +460,7 @@ NOTES: Mapping[type[Message], Callable[[Accounting, str, str, Any], None]] = {
     membership.Farewell: Accounting._note_farewell,
     initialising.Restored: Accounting._note_restored,
     dealing.Deal: Accounting._note_deal,
+    dealing.Progress: Accounting._note_progress,
     dealing.StreamEnded: Accounting._note_ended,
     pushing.Push: Accounting._note_push,
     initialising.Initialise: Accounting._note_initialise,

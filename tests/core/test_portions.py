@@ -16,6 +16,8 @@ from distbelief.coordination.allotments import Allotment, Allotments, own_number
 from distbelief.core.ledger import Ledger, PushTaken
 from distbelief.core.portions import OWN, PORTION_LIMIT, Dealer, Portion, Position
 from distbelief.errors import RemoteProtocolError, UsageError
+from distbelief.replica.pushes import Pushes
+from distbelief.replica.work import WorkQueue
 
 names = st.sampled_from(["replica 0", "replica 1", "replica 2"])
 
@@ -25,7 +27,9 @@ def minibatches(portion: Portion) -> list[tuple[int, int]]:
 
 
 class Dealing(RuleBasedStateMachine):
-    """Deals, reports, deaths and resumptions in any order, against a list of every minibatch."""
+    """Deals, reports, returns, deaths and resumptions in any order, against a list of every minibatch, and what
+    replicas know that they have.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,6 +37,8 @@ class Dealing(RuleBasedStateMachine):
         self.dealer = Dealer(self.batches, self.epochs, replicas=3)
         self.free = {(epoch, index) for epoch in range(self.epochs) for index in range(self.batches)}
         self.held: dict[str, list[tuple[int, int]]] = {}
+        self.begun: Counter[str] = Counter()
+        self.work: dict[str, WorkQueue] = {}
         self.done: set[tuple[int, int]] = set()
         self.completed: list[int] = []
 
@@ -46,11 +52,35 @@ class Dealing(RuleBasedStateMachine):
             assert set(dealt) <= self.free
             self.free -= set(dealt)
             self.held.setdefault(who, []).extend(dealt)
+            self.work.setdefault(who, WorkQueue()).deal(portion)
+
+    @rule(who=names)
+    def begin(self, who: str) -> None:
+        held = self.held.get(who, [])
+        if self.begun[who] < len(held):
+            batch = self.work[who].next()
+            assert batch is not None
+            assert (batch.epoch, batch.index) == held[self.begun[who]]
+            self.begun[who] += 1
+
+    @rule(who=names)
+    def give_back(self, who: str) -> None:
+        held, work = self.held.get(who, []), self.work.get(who, WorkQueue())
+        work.give_back()
+        returned = work.report(Pushes(0, (), 1), wants=False).returned
+        assert [one for portion in returned for one in minibatches(portion)] == held[self.begun[who] :]
+        self.dealer.give_back(who, returned)
+        self.free |= set(held[self.begun[who] :])
+        del held[self.begun[who] :]
+        assert work.next() is None
 
     @rule(who=names, data=st.data())
     def report(self, who: str, data: st.DataObject) -> None:
         held = self.held.get(who, [])
         steps = data.draw(st.integers(0, len(held)))
+        while self.begun[who] < steps:
+            self.begin(who)
+        self.begun[who] -= steps
         self.done |= set(held[:steps])
         del held[:steps]
         before = self._complete()
@@ -65,6 +95,8 @@ class Dealing(RuleBasedStateMachine):
     @rule(who=names)
     def die(self, who: str) -> None:
         lost = self.held.pop(who, [])
+        self.work.pop(who, None)
+        self.begun[who] = 0
         assert self.dealer.lost(who) == len(lost)
         self.free |= set(lost)
 
@@ -81,6 +113,8 @@ class Dealing(RuleBasedStateMachine):
         for held in self.held.values():
             self.free |= set(held)
         self.held.clear()
+        self.work.clear()
+        self.begun.clear()
 
     @invariant()
     def all_is_accounted_for(self) -> None:
@@ -122,6 +156,27 @@ def test_a_portion_that_is_dealt_again_in_pieces_is_dealt_whole() -> None:
     assert dealer.lost("replica 0") == whole.count == 16
     pieces = [piece for _ in range(6) if (piece := dealer.deal("replica 1", at_most=3))]
     assert [minibatch for piece in pieces for minibatch in minibatches(piece)] == minibatches(whole)
+
+
+@pytest.mark.parametrize("given", [Portion(0, 0, 9), Portion(0, 4, 3), Portion(0, 8, 0), Portion(1, 4, 4)], ids=str)
+def test_what_was_not_dealt_is_not_given_back(given: Portion) -> None:
+    dealer = Dealer(batches=32, epochs=2, replicas=1)
+    assert dealer.deal("replica 0") == Portion(0, 0, 8)
+    with pytest.raises(RemoteProtocolError, match=r"replica 0 gives back .* was dealt no portion with that end"):
+        dealer.give_back("replica 0", (given,))
+
+
+def test_what_is_given_back_is_dealt_next_also_where_more_was_dealt_since() -> None:
+    """A replica that is long at a step says late what it gives back."""
+    dealer = Dealer(batches=64, epochs=1, replicas=1)
+    first, second = dealer.deal("replica 0", 4), dealer.deal("replica 0", 4)
+    assert second == Portion(0, 4, 4)
+    assert dealer.deal("replica 0", 2) == Portion(0, 8, 2)
+    dealer.give_back("replica 0", (Portion(0, 1, 3), second))
+    assert [dealer.deal("replica 1"), dealer.deal("replica 1")] == [Portion(0, 1, 3), second]
+    assert first is not None
+    assert dealer.done("replica 0", 3) == []
+    assert dealer.held("replica 0") == 0
 
 
 def test_portions_shrink_towards_the_end_of_an_epoch() -> None:

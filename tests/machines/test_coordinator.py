@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from made import made as settings_of
 
@@ -17,7 +18,7 @@ from distbelief.core.messages import Message, Version
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import OWN, Portion, Position, StartingPoint
 from distbelief.core.settings import Settings
-from distbelief.core.timers import BudgetSpent, HoldOver
+from distbelief.core.timers import BudgetSpent, CheckpointDue, HoldOver
 from distbelief.errors import RemoteProtocolError, UsageError
 from distbelief.sharding.layout import Layout, Tensor, lay_out
 from distbelief.strategies.parameter_server.players import coordinator
@@ -335,9 +336,9 @@ def test_a_shard_whose_memory_outlives_it_is_waited_for_as_often_as_it_may_come_
     assert [record.cause for record in office.recorded(records.Finished)] == [Cause.SHARD_SPENT]
 
 
-def rounds(**options: Any) -> Office:
+def rounds(samples: int = 2, **options: Any) -> Office:
     settings = made(strategy="synchronous", epochs=9, checkpoint_every=1, **options)
-    return Office(settings).training("replica 1", samples=2)
+    return Office(settings).training("replica 1", samples=samples)
 
 
 def test_a_checkpoint_in_rounds_waits_for_those_who_hold_minibatches_but_not_for_ever() -> None:
@@ -349,6 +350,28 @@ def test_a_checkpoint_in_rounds_waits_for_those_who_hold_minibatches_but_not_for
     office.tell("replica 0", progress(wants=True), progress(steps=1)).tell("replica 1", progress(steps=1))
     assert office.said(checkpointing.Snapshot) == []
     assert office.tell("clock", events.Woke(HoldOver(1))).said(checkpointing.Snapshot) == ["shard 0", "shard 1"]
+
+
+def test_what_was_dealt_ahead_in_rounds_is_given_back_for_a_checkpoint_and_dealt_next() -> None:
+    office = rounds(samples=64, snapshot_seconds=5.0).shards(checkpointing.SnapshotDone(1, ""))
+    office.tell("store", events.Saved(1, "first"))
+    dealt = office.tell("replica 0", progress(wants=True), progress(wants=True)).said(dealing.Deal, "replica 0")
+    assert dealt == [dealing.Deal(Portion(0, 0, 8)), dealing.Deal(Portion(0, 8, 7))]
+    dealt = office.tell("replica 1", progress(wants=True)).said(dealing.Deal, "replica 1")
+    assert dealt == [dealing.Deal(Portion(0, 15, 6))]
+    office.tell("replica 0", progress(steps=1)).tell("clock", events.Woke(CheckpointDue()))
+    assert office.said(dealing.Recall) == ["replica 0", "replica 1"]
+    returned = Portion(0, 3, 5), Portion(0, 8, 7)
+    office.tell("replica 0", msgspec.structs.replace(progress(steps=1, wants=True), returned=returned))
+    assert (office.said(dealing.Recall), office.said(dealing.Drain)) == ([], ["replica 0"]), "it was told once"
+    office.tell("replica 1", msgspec.structs.replace(progress(), returned=(Portion(0, 16, 5),)), progress(steps=1))
+    assert office.said(checkpointing.Snapshot, "shard 0") == [checkpointing.Snapshot(1)], "one is at a step still"
+    office.tell("replica 0", progress(steps=1))
+    assert office.said(checkpointing.Snapshot, "shard 0") == [checkpointing.Snapshot(2)]
+    office.shards(checkpointing.SnapshotDone(2, ""))
+    commit = [effect for effect in office.effects if isinstance(effect, Commit)][-1]
+    assert commit.position == Position(0, 21, (Portion(0, 16, 5), *returned))
+    assert office.said(dealing.Deal, "replica 0") == [dealing.Deal(Portion(0, 16, 5))]
 
 
 def test_what_a_hold_that_was_given_up_is_told_is_nothing_to_the_next() -> None:

@@ -19,7 +19,7 @@ from distbelief.core.conversations import dealing
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer
-from distbelief.core.portions import OWN, STREAM
+from distbelief.core.portions import OWN, STREAM, Portion
 from distbelief.job import Job
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
@@ -74,18 +74,24 @@ def of_streams(strategy: Strategy) -> Strategy:
     return Streaming(**{one.name: getattr(strategy, one.name) for one in dataclasses.fields(strategy)})
 
 
+def _minibatches(portion: Portion) -> list[tuple[int, int]]:
+    return [(portion.epoch, index) for index in range(portion.first, portion.first + portion.count)]
+
+
 class Dealt:
-    """What each life of each replica is dealt."""
+    """What each life of each replica is dealt, and does not give back."""
 
     def __init__(self) -> None:
         self.minibatches: dict[str, list[tuple[int, int]]] = {}
 
     def sent(self, sender: str, to: str, message: Message) -> None:
-        """Note a portion."""
+        """Note a portion, or that it is given back."""
         if isinstance(message, dealing.Deal):
-            one = message.portion
-            own = self.minibatches.setdefault(to, [])
-            own += [(one.epoch, index) for index in range(one.first, one.first + one.count)]
+            self.minibatches.setdefault(to, []).extend(_minibatches(message.portion))
+        elif isinstance(message, dealing.Progress):
+            for one in message.returned:
+                for minibatch in _minibatches(one):
+                    self.minibatches[sender].remove(minibatch)
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
         """Nothing."""

@@ -10,7 +10,7 @@ from distbelief.core.roles import Kind
 
 class Progress(Message, frozen=True, array_like=True, tag=True, gc=False):
     """What a replica has done since its last report; `wants` asks for a portion. Of each `dropped` push: after how many
-    of `steps`, and its steps.
+    of `steps`, and its steps. What it has `returned` it was dealt, and has not begun.
     """
 
     steps: int
@@ -25,6 +25,7 @@ class Progress(Message, frozen=True, array_like=True, tag=True, gc=False):
     fetched: int
     wants: bool
     dropped: tuple[tuple[int, int], ...] = ()
+    returned: tuple[Portion, ...] = ()
 
 
 class Deal(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -35,6 +36,10 @@ class Deal(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 class Drain(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Nothing to deal at present: push what is accrued, or bring back what is under way, report it and wait."""
+
+
+class Recall(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Give back what was dealt and is not begun: it is dealt again."""
 
 
 class StreamEnded(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -51,5 +56,6 @@ DEALING = Conversation(
         Says(Deal, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,), answers=Progress),
         Says(StreamEnded, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
         Says(Drain, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,), answers=Progress),
+        Says(Recall, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
     ),
 )

@@ -26,6 +26,11 @@ class SynchronousSettings(Pushing, frozen=True, kw_only=True):
     quorum: float = 0.0
     """Whose gradients it waits for: below 1 a fraction of the members, else their number; 0 for all but those."""
 
+    @property
+    def leaves_behind(self) -> bool:
+        """Where a round does not wait for all."""
+        return bool(self.backup_workers or self.quorum)
+
     def check(self, settings: Settings) -> None:
         """As others, and a round has to wait for somebody."""
         super().check(settings)

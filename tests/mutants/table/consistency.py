@@ -7,6 +7,7 @@ ANY_SHARDS = "Any number of shards gives the same parameters as one"
 HOMES = "A layout that is split over homes"
 ONCE = "At each shard a push applies whole or not at all"
 PORTIONS = "Every minibatch of an epoch is applied exactly once"
+AHEAD = "In rounds that wait for all, replicas are dealt several minibatches at once"
 UNION = "N synchronous replicas are SGD on the union"
 BACKUP = "With backup workers a round takes exactly the first gradients"
 BOUNDED = "`bounded`: no step begins more than"
@@ -26,6 +27,7 @@ ORACLES, CONSISTENCY, SWEEP = (
 CONSISTENCY_SWEEP = (
     f"{CONSISTENCY}::test_no_fault_loses_or_repeats_a_gradient_under_any_consistency_and_every_job_ends[0]"
 )
+DEALT_AHEAD = "tests/simulated/test_dealt_ahead.py"
 SHARDING = "tests/core/test_sharding.py"
 HOGWILD_SWEEP = "tests/simulated/test_hogwild.py::test_no_fault_loses_a_minibatch_or_leaves_anybody_waiting[0]"
 DOWNPOUR_SWEEP = f"{SWEEP}::test_no_fault_loses_or_repeats_a_gradient_and_every_job_ends[0]"
@@ -107,6 +109,31 @@ MUTANTS = [
         "a-checkpoint-forgets-what-is-being-made", PORTIONS, "core/portions.py",
         "(*self._again, *held))", "(*self._again,))",
         ("tests/machines/test_coordinator.py::test_a_checkpoints_position_is_of_the_moment_at_which_all_pushes_are_applied_and_an_error_is_recorded",),
+    ),
+    Mutant(
+        "in-rounds-one-minibatch-is-dealt-at-a-time", AHEAD, "coordination/dealing.py",
+        "return self._in_rounds(role, members, before) if self._rounds", "return 1 if self._rounds",
+        (f"{DEALT_AHEAD}::test_a_round_costs_few_words_with_the_coordinator",),
+    ),
+    Mutant(
+        "more-is-dealt-ahead-than-a-measure-allows", AHEAD, "coordination/dealing.py",
+        "before - sum(map(self.held, members))", "math.inf",
+        (f"{DEALT_AHEAD}::test_measures_are_made_every_so_many_minibatches_though_many_are_dealt_at_once",),
+    ),
+    Mutant(
+        "a-checkpoint-in-rounds-waits-for-what-was-dealt-ahead", AHEAD, "coordination/dealing.py",
+        "effects = self._recall(members) if withheld else []", "effects: list[Effect] = []",
+        (f"{DEALT_AHEAD}::test_a_checkpoint_has_what_was_dealt_ahead_given_back",),
+    ),
+    Mutant(
+        "what-is-given-back-is-dealt-last", AHEAD, "core/portions.py",
+        "self._again.appendleft(given)", "self._again.append(given)",
+        ("tests/core/test_portions.py::test_what_is_given_back_is_dealt_next_also_where_more_was_dealt_since",),
+    ),
+    Mutant(
+        "who-is-late-is-dealt-ahead-too", AHEAD, "strategies/parameter_server/settings.py",
+        "return bool(self.backup_workers or self.quorum)", "return False",
+        (f"{DEALT_AHEAD}::test_where_the_slow_are_left_behind_each_is_dealt_one_after_the_other",),
     ),
     Mutant(
         "the-mean-of-means-in-a-round", UNION, "core/rounds.py",
