@@ -152,6 +152,8 @@ class Replica:
         self._gone_through: int | None = None
         """The epoch whose minibatches the script began to go through last; -1 where it has no loop over epochs."""
         self._epochs, self._epoch, self._order = 0, -1, ""
+        self._without = -1
+        """The epoch at hand, where it had no minibatch in it."""
         self._steps, self._stopping = 0, False
         self._inside, self._turns = False, 0
         """Whether the script is in a minibatch, and how many steps it has made in it."""
@@ -187,6 +189,16 @@ class Replica:
     def replicas(self) -> int:
         """How many the job began with."""
         return self._settings.replicas
+
+    @property
+    def hint(self) -> str:
+        """Why its script may have failed where the plain one would not; "" where we know of nothing."""
+        if self._without < 0:
+            return ""
+        return (
+            f"; it had no minibatch in epoch {self._without}, which was done before it came there: what follows the "
+            "loop over batches() must do without one"
+        )
 
     def split(
         self, model: nn.Module, split: Split | None = None, *,
@@ -475,6 +487,7 @@ class Replica:
                 f"takes none from a script; launch it with --epochs {self._epochs}"
             )
         last = self._epoch if self._epochs else math.inf
+        self._without = self._epoch
         while self._batch is not None and self._plan is not None and self._batch.epoch <= last:
             assert self._story is not None
             batch, settings = self._batch, self._plan.settings
@@ -488,6 +501,7 @@ class Replica:
             batches.epoch, self._began = batch.epoch, time.perf_counter()
             self._handed = batch, self._story.step
             self._inside, self._void, self._turns = True, False, 0
+            self._without = -1
             try:
                 yield on_device(loaded, device)
             except GeneratorExit:

@@ -32,7 +32,8 @@ def test_the_documents_table_is_of_these_scripts() -> None:
     rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
     told = {row[0]: (row[1], row[2], row[5], row[8]) for row in rows}
     assert told == {
-        name: (str(RUNNER.lines_changed(name)), one.result, "yes", RUNNER.options(one)) for name, one in RUNNER.ALL.items()
+        name: (str(RUNNER.lines_changed(name)), one.result, "yes", RUNNER.options(one))
+        for name, one in RUNNER.ALL.items()
     }
 
 

@@ -589,6 +589,7 @@ class _Process:
             raise
         except BaseException as error:
             what = ": ".join(word for word in (type(error).__name__, said(error)) if word) + hint(error)
+            what += loop.current.hint if loop.current is not None else ""
             where = _place_in(script, named, error)
             self._fail(TrainingError.__name__, f"{where}{',' * (where != named)} raised {what}", _traced(error, script))
 
