@@ -38,8 +38,8 @@ BURST = 0.02
 """Least seconds for which steps of one size follow each other."""
 LEAST_ROUNDS, ENOUGH = 3, 3.0
 """Least rounds of all sizes; seconds after which `MOST_ROUNDS` suffice."""
-STEPS_EACH = 1 + 2 * LEAST_ROUNDS
-"""Steps of a size that are to fit the time: a first one, and of the largest size those whose layers are looked at."""
+STEPS_EACH, STEPS_LARGEST = 1 + LEAST_ROUNDS, 1 + 2 * LEAST_ROUNDS
+"""Steps of a size that are to fit the time, with a first one; and of the largest, whose layers are looked at too."""
 MOST_ROUNDS = 30
 
 Part = tuple[str, str]
@@ -168,8 +168,8 @@ def _fitting(
     for size in batch_sizes:
         expected, left = _continued(taken, size), seconds - STEPS_EACH * sum(taken.values())
         reason = refused(size)
-        if taken and not reason and STEPS_EACH * expected > left:
-            reason = f"its steps take about {expected:.2g} s, and {STEPS_EACH} do not fit {seconds:g} s"
+        if taken and not reason and STEPS_LARGEST * expected > left:
+            reason = f"its steps take about {expected:.2g} s, and {STEPS_LARGEST} do not fit {seconds:g} s"
         if not reason:
             told(f"a step with {size} samples")
             one = steps_of(size)

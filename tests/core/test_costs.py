@@ -253,6 +253,15 @@ def test_times_are_the_threads_and_the_walls_beside_them_say_how_busy_the_machin
     assert [point.forward for point in found.points] == pytest.approx([1e-3] * 2)
 
 
+@pytest.mark.parametrize("seconds", [0.5, 1.0])
+def test_a_profile_ends_with_its_time_and_uses_it(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "time", times := Times(1.0))
+    task = task_of(lambda: [nn.Linear(8, 10)], shape=(8,))
+    found = profile.measure(task, task.train(), ["(model)"], [1, 4], seconds)
+    assert 0.7 * seconds < times.perf_counter() <= seconds
+    assert not found.left_out
+
+
 def test_sizes_take_turns_there_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a machine which slows down does it to all of them."""
     taken: list[tuple[int, bool]] = []
@@ -306,6 +315,21 @@ def test_sizes_that_do_not_fit_the_time_are_left_out_and_named(monkeypatch: pyte
     assert "do not fit 1e-06 s" in found.left_out[4]
     refused = measured(task, [1, 4], refused=lambda size: "no room" if size == 4 else "")
     assert refused.left_out == {4: "no room"}
+
+
+@pytest.mark.parametrize(("seconds", "left_out"), [(30.0, set()), (29.0, {64})])
+def test_as_many_sizes_are_profiled_as_fit_the_time(seconds: float, left_out: set[int]) -> None:
+    """Four steps of each of the others, 6.2 s in all, and seven of the largest, 3.3 s each."""
+    steps = {size: 0.1 + 0.05 * size for size in profile.ladder(64)}
+
+    class Known:
+        def __init__(self, size: int) -> None:
+            self.step = lambda: steps[size]
+
+        def forget(self) -> None: ...
+
+    found, left = profile._fitting(Known, list(steps), seconds, lambda _: "", lambda _: None)  # type: ignore[arg-type]  # all that is asked of steps
+    assert set(left) == left_out == set(steps) - set(found)
 
 
 def test_a_batch_of_one_that_a_batch_norm_refuses_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
