@@ -206,7 +206,7 @@ class VirtualEndpoint(Endpoint):
         self._queues = not (roles.is_replica(role) or role == roles.EVALUATOR)
         self._waiting: deque[tuple[VirtualEndpoint, Arrival]] = deque()
         self.arriving = deque[Any]()
-        """The clock's queue of what is on its way here: through one port nothing overtakes, but by jitter and outages."""
+        """The clock's queue of what comes here: through one port nothing overtakes, but by jitter and outages."""
         self.last: dict[str, float] = {}
         self.peers: dict[str, VirtualEndpoint] = {}
         self.cut: set[VirtualEndpoint] = set()
