@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from distbelief.study import statistics
-from distbelief.study.figures import FIGURES, ArmFigures, Report, percent
+from distbelief.study.figures import FIGURES, MADE, ArmFigures, Report, bare_name, percent, scaled
 from distbelief.study.trials import PARTS, Point, Trial
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f", "#a6761d", "#1b9e77")
@@ -31,7 +30,7 @@ def charts(found: Report) -> Iterator[tuple[str, str, Chart]]:
         yield "loss", "Loss on the test set", _curves(found, curves, lambda point: point.loss, "loss")
     for target in found.study.targets:
         yield f"target-{target:g}", f"Time to {percent(target)}, every seed", _times(found, target)
-    if groups := list(_scaled(found)):
+    if groups := list(scaled(found)):
         yield "scaling", "Samples a second against the number of replicas", _scaling(groups)
     if any(one.parts for one in found.arms):
         yield "parts", "What a step takes", _parts(found)
@@ -100,21 +99,12 @@ def _times(found: Report, target: float) -> Chart:
     return {"data": data, "layout": {**layout, "yaxis": rows, "xaxis": {**layout["xaxis"], "type": "log"}}}
 
 
-def _scaled(found: Report) -> Iterator[list[ArmFigures]]:
-    """Arms that differ in the number of replicas only: of one strategy, task and place, and the same first name."""
-    key = lambda one: (one.name.rpartition(", replicas ")[0], one.task, one.place)  # noqa: E731  # of both calls
-    for (name, _, _), group in itertools.groupby(sorted(found.arms, key=key), key=key):
-        arms = sorted((one for one in group if math.isfinite(one.samples_per_second)), key=lambda one: one.replicas)
-        if name and len(arms) > 1:
-            yield arms
-
-
 def _scaling(groups: Sequence[Sequence[ArmFigures]]) -> Chart:
     data: list[Chart] = []
     most = max(one.replicas for group in groups for one in group)
     for number, arms in enumerate(groups):
         first, place = arms[0], arms[0].place
-        name = f"{first.name.rpartition(', replicas ')[0]} ({'simulated' if place == 'simulated' else 'measured'})"
+        name = f"{bare_name(first)} ({MADE[place]})"
         ratio = [round(one.samples_per_second / first.samples_per_second * first.replicas, 3) for one in arms]
         data.append({"x": [one.replicas for one in arms], "y": ratio, "mode": "lines+markers", "name": name,
                      "line": {"dash": DASHES[place], "color": COLOURS[number % len(COLOURS)]},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
@@ -18,6 +18,10 @@ from distbelief.study.trials import PARTS, SHRUNK, Trial
 
 BUSY = 0.1
 """The part of a machine that others take, from which it is said to have been busy."""
+
+
+MADE = {"local": "measured", "simulated": "simulated"}
+"""How the times of a place came to be."""
 
 
 class Reached(msgspec.Struct, frozen=True):
@@ -135,12 +139,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         """The figures of an arm."""
         return next(one for one in self.arms if one.name == name)
 
+    def compared(self) -> list[list[ArmFigures]]:
+        """The arms by what they are compared with: those of one task that were measured, or simulated, are together."""
+        groups: dict[str, list[ArmFigures]] = {}
+        for arm in self.arms:
+            groups.setdefault(arm.baseline, []).append(arm)
+        return list(groups.values())
+
     def lines(self) -> list[str]:
-        """A table of the arms, one of those that compress others, and the sentences."""
-        target = self.study.targets[-1] if self.study.targets else None
-        told = f"seconds to {100 * target:g} %" if target else ""
-        head = ["arm", "trials", "accuracy", "samples/s", *([told, "reached", "speed-up"] if target else [])]
-        table = _aligned([head, *(self._row(one, target) for one in self.arms)])
+        """A table of the arms, of each task and place one, one of those that compress others, and the sentences."""
+        groups = self.compared()
+        table = [line for group in groups for line in ["", *self._table(group, len(groups) > 1)]][1:]
         if self.shrunk:
             table += ["", *_aligned([SHRUNK_HEAD, *(one.row() for one in self.shrunk)])]
         judged = [one.line() for one in self.claims]
@@ -154,6 +163,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             *([f"{self.left} trials are still to be run"] if self.left else []),
         ]
 
+    def _table(self, arms: Sequence[ArmFigures], named: bool) -> list[str]:
+        """Of arms that are compared, with the highest target that any of them reaches."""
+        targets = self.study.targets
+        target = (held(targets, arms) or targets[-1]) if targets else None
+        what = f"{arms[0].task}, {MADE[arms[0].place]}" if named else "arm"
+        told = [f"seconds to {100 * target:g} %", "reached", "speed-up"] if target else []
+        return _aligned([[what, "trials", "accuracy", "samples/s", *told], *(self._row(one, target) for one in arms)])
+
     def _row(self, arm: ArmFigures, target: float | None) -> list[str]:
         if arm.failed == arm.trials:
             return [arm.name, str(arm.trials), "", "", *(["", "", ""] if target else [])]
@@ -162,6 +179,27 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             return row
         found = arm.at(target)
         return [*row, number(found.median), f"{found.reached} of {found.of}", told_interval(found.speed_up)]
+
+
+def held(targets: Sequence[float], arms: Sequence[ArmFigures]) -> float | None:
+    """The highest target that any of some arms reaches in the median; None where none does."""
+    return next((one for one in reversed(targets) if any(math.isfinite(arm.at(one).median) for arm in arms)), None)
+
+
+def bare_name(arm: ArmFigures) -> str:
+    """An arm's name without the number of its replicas; "" where that is no part of it."""
+    return arm.name.rpartition(", replicas ")[0]
+
+
+def scaled(found: Report) -> Iterator[list[ArmFigures]]:
+    """Arms that differ in the number of replicas only, by that: of one name, task and place."""
+    groups: dict[tuple[str, str, str], list[ArmFigures]] = {}
+    for one in found.arms:
+        if bare_name(one) and math.isfinite(one.samples_per_second):
+            groups.setdefault((bare_name(one), one.task, one.place), []).append(one)
+    for group in groups.values():
+        if len(group) > 1:
+            yield sorted(group, key=lambda one: one.replicas)
 
 
 def figures(study: Study, trials: Sequence[Trial], arm: Arm) -> ArmFigures:

@@ -5,7 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from distbelief.study.figures import BUSY, ArmFigures, Report, number, percent, told_interval
+from distbelief.study.figures import (
+    BUSY,
+    MADE,
+    ArmFigures,
+    Report,
+    bare_name,
+    held,
+    number,
+    percent,
+    scaled,
+    told_interval,
+)
 
 MOST = 10
 WIDE = 1.5
@@ -30,19 +41,28 @@ def _alike(found: Report) -> list[ArmFigures]:
 
 def _target(found: Report) -> float | None:
     """The highest target that any arm reaches in the median, of those that can be compared."""
-    alike = _alike(found)
-    for target in reversed(found.study.targets):
-        if any(math.isfinite(one.at(target).median) for one in alike):
-            return target
-    return None
+    return held(found.study.targets, _alike(found))
 
 
 def _fastest(found: Report) -> str:
-    target = _target(found)
-    if target is None:
+    if _target(found) is None:
         return f"No arm reaches {percent(found.study.targets[-1])} in the median." if found.study.targets else ""
-    alike = sorted(_alike(found), key=lambda one: one.at(target).median)
-    first, at = alike[0], alike[0].at(target)
+    return _first(found, _alike(found))
+
+
+def _fastest_elsewhere(found: Report) -> str:
+    """Of arms that are compared with something else than the baseline: those of other tasks and places."""
+    groups = [group for group in found.compared() if group[0].baseline != found.study.baseline and len(group) > 1]
+    ran = [[one for one in group if one.trials > one.failed] for group in groups]
+    return " ".join(_first(found, group) for group in ran if held(found.study.targets, group) is not None)
+
+
+def _first(found: Report, arms: Sequence[ArmFigures]) -> str:
+    """Which of some arms is first at the highest target that any of them reaches."""
+    target = held(found.study.targets, arms)
+    assert target is not None
+    first = min(arms, key=lambda one: one.at(target).median)
+    at = first.at(target)
     told = f"{first.name} is first at {percent(target)}, after {number(at.median)} s in the median of {at.of} seeds"
     if first.name == first.baseline:
         return f"{told}; nothing is faster than the baseline."
@@ -122,22 +142,23 @@ def _accuracy(found: Report) -> str:
 
 
 def _scaling(found: Report) -> str:
-    """Of the strategy with most replicas: what they bring."""
-    groups: dict[tuple[str, str, str], list[ArmFigures]] = {}
-    for one in _ran(found):
-        groups.setdefault((one.strategy, one.task, one.place), []).append(one)
-    several = [sorted(group, key=lambda one: one.replicas) for group in groups.values()]
-    several = [group for group in several if group[0].replicas < group[-1].replicas]
-    if not several:
-        return ""
-    group = max(several, key=lambda group: group[-1].samples_per_second / group[0].samples_per_second)
-    few, many = group[0], group[-1]
-    ratio = many.samples_per_second / few.samples_per_second
-    part = ratio * few.replicas / many.replicas
-    return (
-        f"From {few.replicas} to {many.replicas} replicas {many.strategy} takes {number(ratio)} times the samples a "
-        f"second, {100 * part:.0f} % of what is ideal ({many.place}); no strategy grows by more."
-    )
+    """Of the arm that gains most by more replicas, measured and simulated: what they bring."""
+
+    def gain(group: Sequence[ArmFigures]) -> float:
+        return group[-1].samples_per_second / group[0].samples_per_second
+
+    told = []
+    for place, made in MADE.items():
+        groups = [group for group in scaled(found) if group[0].place == place]
+        if not groups:
+            continue
+        group = max(groups, key=gain)
+        few, many = group[0].replicas, group[-1].replicas
+        told.append(
+            f"From {few} to {many} replicas {bare_name(group[0])} takes {number(gain(group))} times the samples a "
+            f"second, {100 * gain(group) * few / many:.0f} % of what is ideal ({made}); no other gains more."
+        )
+    return " ".join(told)
 
 
 def _staleness(found: Report) -> str:
@@ -190,6 +211,6 @@ def _machine(found: Report) -> str:
 
 
 RULES: Sequence[Callable[[Report], str]] = (
-    _failed, _fastest, _why, _missed, _grid_ends, _fewest, _throughput, _accuracy, _scaling, _machine, _staleness,
-    _spread, _bytes,
+    _failed, _fastest, _fastest_elsewhere, _why, _missed, _grid_ends, _fewest, _throughput, _accuracy, _scaling,
+    _machine, _staleness, _spread, _bytes,
 )  # fmt: skip

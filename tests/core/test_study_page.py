@@ -81,7 +81,37 @@ def test_the_sentences_follow_from_the_figures_and_only_what_is_alike_is_compare
     assert found.arm("many, replicas 4").baseline == "many, replicas 1"
     assert found.arm("many, replicas 4").at(0.95).speed_up.ratio == pytest.approx(2 / 4, rel=0.01)
     scaled = next(one for one in found.sentences if one.startswith("From 1 to 16 replicas"))
+    assert "many takes" in scaled
     assert "(simulated)" in scaled
+
+
+def test_each_task_and_place_is_told_of_by_itself_at_a_target_that_it_reaches() -> None:
+    """The simulated arms are three steps too short for the higher target: their table and sentence are of the lower."""
+    found = made_report()
+    short = [
+        one if one.arm == "alone" else msgspec.structs.replace(one, points=one.points[:17]) for one in found.trials
+    ]
+    again = make_report(found.study, short, {"cores": 2})
+    assert [[one.name for one in group] for group in again.compared()] == [
+        ["alone"], [f"many, replicas {2**at}" for at in range(5)],
+    ]  # fmt: skip
+    heads = [line for line in again.lines() if "samples/s" in line]
+    assert [head.split("  ")[0] for head in heads] == ["mnist, measured", "mnist, simulated"]
+    assert ["95 %" in heads[0], "90 %" in heads[1]] == [True, True]
+    told = " ".join(again.sentences)
+    assert "alone is first at 95.00 %" in told
+    assert "many, replicas 1 is first at 90.00 %" in told
+
+
+def test_arms_of_one_strategy_are_not_taken_for_one_that_grows() -> None:
+    """Of two arms that differ in more than replicas nobody says that the one is the other with more of them."""
+    found = made_report(arms=2)
+    names = {"alone": "plain, replicas 1", "many, replicas 1": "adagrad, replicas 2"}
+    arms = tuple(msgspec.structs.replace(arm, name=names[arm.name], place="local") for arm in found.study.arms)
+    study = msgspec.structs.replace(found.study, arms=arms, baseline="plain, replicas 1")
+    trials = [msgspec.structs.replace(one, arm=names[one.arm], place="local", replicas=1 + (one.arm != "alone"))
+              for one in found.trials]  # fmt: skip
+    assert not any(one.startswith("From") for one in make_report(study, trials, {}).sentences)
 
 
 def test_a_best_value_at_an_end_of_its_grid_is_told() -> None:
