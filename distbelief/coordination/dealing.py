@@ -95,9 +95,8 @@ class Dealing:
         """Reported since somebody last set them to 0."""
         self._wanting: dict[str, bool] = {}
         strategy = settings.strategy
-        self._rounds = strategy.rounds
-        self._ahead = not strategy.leaves_behind
-        """In rounds, whether several minibatches are dealt at once: who is late would be left with more."""
+        self._ahead = strategy.rounds and not strategy.leaves_behind
+        """Whether several minibatches are dealt at once in rounds: who is late would be left with more."""
         self._recalled: set[str] = set()
         self._warming, self._warmed, self._warmer = (
             strategy.pushing.warm_start_steps,
@@ -178,7 +177,7 @@ class Dealing:
 
     def _recall(self, members: Collection[str]) -> list[Effect]:
         """Have what was dealt ahead in rounds given back, once, so that nobody is waited for longer than a step."""
-        if not (self._rounds and self._ahead):
+        if not self._ahead:
             return []
         asked = [role for role in sorted(members, key=roles.index_of) if role not in self._recalled and self.held(role)]
         self._recalled.update(asked)
@@ -190,7 +189,7 @@ class Dealing:
         """
         if self._warmed >= self._warming:
             self._warming = 0
-            return self._in_rounds(role, members, before) if self._rounds else PORTION_LIMIT
+            return self._in_rounds(role, members, before) if self.settings.strategy.rounds else PORTION_LIMIT
         if self._warmer not in members:
             self._warmer = min(members, key=roles.index_of)
         if role != self._warmer:

@@ -112,7 +112,7 @@ MUTANTS = [
     ),
     Mutant(
         "in-rounds-one-minibatch-is-dealt-at-a-time", AHEAD, "coordination/dealing.py",
-        "return self._in_rounds(role, members, before) if self._rounds", "return 1 if self._rounds",
+        "return self._in_rounds(role, members, before) if", "return 1 if",
         (f"{DEALT_AHEAD}::test_a_round_costs_few_words_with_the_coordinator",),
     ),
     Mutant(
