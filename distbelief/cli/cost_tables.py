@@ -100,7 +100,7 @@ def _show_memory(cost: TrainingCost) -> None:
 def _words(cost: TrainingCost) -> Iterator[str]:
     """What is said below the tables."""
     yield (
-        f"{cost.samples / cost.epoch_seconds:,.0f} samples/s; times are of this thread's processor, each the lower "
+        f"{number(cost.samples / cost.epoch_seconds)} samples/s; times are of this thread's processor, each the lower "
         f"quartile of {min(point.steps for point in cost.profile.points)} steps or more"
     )
     for epochs in dict.fromkeys((1, cost.epochs)):

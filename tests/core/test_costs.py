@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor, nn
@@ -444,17 +445,21 @@ def test_tables_have_a_row_for_each_layer_part_optimizer_and_kind_and_words_say_
     ):  # fmt: skip
         maps, gradients = (f"{one.get(layer, 0) / 1e6:.3f}" for one in (trace.maps, trace.gradients))
         assert [layer, kind, output, parameters, multiply_adds, "0", "0", maps, gradients] in rows
-    for part, ms, share in (("input", "0", "0%"), ("forward", "1.6", "40%"), ("backward", "2.4", "60%"),
-                            ("update, adam", "0", "0%"), ("an iteration", "4.0", "100%")):  # fmt: skip
-        assert [part, ms, share] in rows
+    point, number = found.point, cost_tables.number
+    for part, seconds in (("input", 0.0), ("forward", point.forward), ("backward", point.backward),
+                          ("update, adam", 0.0), ("an iteration", found.step)):  # fmt: skip
+        assert [part, number(1e3 * seconds), f"{seconds / found.step:.0%}"] in rows
     assert set(LEARNING_RATES) <= {row[0] for row in rows}
     for kind in KINDS:
         assert [kind, f"{trace.memory[kind] / 1e6:.3f}"] in rows
     # 8 samples of a millisecond
+    assert any(line.startswith("1,000 samples/s; ") for line in lines)
     assert "an epoch: 0.008 s, 2.22e-07 kWh, a price of 8e-06" in lines
     assert "5 epochs: 0.040 s, 1.11e-06 kWh, a price of 4e-05" in lines
     assert "normalised, for a million samples: 1e+03 s, 0.0278 kWh, 1 price" in lines
     assert any(line.startswith(f"4 GB hold a batch of {found.largest_batch}, with a margin of 15%") for line in lines)
+    cost_tables.show_cost(msgspec.structs.replace(found, point=StepTime(4, 0.0, 2.0, 3.0, 9)))
+    assert "\n0.8 samples/s; " in capsys.readouterr().out
 
 
 def test_the_command_shows_tables_or_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
