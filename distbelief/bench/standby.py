@@ -101,29 +101,9 @@ def _take_over(options: StandbyOptions) -> dict[str, float]:
     """Train a million parameters, kill a shard, and see when the next step is applied everywhere."""
     with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         run = Path(folder) / "run"
-        command = [
-            sys.executable,
-            "-m",
-            "distbelief",
-            "train",
-            "distbelief.bench.parts.workloads:million",
-            "downpour",
-            "--standby",
-            "1",
-            "--json",
-        ]
-        command += [
-            "--replicas",
-            str(options.replicas),
-            "--shards",
-            str(options.shards),
-            "--batch-size",
-            "8",
-            "--lr",
-            "0",
-            "--out",
-            str(run),
-        ]
+        command = [sys.executable, "-m", "distbelief", "train", "distbelief.bench.parts.workloads:million", "downpour"]
+        command += ["--standby", "1", "--json", "--replicas", str(options.replicas), "--shards", str(options.shards)]
+        command += ["--batch-size", "8", "--lr", "0", "--out", str(run)]
         command += ["--epochs", str(ENDLESS), "--evaluate-every", "0", "--checkpoint-every", "0"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert process.stdout is not None
