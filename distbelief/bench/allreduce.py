@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from distbelief.bench.parts import lines
 from distbelief.bench.parts.ranks import SWAPS, play
-from distbelief.bench.parts.timing import figure, finish, interleave, number, ratio, show
+from distbelief.bench.parts.timing import figure, finish, interleave, medians, number, ratio, show
 from distbelief.core import roles
 from distbelief.errors import UsageError
 from distbelief.places.join.authority import Authority
@@ -173,7 +173,7 @@ def _on_one_host(ranks: int, sizes: tuple[int, ...], repeats: int) -> dict[str, 
                 measure(how, size, 1)
             taken = interleave({name: partial(measure, how, size, times) for name, how in hows.items()}, repeats)
             found[str(size)] = {
-                "seconds": {name: statistics.median(values) for name, values in taken.items()},
+                "seconds": medians(taken),
                 "faster_than_gloo": {name: ratio(taken[OWN], values) for name, values in taken.items()},
             }
     return found
@@ -221,7 +221,7 @@ def _encrypted(place: AbstractContextManager[lines.Namespaces], sizes: tuple[int
                 measure(how, size, 1)
             taken = interleave({name: partial(measure, how, size, WITHIN) for name, how in hows.items()}, repeats)
             found[str(size)] = {
-                "seconds": {name: statistics.median(values) for name, values in taken.items()},
+                "seconds": medians(taken),
                 "of_gloo": ratio(taken[OWN], taken[ENCRYPTED]),
             }
     return found

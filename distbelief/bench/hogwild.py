@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from distbelief.bench.parts import loops, workloads
-from distbelief.bench.parts.timing import figure, finish, interleave, number, ratio, show, spread
+from distbelief.bench.parts.timing import figure, finish, interleave, number, rates, ratio, show
 from distbelief.core.optimizer import Optimizer
 from distbelief.job import Job
 from distbelief.places.processes.peers import Peers
@@ -114,8 +114,7 @@ def _mlp(options: HogwildOptions) -> dict[str, Any]:
     )
     return {
         "samples": samples,
-        "samples_per_second": {name: statistics.median(values) for name, values in taken.items()},
-        "spread": {name: spread(values) for name, values in taken.items()},
+        **rates(taken),
         "of_ours": {name: ratio(taken[OURS], values) for name, values in taken.items()},
     }
 

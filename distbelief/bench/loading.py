@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from distbelief.bench.parts import loading as script
-from distbelief.bench.parts.timing import figure, finish, interleave, number, ratio, show, spread
+from distbelief.bench.parts.timing import figure, finish, interleave, number, rates, ratio, show
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
 from distbelief.record.machine import machine
@@ -56,8 +55,7 @@ def run(options: LoadingOptions) -> dict[str, Any]:
     result: dict[str, Any] = {
         "bench": "loading", "machine": facts, "milliseconds": options.milliseconds, "epochs": options.epochs,
         "repeats": options.repeats,
-        "samples_per_second": {name: statistics.median(values) for name, values in taken.items()},
-        "spread": {name: spread(values) for name, values in taken.items()}, "of_none": shares,
+        **rates(taken), "of_none": shares,
         "figures": [] if options.quick else [
             figure("samples per second with transforms that are loaded ahead, of those without", shares["ahead"], SHARE)
         ],

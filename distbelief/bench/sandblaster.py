@@ -18,7 +18,7 @@ import torch
 
 from distbelief.bench.balance import balance, balance_settings, coordinator_bytes
 from distbelief.bench.parts import workloads
-from distbelief.bench.parts.timing import figure, finish, interleave, number, ratio, show
+from distbelief.bench.parts.timing import figure, finish, interleave, medians, number, ratio, show
 from distbelief.core.effects import Batch
 from distbelief.errors import UsageError, unknown
 from distbelief.job import Job
@@ -203,7 +203,7 @@ def _torch(options: SandblasterOptions) -> dict[str, Any]:
     share = ratio(taken["torch.optim.LBFGS"], taken["Sandblaster"])
     return {
         "training loss": target,
-        **{f"seconds of {name}": statistics.median(values) for name, values in taken.items()},
+        **{f"seconds of {name}": value for name, value in medians(taken).items()},
         "rounds": taken,
         "figures": [figure("time of torch.optim.LBFGS (2 threads) to the same loss, of Sandblaster's", share, TORCH)],
     }

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from distbelief.bench.parts import homes, loops, torch_split
-from distbelief.bench.parts.timing import check_models, figure, finish, interleave, number, ratio, show, spread
+from distbelief.bench.parts.timing import check_models, figure, finish, interleave, medians, number, rates, ratio, show
 from distbelief.errors import UsageError, unknown
 from distbelief.record.machine import machine
 from distbelief.schedules.pipelines import WEIGHT_GRADIENTS
@@ -190,8 +190,7 @@ def _of_model(name: str, options: SplitBenchOptions) -> dict[str, Any]:
         "task": workload.task,
         "split": model.split,
         "batch_size": model.batch_size,
-        "samples_per_second": {name: statistics.median(values) for name, values in taken.items()},
-        "spread": {name: spread(values) for name, values in taken.items()},
+        **rates(taken),
         "of_one": {name: ratio(values, taken[ONE]) for name, values in taken.items()},
         "of_two": {name: ratio(values, taken[TWO]) for name, values in taken.items()},
     }
@@ -264,11 +263,10 @@ def _beside_torch(
 ) -> dict[str, Any]:  # fmt: skip
     """All by turns, and the fastest of ours beside the fastest of torch's."""
     taken = interleave({**ours, **theirs}, options.repeats)
-    rates = {name: statistics.median(values) for name, values in taken.items()}
-    best, rival = (max(names, key=rates.__getitem__) for names in (ours, theirs))
+    found = rates(taken)
+    best, rival = (max(names, key=found["samples_per_second"].__getitem__) for names in (ours, theirs))
     return {
-        "samples_per_second": rates,
-        "spread": {name: spread(values) for name, values in taken.items()},
+        **found,
         "best": best,
         "torch": rival,
         "of_torch": ratio(taken[best], taken[rival]),
@@ -304,6 +302,6 @@ def _work(name: str, options: SplitBenchOptions) -> dict[str, Any]:
     taken = interleave(contenders, options.repeats)
     one, *_, once = taken
     return {
-        "seconds": {who: statistics.median(values) for who, values in taken.items()},
+        "seconds": medians(taken),
         "of_one": ratio(taken[once], taken[one]),
     }

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 
 from distbelief.bench.parts import workloads
-from distbelief.bench.parts.timing import figure, finish, interleave, number, ratio, show, spread
+from distbelief.bench.parts.timing import figure, finish, interleave, number, rates, ratio, show
 from distbelief.core.optimizer import optim
 from distbelief.errors import JobFailed
 from distbelief.job import Job
@@ -74,8 +74,7 @@ def run(options: StandbyOptions) -> dict[str, Any]:
     result: dict[str, Any] = {
         "bench": "standby", "machine": facts, "task": task, "replicas": options.replicas, "shards": options.shards,
         "repeats": options.repeats,
-        "samples_per_second": {name: statistics.median(values) for name, values in taken.items()},
-        "spread": {name: spread(values) for name, values in taken.items()}, "with_of_without": share,
+        **rates(taken), "with_of_without": share,
         "take_overs": took,
         "figures": [] if options.quick else [
             figure("samples per second with standbys, of those without", share, SHARE),
@@ -101,29 +100,9 @@ def _take_over(options: StandbyOptions) -> dict[str, float]:
     """Train a million parameters, kill a shard, and see when the next step is applied everywhere."""
     with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         run = Path(folder) / "run"
-        command = [
-            sys.executable,
-            "-m",
-            "distbelief",
-            "train",
-            "distbelief.bench.parts.workloads:million",
-            "downpour",
-            "--standby",
-            "1",
-            "--json",
-        ]
-        command += [
-            "--replicas",
-            str(options.replicas),
-            "--shards",
-            str(options.shards),
-            "--batch-size",
-            "8",
-            "--lr",
-            "0",
-            "--out",
-            str(run),
-        ]
+        command = [sys.executable, "-m", "distbelief", "train", "distbelief.bench.parts.workloads:million", "downpour"]
+        command += ["--standby", "1", "--json", "--replicas", str(options.replicas), "--shards", str(options.shards)]
+        command += ["--batch-size", "8", "--lr", "0", "--out", str(run)]
         command += ["--epochs", str(ENDLESS), "--evaluate-every", "0", "--checkpoint-every", "0"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert process.stdout is not None

@@ -91,19 +91,9 @@ def _start(options: StartOptions) -> dict[str, float]:
     """Run the command, and watch its metrics for what happens when."""
     with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         out = Path(folder) / "run"
-        command = [
-            sys.executable,
-            "-m",
-            "distbelief",
-            "train",
-            options.task,
-            "downpour",
-            "--replicas",
-            str(options.replicas),
-            "--out",
-            str(out),
-        ]
-        command += ["--shards", str(options.shards), "--epochs", "1", "--evaluate-every", "0", "--quiet"]
+        command = [sys.executable, "-m", "distbelief", "train", options.task, "downpour"]
+        command += ["--replicas", str(options.replicas), "--out", str(out), "--shards", str(options.shards)]
+        command += ["--epochs", "1", "--evaluate-every", "0", "--quiet"]
         began = time.monotonic()
         with (Path(folder) / "errors").open("w+") as errors:
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)

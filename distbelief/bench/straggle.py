@@ -4,14 +4,13 @@ cores hold many replicas.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 from distbelief.bench.parts import workloads
-from distbelief.bench.parts.timing import figure, finish, interleave, number, ratio, show, spread
+from distbelief.bench.parts.timing import figure, finish, interleave, number, rates, ratio, show
 from distbelief.core.optimizer import optim
 from distbelief.errors import UsageError
 from distbelief.job import Job
@@ -76,8 +75,7 @@ def run(options: StraggleOptions) -> dict[str, Any]:
         }
         taken = interleave(turns, repeats)
         measured[name] = {
-            "samples_per_second": {strategy: statistics.median(values) for strategy, values in taken.items()},
-            "spread": {strategy: spread(values) for strategy, values in taken.items()},
+            **rates(taken),
             "of_synchronous": {strategy: ratio(values, taken[SYNCHRONOUS]) for strategy, values in taken.items()},
         }
     result = {"bench": "straggle", "machine": facts, "task": options.task, "replicas": options.replicas, "pad": pad,

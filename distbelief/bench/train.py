@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 from distbelief.bench.parts import loops, workloads
-from distbelief.bench.parts.timing import check_models, figure, finish, interleave, number, ratio, show, spread
+from distbelief.bench.parts.timing import check_models, figure, finish, interleave, number, rates, ratio, show
 from distbelief.core.optimizer import Optimizer
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
@@ -148,8 +147,7 @@ def _of_model(model: str, options: TrainOptions) -> dict[str, Any]:
         "task": task,
         "samples": samples,
         "turns": taken,
-        "samples_per_second": {name: statistics.median(values) for name, values in taken.items()},
-        "spread": {name: spread(values) for name, values in taken.items()},
+        **rates(taken),
         "of_single": {name: ratio(values, taken[SINGLE]) for name, values in taken.items()},
         "of_pair": {name: ratio(values, taken[PAIR]) for name, values in taken.items()},
         "of_ddp": {name: ratio(values, taken[DDP]) for name, values in taken.items()},

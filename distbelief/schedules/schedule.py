@@ -106,11 +106,6 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
     def _part(self) -> dict[int, int]:
         return {edge: number for number, edge in enumerate(self.edges)}
 
-    def between_hosts(self, hosts: tuple[tuple[int, ...], ...]) -> int:
-        """Elements that go from a rank of one host to a rank of another."""
-        home = {rank: number for number, members in enumerate(hosts) for rank in members}
-        return sum(move.length for move in self.moves if home[move.source] != home[move.target])
-
     @cached_property
     def _by_rank(self) -> list[tuple[RankStep, ...]]:
         found: list[list[RankStep]] = [[] for _ in range(self.ranks)]

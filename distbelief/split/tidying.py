@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +93,7 @@ class _Tidied:
         self._samples = self.graph.placeholder("samples")
         self._samples.meta["path"] = ""
 
-    def take(self, node: fx.Node, leaves: Any) -> None:
+    def take(self, node: fx.Node, leaves: Iterator[int]) -> None:
         """Make over one node."""
         self._order[node] = len(self._order)
         values = tuple(seen.get(node) for seen in self._observed.values)
@@ -150,7 +150,7 @@ class _Tidied:
         item.meta["path"], item.meta["flops"] = new.meta["path"], 0
         return self._taken_out(item, values)
 
-    def _leaves_of(self, node: fx.Node, values: tuple[Any, ...], leaves: Any) -> Any:
+    def _leaves_of(self, node: fx.Node, values: tuple[Any, ...], leaves: Iterator[int]) -> Any:
         def leaf(one: Any, other: Any) -> Any:
             if isinstance(one, tuple | list):
                 return tuple(leaf(*pair) for pair in zip(one, other, strict=True))

@@ -148,10 +148,6 @@ def study_of(paths: Sequence[Path], targets: Sequence[float]) -> tuple[Study, li
     return Study(f"{len(paths)} runs", arms, seeds, tuple(sorted(targets)), arms[0].name), trials
 
 
-def _what(one: Trial) -> tuple[str, str, str]:
-    return one.task, one.strategy, one.place
-
-
 def _names(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """Strategy and task of each, and the settings in which runs of one strategy differ."""
     names = []

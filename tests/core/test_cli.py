@@ -136,20 +136,8 @@ def test_every_option_of_a_command_reaches_its_job() -> None:
     assert options.parse("train", "mnist", "downpour", words).place() == db.Local(
         "tcp", "10.0.0.1:7000", "node7", True, True
     )
-    words = [
-        "--hosts",
-        "a:2,b:2",
-        "--remote-shell",
-        "cat",
-        "--interface",
-        "eth1",
-        "--oversubscribe",
-        "--leave-within",
-        "30",
-        "--insecure",
-        "--pad",
-        "5ms",
-    ]
+    words = ["--hosts", "a:2,b:2", "--remote-shell", "cat", "--interface", "eth1"]
+    words += ["--oversubscribe", "--leave-within", "30", "--insecure", "--pad", "5ms"]
     asked = options.parse("train", "mnist", "downpour", words)
     assert asked.place() == db.Cluster(
         hosts="a:2,b:2", remote_shell="cat", interface="eth1", oversubscribe=True, leave_within=30.0, insecure=True,

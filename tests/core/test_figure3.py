@@ -1,25 +1,17 @@
 """DistBelief's figure 3 as a price: dense nets stop paying at 8 machines, large locally connected ones go on."""
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+import recipe
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "figure3.py"
 # worked out from the formula beforehand; the image nets' sides are a reconstruction, of which only the shape counts
 DENSE = {2: 1.43, 4: 1.89, 8: 2.18, 16: 2.10, 36: 1.58, 64: 1.13, 81: 0.96, 100: 0.82, 128: 0.67}
 
 
 @pytest.fixture(scope="module")
 def figure() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("figure3", RECIPE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["figure3"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return recipe.load("figure3.py")
 
 
 def test_the_nets_are_as_large_as_the_paper_says(figure: ModuleType) -> None:

@@ -173,6 +173,10 @@ def test_a_dry_run_shows_who_would_be_where_and_asks_nobody(capsys: pytest.Captu
         ("--hosts a:2 --leave-within nan", "--leave-within nan: is a number of seconds, 0 or more"),
         ("--hosts a:2 --listen 0.0.0.0", "--listen 0.0.0.0: is of one host, and there are several"),
         ("--hosts a:2 --transport tcp", "--transport tcp: is of one host"),
+        ("--on ray --hosts a:2", "--hosts a:2: with --on ray the hosts are the nodes of the cluster"),
+        ("--on ray:a:6379 --hostfile f", "--hostfile f: with --on ray:a:6379 the hosts are"),
+        ("--on ray --tickets /tmp", "--tickets /tmp: is of a command that srun, torchrun or mpirun"),
+        ("--on rya", "unknown engine 'rya'; did you mean 'ray'?"),
     ],
 )
 def test_what_means_nothing_on_hosts_is_refused(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -422,20 +426,6 @@ def test_who_finds_no_ticket_or_nobody_who_answers_is_told(tmp_path: Path, monke
     ):
         meeting.Meeting(tickets.TicketFile(first, str(tmp_path)), "")
     assert not list(tmp_path.iterdir()), "a ticket is left"
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("--on ray --hosts a:2", "--hosts a:2: with --on ray the hosts are the nodes of the cluster"),
-        ("--on ray:a:6379 --hostfile f", "--hostfile f: with --on ray:a:6379 the hosts are"),
-        ("--on ray --tickets /tmp", "--tickets /tmp: is of a command that srun, torchrun or mpirun"),
-        ("--on rya", "unknown engine 'rya'; did you mean 'ray'?"),
-    ],
-)
-def test_what_means_nothing_on_ray_is_refused(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["train", "mnist", "downpour", *words.split()]) == 2
-    assert told in capsys.readouterr().err
 
 
 def test_ray_that_is_not_installed_is_told_with_what_to_install(

@@ -1,24 +1,10 @@
 """The scripts of `make scripts` and `make test-frameworks`: a few lines are what each is away from the plain one."""
 
-import importlib.util
-from pathlib import Path
-from typing import Any
-
 import pytest
+import recipe
 
-FOLDER = Path(__file__).parents[2] / "recipes" / "scripts"
-
-
-def runner() -> Any:
-    spec = importlib.util.spec_from_file_location("run_scripts", FOLDER / "run.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-RUNNER = runner()
+FOLDER = recipe.RECIPES / "scripts"
+RUNNER = recipe.load("scripts/run.py")
 
 
 @pytest.mark.parametrize("name", RUNNER.ALL)
@@ -51,7 +37,7 @@ def test_every_script_is_run() -> None:
 def test_a_row_says_whether_the_results_agree() -> None:
     """The median of the distributed seeds, within the plain median plus or minus the range of the plain seeds."""
     rates = {(False, seed): (0.9 + seed / 100, 50.0) for seed in range(3)}
-    module = runner()
+    module = recipe.load("scripts/run.py")
     for shift, within in ((0.015, True), (0.03, False)):
         both = {**rates, **{(True, seed): (0.91 + shift, 40.0) for seed in range(3)}}
         module.run = lambda _, seed, distributed, both=both: both[distributed, seed]

@@ -369,11 +369,8 @@ def test_another_format_and_a_shard_file_gone_are_told(tmp_path, good):
         read_manifest(path)
 
 
-@pytest.mark.parametrize("call", range(7))
-def test_a_disk_that_fills_at_any_sync_leaves_the_last_good_checkpoint(tmp_path, monkeypatch, call):
-    """Three syncs are of the part, four of the commit before the rename."""
-    plan = plan_of(1)
-    path, flat, arrays = saved(tmp_path, plan)
+def fill_disk(monkeypatch, call):
+    """Have no room left on the disk at this call of fsync."""
     calls, sync = iter(range(1000)), os.fsync
 
     def full(descriptor):
@@ -382,6 +379,14 @@ def test_a_disk_that_fills_at_any_sync_leaves_the_last_good_checkpoint(tmp_path,
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", full)
+
+
+@pytest.mark.parametrize("call", range(7))
+def test_a_disk_that_fills_at_any_sync_leaves_the_last_good_checkpoint(tmp_path, monkeypatch, call):
+    """Three syncs are of the part, four of the commit before the rename."""
+    plan = plan_of(1)
+    path, flat, arrays = saved(tmp_path, plan)
+    fill_disk(monkeypatch, call)
     with pytest.raises(CheckpointError, match=r"No space left on device; .*000001 stays the last good one; make room"):
         saved(tmp_path, plan, number=2, seed=9)
     monkeypatch.undo()
@@ -398,14 +403,7 @@ def test_a_disk_that_fills_at_any_sync_leaves_the_last_good_checkpoint(tmp_path,
 )
 def test_a_disk_that_fails_after_the_rename_leaves_the_new_checkpoint(tmp_path, monkeypatch, call, message):
     saved(tmp_path, plan_of(1))
-    calls, sync = iter(range(1000)), os.fsync
-
-    def full(descriptor):
-        if next(calls) == call:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", full)
+    fill_disk(monkeypatch, call)
     with pytest.raises(CheckpointError, match=message):
         saved(tmp_path, plan_of(1), number=2)
     assert Checkpoints(tmp_path).latest().name == "000002"

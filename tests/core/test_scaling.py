@@ -1,25 +1,17 @@
 """How far nets scale by replicas: by what they compute for each parameter, so AlexNet and VGG stop first."""
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+import recipe
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "scaling.py"
 PARAMETERS = {"AlexNet": 60_965_224, "VGG-16": 138_357_544, "Inception v1": 6_998_552}
 REPLICAS = (1, 2, 4, 16)
 
 
 @pytest.fixture(scope="module")
 def scaling() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("scaling", RECIPE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["scaling"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return recipe.load("scaling.py")
 
 
 def test_alexnet_and_vgg_fall_under_one_half_first(scaling: ModuleType) -> None:

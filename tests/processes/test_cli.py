@@ -157,19 +157,8 @@ def test_data_that_are_nowhere_are_told_before_anything_is_made(tmp_path: Path) 
 def test_ports_are_those_of_bind_and_one_in_use_is_told(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        line = [
-            "train",
-            "digits",
-            "downpour",
-            "--transport",
-            "tcp",
-            "--bind",
-            f"127.0.0.1:{port}",
-            "--quiet",
-            "--out",
-            str(tmp_path / "run"),
-        ]
-        ended = distbelief(*line)
+        line = ["train", "digits", "downpour", "--transport", "tcp", "--bind", f"127.0.0.1:{port}", "--quiet"]
+        ended = distbelief(*line, "--out", str(tmp_path / "run"))
     assert (ended.returncode, ended.stdout) == (2, "")
     assert f"coordinator cannot listen at tcp:127.0.0.1:{port}" in ended.stderr
     assert "choose another port" in ended.stderr

@@ -122,22 +122,11 @@ class Told:
 
     def __init__(self, shell: str, out: Path, *words: str, task: str = "jobs:tiny", strategy: str = "downpour") -> None:
         self.folder = out.parent
-        command = [
-            sys.executable,
-            "-m",
-            "distbelief",
-            "train",
-            task,
-            strategy,
-            "--remote-shell",
-            shlex.quote(shell),
-            "--json",
-            "--batch-size",
-            "16",
-        ]
+        command = [sys.executable, "-m", "distbelief", "train", task, strategy, "--batch-size", "16", "--json"]
+        command += ["--remote-shell", shlex.quote(shell), "--out", str(out), *words]
         path = os.pathsep.join([str(Path(jobs.__file__).parent), *sys.path])
         self.process = subprocess.Popen(
-            [*command, "--out", str(out), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "PYTHONPATH": path}, cwd=self.folder,
         )  # fmt: skip
 

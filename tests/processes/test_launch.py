@@ -511,22 +511,10 @@ def test_a_script_that_no_job_has_started_is_told_what_to_run() -> None:
 def test_a_script_is_shown_as_it_speaks_and_its_traceback_once(tmp_path: Path, inside: str) -> None:
     fields = {"before": "print('words:', sys.argv[1:])", "inside": inside}
     (tmp_path / "script.py").write_text(LOOP.format(**{**FIELDS, **fields}))
-    command = [
-        sys.executable,
-        "-m",
-        "distbelief",
-        "launch",
-        "downpour",
-        "--epochs",
-        "60",
-        "--quiet",
-        "--out",
-        str(tmp_path / "run"),
-    ]
+    command = [sys.executable, "-m", "distbelief", "launch", "downpour", "--epochs", "60", "--quiet"]
+    command += ["--out", str(tmp_path / "run"), "script.py", "a", "-b"]
     environment = {**os.environ, "PYTHONPATH": str(Path(jobs.__file__).parent)}
-    done = subprocess.run(
-        [*command, "script.py", "a", "-b"], capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=60
-    )
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=60)
     spoken = done.stdout.count("words: ['a', '-b']")
     if not inside:
         assert (done.returncode, done.stderr) == (0, "")

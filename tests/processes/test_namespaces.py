@@ -172,23 +172,9 @@ class Told:
 
 def train(hosts: Hosts) -> Told:
     """Start a job of one replica on the first host, with a join server for the second."""
-    words = (
-        "jobs:stubborn",
-        "synchronous",
-        "--replicas",
-        "1",
-        "--shards",
-        "2",
-        "--batch-size",
-        str(jobs.BATCH),
-        "--epochs",
-        str(EPOCHS),
-        "--checkpoint-every",
-        "0",
-    )
-    return Told(
-        hosts.start(0, "train", *words, "--pad", PAD, "--listen", HERE, "--out", str(hosts.run), "--json"), hosts
-    )
+    words = f"jobs:stubborn synchronous --replicas 1 --shards 2 --batch-size {jobs.BATCH} --epochs {EPOCHS}".split()
+    words += ["--checkpoint-every", "0", "--pad", PAD, "--listen", HERE, "--out", str(hosts.run), "--json"]
+    return Told(hosts.start(0, "train", *words), hosts)
 
 
 @pytest.mark.timeout(3 * SECONDS)

@@ -27,6 +27,7 @@ from distbelief.record.restore import load_part
 from distbelief.strategies import Downpour, Single
 
 EPOCHS = 40
+ENDLESS = [sys.executable, "-m", "distbelief", "train", "jobs:tiny", "downpour", "--epochs", "100000", "--json"]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -200,19 +201,7 @@ def test_an_interruption_while_processes_are_started_starts_no_more(
 
 
 def test_ctrl_c_in_a_terminal_reaches_every_process_and_the_job_ends_in_peace(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "distbelief",
-        "train",
-        "jobs:tiny",
-        "downpour",
-        "--epochs",
-        "100000",
-        "--json",
-        "--out",
-        str(tmp_path / "run"),
-    ]
+    command = [*ENDLESS, "--out", str(tmp_path / "run")]
     environment = {**os.environ, "PYTHONPATH": str(Path(jobs.__file__).parent)}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
@@ -231,26 +220,12 @@ def test_ctrl_c_in_a_terminal_reaches_every_process_and_the_job_ends_in_peace(tm
 
 
 def test_a_supervisor_that_is_killed_leaves_a_run_that_can_be_resumed_at_once(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "distbelief",
-        "train",
-        "jobs:tiny",
-        "downpour",
-        "--epochs",
-        "100000",
-        "--batch-size",
-        "16",
-        "--json",
-    ]
+    command = [*ENDLESS, "--batch-size", "16", "--out", str(tmp_path / "run")]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(Path(jobs.__file__).parent), os.environ.get("PYTHONPATH", "")]),
     }
-    with subprocess.Popen(
-        [*command, "--out", str(tmp_path / "run")], stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         while '"event":"Checkpointed"' not in (line := process.stdout.readline()):
             assert line

@@ -108,23 +108,7 @@ class Namespaces:
 
 def _limit(tc: list[str], device: str, rate: int) -> None:
     burst = BURST if rate <= SLOW else int(rate * BURST_SECONDS * 1000 / 8)
-    _run(
-        [
-            *tc,
-            "qdisc",
-            "add",
-            "dev",
-            device,
-            "root",
-            "tbf",
-            "rate",
-            f"{rate}mbit",
-            "burst",
-            f"{burst}kb",
-            "latency",
-            "400ms",
-        ]
-    )
+    _run([*tc, *f"qdisc add dev {device} root tbf rate {rate}mbit burst {burst}kb latency 400ms".split()])
 
 
 def ip(*words: str) -> None:

@@ -80,6 +80,16 @@ def spread(values: Sequence[float]) -> float:
     return (high - low) / 2 / middle if middle else 0.0
 
 
+def medians(taken: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The median of what each contender took."""
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def rates(taken: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
+    """The medians of what are samples per second, and the `spread` of each, as results name them."""
+    return {"samples_per_second": medians(taken), "spread": {name: spread(values) for name, values in taken.items()}}
+
+
 def figure(what: str, measured: float, promised: float, lower: bool = False) -> dict[str, Any]:
     """One of the figures to reach, beside what was measured; `lower` where less is better.
 

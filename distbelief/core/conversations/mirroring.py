@@ -211,7 +211,6 @@ class StandbyStanding(TextEnum):
 
 
 _FOLLOWS = (StandbyStanding.TOLD, StandbyStanding.SENT, StandbyStanding.MIRRORS)
-_THERE = (StandbyStanding.HERE, *_FOLLOWS)
 
 STANDBY = States(
     "a standby",
