@@ -18,7 +18,7 @@ from distbelief.costs.cost import sample_of
 from distbelief.costs.trace import Tracer
 from distbelief.places.simulated.handling import Handling
 from distbelief.planner.candidates import Machines, PlanCandidate
-from distbelief.planner.pricing import PricedCluster, Pricing
+from distbelief.planner.pricing import STEPS, PricedCluster, Pricing
 from distbelief.strategies import Allreduce, Single
 from distbelief.tasks import as_data, resolve
 from distbelief.transport.virtual import NetworkModel
@@ -48,7 +48,7 @@ def net(task: str) -> Net:
     made = resolve(task)
     layers = Tracer(made, sample_of(as_data(made.train()))).layers
     operations = OPERATIONS * sum(layer.multiply_adds for layer in layers) * BATCH
-    return Net(Pricing(made, BATCH), sum(layer.parameters for layer in layers), operations / RATE)
+    return Net(Pricing(made, BATCH, STEPS), sum(layer.parameters for layer in layers), operations / RATE)
 
 
 def efficiencies(one: Net, network: NetworkModel, replicas: Sequence[int] = REPLICAS) -> list[float]:

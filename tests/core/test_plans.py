@@ -101,8 +101,7 @@ def test_a_few_steps_have_the_price_of_many(
     found = []
     for steps in (4, 100):
         monkeypatch.setattr("distbelief.planner.pricing.STEPS", steps)
-        monkeypatch.setattr("distbelief.planner.pricing.LEAST_STEPS", steps)
-        found.append(Pricing(LAYERS, 64).price(PlanCandidate(strategy), cluster))
+        found.append(Pricing(LAYERS, 64, steps).price(PlanCandidate(strategy), cluster))
     few, many = found
     assert few.samples_per_second == pytest.approx(many.samples_per_second, rel=error)
     assert few.step == pytest.approx(many.step, rel=1.3 * error)
