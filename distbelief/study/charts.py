@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from distbelief.study import statistics
-from distbelief.study.figures import FIGURES, ArmFigures, Report, percent
+from distbelief.study.figures import FIGURES, HOW, ArmFigures, Report, highest, percent, scaled, without_replicas
 from distbelief.study.trials import PARTS, Point, Trial
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f", "#a6761d", "#1b9e77")
@@ -31,8 +30,8 @@ def charts(found: Report) -> Iterator[tuple[str, str, Chart]]:
         yield "loss", "Loss on the test set", _curves(found, curves, lambda point: point.loss, "loss")
     for target in found.study.targets:
         yield f"target-{target:g}", f"Time to {percent(target)}, every seed", _times(found, target)
-    if groups := list(_scaled(found)):
-        yield "scaling", "Samples a second against the number of replicas", _scaling(groups)
+    if groups := list(scaled(found)):
+        yield "scaling", "Speed-up and efficiency against the number of replicas", _scaling(found, groups)
     if any(one.parts for one in found.arms):
         yield "parts", "What a step takes", _parts(found)
     if any(one.bytes_per_step for one in found.arms):
@@ -75,8 +74,7 @@ def _curves(found: Report, trials: Sequence[Trial], of: Callable[[Point], float]
         seen.add(one.arm)
     buttons = [{"label": f"against {name}", "method": "update", "args": [{"x": xs}, {"xaxis.title.text": name}]}
                for name, xs in by.items()]  # fmt: skip
-    menu = {"buttons": buttons, "type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1.15}
-    return {"data": data, "layout": _layout("seconds", named, updatemenus=[menu])}
+    return {"data": data, "layout": _layout("seconds", named, updatemenus=[_menu(buttons)])}
 
 
 def _times(found: Report, target: float) -> Chart:
@@ -100,28 +98,44 @@ def _times(found: Report, target: float) -> Chart:
     return {"data": data, "layout": {**layout, "yaxis": rows, "xaxis": {**layout["xaxis"], "type": "log"}}}
 
 
-def _scaled(found: Report) -> Iterator[list[ArmFigures]]:
-    """Arms that differ in the number of replicas only: of one strategy, task and place, and the same first name."""
-    key = lambda one: (one.name.rpartition(", replicas ")[0], one.task, one.place)  # noqa: E731  # of both calls
-    for (name, _, _), group in itertools.groupby(sorted(found.arms, key=key), key=key):
-        arms = sorted((one for one in group if math.isfinite(one.samples_per_second)), key=lambda one: one.replicas)
-        if name and len(arms) > 1:
-            yield arms
-
-
-def _scaling(groups: Sequence[Sequence[ArmFigures]]) -> Chart:
+def _scaling(found: Report, groups: Sequence[Sequence[ArmFigures]]) -> Chart:
+    """How many times as fast as one replica so many are: in samples, in the time to a target, and for each of them."""
     data: list[Chart] = []
     most = max(one.replicas for group in groups for one in group)
+    line: list[float | None] = [1, most]
+    by: dict[str, list[list[float | None]]] = {"samples a second": [], "a part of the ideal": [], "time to target": []}
     for number, arms in enumerate(groups):
-        first, place = arms[0], arms[0].place
-        name = f"{first.name.rpartition(', replicas ')[0]} ({'simulated' if place == 'simulated' else 'measured'})"
-        ratio = [round(one.samples_per_second / first.samples_per_second * first.replicas, 3) for one in arms]
-        data.append({"x": [one.replicas for one in arms], "y": ratio, "mode": "lines+markers", "name": name,
+        place, replicas = arms[0].place, [one.replicas for one in arms]
+        rates, times = [one.samples_per_second for one in arms], _seconds(found, arms)
+        several = [_ratio(rate, rates[0] / replicas[0]) for rate in rates]
+        by["samples a second"].append(several)
+        by["a part of the ideal"].append([_ratio(one or math.nan, n) for one, n in zip(several, replicas, strict=True)])
+        by["time to target"].append([_ratio(times[0] * replicas[0], one) for one in times])
+        data.append({"x": replicas, "y": several, "mode": "lines+markers",
+                     "name": f"{without_replicas(arms[0].name)} ({HOW[place]})",
                      "line": {"dash": DASHES[place], "color": COLOURS[number % len(COLOURS)]},
                      "marker": {"symbol": SYMBOLS[place], "size": 9}})  # fmt: skip
-    data.append({"x": [1, most], "y": [1, most], "mode": "lines", "name": "ideal",
-                 "line": {"dash": "dash", "color": "#999"}})  # fmt: skip
-    return {"data": data, "layout": _layout("replicas", "times the samples a second of one")}
+    data.append({"x": line, "y": line, "mode": "lines", "name": "ideal", "line": {"dash": "dash", "color": "#999"}})
+    said = ("times the samples a second of one", "efficiency: speed-up over replicas", "times as soon at the target")
+    buttons = [{"label": name, "method": "update",
+                "args": [{"y": [*ys, [1, 1] if name == "a part of the ideal" else line]}, {"yaxis.title.text": title}]}
+               for (name, ys), title in zip(by.items(), said, strict=True)]  # fmt: skip
+    return {"data": data, "layout": _layout("replicas", said[0], updatemenus=[_menu(buttons)])}
+
+
+def _seconds(found: Report, arms: Sequence[ArmFigures]) -> list[float]:
+    """Of arms, to the highest target that one of them reaches."""
+    target = highest(found.study.targets, arms)
+    return [math.nan if target is None else one.at(target).median for one in arms]
+
+
+def _ratio(value: float, of: float) -> float | None:
+    """Rounded; None, as in JSON, where one of them is not known or infinite."""
+    return round(value / of, 3) if math.isfinite(value) and math.isfinite(of) and of else None
+
+
+def _menu(buttons: Sequence[Chart]) -> Chart:
+    return {"buttons": buttons, "type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1.15}
 
 
 def _parts(found: Report) -> Chart:
