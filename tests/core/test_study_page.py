@@ -38,12 +38,17 @@ def test_a_page_needs_no_network_and_escapes_what_a_user_has_written() -> None:
     assert "https://" not in made
     assert "A study &lt;of&gt; nothing" in made
     assert "Does &amp; it show?" in made
+    for arm in made_report().arms:
+        assert f"<li>{arm.name}<br><code>{arm.command}</code></li>" in made
     assert "/*the script*/" in made
 
 
 def test_every_trial_is_drawn_and_what_was_simulated_is_marked() -> None:
     found = made_report()
     drawn = {name: chart for name, _, chart in charts(found)}
+    assert list(drawn) == ["accuracy", "loss", "target-0.9", "target-0.95", "scaling", "parts", "bytes", "staleness",
+                           "efficiency"]  # fmt: skip
+    assert drawn["bytes"]["data"][0]["x"] == [2.0] * len(found.arms)
     lines = drawn["accuracy"]["data"]
     assert len(lines) == len(found.trials)
     assert {line["line"]["dash"] for line in lines if line["name"] != "alone"} == {"dot"}
@@ -211,8 +216,8 @@ def test_what_replicas_bring_is_told_of_arms_that_differ_in_nothing_else() -> No
     [told] = [one for one in two_tasks().sentences if one.startswith("From ")]
     assert told == (
         "From 1 to 2 replicas MLP, downpour takes 3 times the samples a second, 150 % of what is ideal (measured). "
-        "From 1 to 64 replicas MLP, simulated downpour with Adagrad takes 10 times the samples a second, 16 % of what is "
-        "ideal (simulated); no arm grows by more."
+        "From 1 to 64 replicas MLP, simulated downpour with Adagrad takes 10 times the samples a second, 16 % of what "
+        "is ideal (simulated); no arm grows by more."
     )
 
 
