@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from distbelief.study import statistics
-from distbelief.study.figures import FIGURES, MADE, ArmFigures, Report, bare_name, percent, scaled
+from distbelief.study.figures import FIGURES, HOW, ArmFigures, Report, highest, percent, scaled, without_replicas
 from distbelief.study.trials import PARTS, Point, Trial
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f", "#a6761d", "#1b9e77")
@@ -31,7 +31,7 @@ def charts(found: Report) -> Iterator[tuple[str, str, Chart]]:
     for target in found.study.targets:
         yield f"target-{target:g}", f"Time to {percent(target)}, every seed", _times(found, target)
     if groups := list(scaled(found)):
-        yield "scaling", "Samples a second against the number of replicas", _scaling(groups)
+        yield "scaling", "Speed-up and efficiency against the number of replicas", _scaling(found, groups)
     if any(one.parts for one in found.arms):
         yield "parts", "What a step takes", _parts(found)
     if any(one.bytes_per_step for one in found.arms):
@@ -74,8 +74,7 @@ def _curves(found: Report, trials: Sequence[Trial], of: Callable[[Point], float]
         seen.add(one.arm)
     buttons = [{"label": f"against {name}", "method": "update", "args": [{"x": xs}, {"xaxis.title.text": name}]}
                for name, xs in by.items()]  # fmt: skip
-    menu = {"buttons": buttons, "type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1.15}
-    return {"data": data, "layout": _layout("seconds", named, updatemenus=[menu])}
+    return {"data": data, "layout": _layout("seconds", named, updatemenus=[_menu(buttons)])}
 
 
 def _times(found: Report, target: float) -> Chart:
@@ -99,19 +98,44 @@ def _times(found: Report, target: float) -> Chart:
     return {"data": data, "layout": {**layout, "yaxis": rows, "xaxis": {**layout["xaxis"], "type": "log"}}}
 
 
-def _scaling(groups: Sequence[Sequence[ArmFigures]]) -> Chart:
+def _scaling(found: Report, groups: Sequence[Sequence[ArmFigures]]) -> Chart:
+    """How many times as fast as one replica so many are: in samples, in the time to a target, and for each of them."""
     data: list[Chart] = []
     most = max(one.replicas for group in groups for one in group)
+    line: list[float | None] = [1, most]
+    by: dict[str, list[list[float | None]]] = {"samples a second": [], "a part of the ideal": [], "time to target": []}
     for number, arms in enumerate(groups):
-        first, place = arms[0], arms[0].place
-        name = f"{bare_name(first)} ({MADE[place]})"
-        ratio = [round(one.samples_per_second / first.samples_per_second * first.replicas, 3) for one in arms]
-        data.append({"x": [one.replicas for one in arms], "y": ratio, "mode": "lines+markers", "name": name,
+        place, replicas = arms[0].place, [one.replicas for one in arms]
+        rates, times = [one.samples_per_second for one in arms], _seconds(found, arms)
+        several = [_ratio(rate, rates[0] / replicas[0]) for rate in rates]
+        by["samples a second"].append(several)
+        by["a part of the ideal"].append([_ratio(one or math.nan, n) for one, n in zip(several, replicas, strict=True)])
+        by["time to target"].append([_ratio(times[0] * replicas[0], one) for one in times])
+        data.append({"x": replicas, "y": several, "mode": "lines+markers",
+                     "name": f"{without_replicas(arms[0].name)} ({HOW[place]})",
                      "line": {"dash": DASHES[place], "color": COLOURS[number % len(COLOURS)]},
                      "marker": {"symbol": SYMBOLS[place], "size": 9}})  # fmt: skip
-    data.append({"x": [1, most], "y": [1, most], "mode": "lines", "name": "ideal",
-                 "line": {"dash": "dash", "color": "#999"}})  # fmt: skip
-    return {"data": data, "layout": _layout("replicas", "times the samples a second of one")}
+    data.append({"x": line, "y": line, "mode": "lines", "name": "ideal", "line": {"dash": "dash", "color": "#999"}})
+    said = ("times the samples a second of one", "efficiency: speed-up over replicas", "times as soon at the target")
+    buttons = [{"label": name, "method": "update",
+                "args": [{"y": [*ys, [1, 1] if name == "a part of the ideal" else line]}, {"yaxis.title.text": title}]}
+               for (name, ys), title in zip(by.items(), said, strict=True)]  # fmt: skip
+    return {"data": data, "layout": _layout("replicas", said[0], updatemenus=[_menu(buttons)])}
+
+
+def _seconds(found: Report, arms: Sequence[ArmFigures]) -> list[float]:
+    """Of arms, to the highest target that one of them reaches."""
+    target = highest(found.study.targets, arms)
+    return [math.nan if target is None else one.at(target).median for one in arms]
+
+
+def _ratio(value: float, of: float) -> float | None:
+    """Rounded; None, as in JSON, where one of them is not known or infinite."""
+    return round(value / of, 3) if math.isfinite(value) and math.isfinite(of) and of else None
+
+
+def _menu(buttons: Sequence[Chart]) -> Chart:
+    return {"buttons": buttons, "type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1.15}
 
 
 def _parts(found: Report) -> Chart:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
@@ -18,10 +20,10 @@ from distbelief.study.trials import PARTS, SHRUNK, Trial
 
 BUSY = 0.1
 """The part of a machine that others take, from which it is said to have been busy."""
-
-
-MADE = {"local": "measured", "simulated": "simulated"}
-"""How the times of a place came to be."""
+NAME = 36
+"""Letters of an arm's name on one line of a table, so that all of it is at most 100 wide."""
+HOW = {"local": "measured", "simulated": "simulated"}
+"""How figures of a place are known."""
 
 
 class Reached(msgspec.Struct, frozen=True):
@@ -139,23 +141,21 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         """The figures of an arm."""
         return next(one for one in self.arms if one.name == name)
 
-    def compared(self) -> list[list[ArmFigures]]:
-        """The arms by what they are compared with: those of one task that were measured, or simulated, are together."""
-        groups: dict[str, list[ArmFigures]] = {}
-        for arm in self.arms:
-            groups.setdefault(arm.baseline, []).append(arm)
-        return list(groups.values())
+    def groups(self) -> list[list[ArmFigures]]:
+        """Arms that are compared with each other: of one baseline; those of the study's own are the first."""
+        found: dict[str, list[ArmFigures]] = {self.study.baseline: []}
+        for one in self.arms:
+            found.setdefault(one.baseline, []).append(one)
+        return [group for group in found.values() if group]
 
     def lines(self) -> list[str]:
-        """A table of the arms, of each task and place one, one of those that compress others, and the sentences."""
-        groups = self.compared()
-        table = [line for group in groups for line in ["", *self._table(group, len(groups) > 1)]][1:]
+        """A table of each group of arms, one of those that compress others, and the sentences."""
+        table = [line for group in self.groups() for line in (*self._table(group), "")]
         if self.shrunk:
-            table += ["", *_aligned([SHRUNK_HEAD, *(one.row() for one in self.shrunk)])]
+            table += [*_aligned([SHRUNK_HEAD, *(one.row() for one in self.shrunk)]), ""]
         judged = [one.line() for one in self.claims]
         return [
             *table,
-            "",
             *self.sentences,
             *([""] * bool(judged)),
             *judged,
@@ -163,43 +163,20 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             *([f"{self.left} trials are still to be run"] if self.left else []),
         ]
 
-    def _table(self, arms: Sequence[ArmFigures], named: bool) -> list[str]:
-        """Of arms that are compared, with the highest target that any of them reaches."""
-        targets = self.study.targets
-        target = (held(targets, arms) or targets[-1]) if targets else None
-        what = f"{arms[0].task}, {MADE[arms[0].place]}" if named else "arm"
-        told = [f"seconds to {100 * target:g} %", "reached", "speed-up"] if target else []
-        return _aligned([[what, "trials", "accuracy", "samples/s", *told], *(self._row(one, target) for one in arms)])
-
-    def _row(self, arm: ArmFigures, target: float | None) -> list[str]:
-        if arm.failed == arm.trials:
-            return [arm.name, str(arm.trials), "", "", *(["", "", ""] if target else [])]
-        row = [arm.name, str(arm.trials), percent(arm.accuracy), f"{arm.samples_per_second:,.0f}"]
-        if target is None:
-            return row
-        found = arm.at(target)
-        return [*row, number(found.median), f"{found.reached} of {found.of}", told_interval(found.speed_up)]
-
-
-def held(targets: Sequence[float], arms: Sequence[ArmFigures]) -> float | None:
-    """The highest target that any of some arms reaches in the median; None where none does."""
-    return next((one for one in reversed(targets) if any(math.isfinite(arm.at(one).median) for arm in arms)), None)
-
-
-def bare_name(arm: ArmFigures) -> str:
-    """An arm's name without the number of its replicas; "" where that is no part of it."""
-    return arm.name.rpartition(", replicas ")[0]
-
-
-def scaled(found: Report) -> Iterator[list[ArmFigures]]:
-    """Arms that differ in the number of replicas only, by that: of one name, task and place."""
-    groups: dict[tuple[str, str, str], list[ArmFigures]] = {}
-    for one in found.arms:
-        if bare_name(one) and math.isfinite(one.samples_per_second):
-            groups.setdefault((bare_name(one), one.task, one.place), []).append(one)
-    for group in groups.values():
-        if len(group) > 1:
-            yield sorted(group, key=lambda one: one.replicas)
+    def _table(self, group: Sequence[ArmFigures]) -> list[str]:
+        """Of arms that are compared, with the highest target that one of them reaches."""
+        if not self.study.targets:
+            rows = [[one.name, str(one.trials), *_known(one)] for one in group]
+            return [f"{kind(group)}:", *_aligned([["arm", "trials", "accuracy", "samples/s"], *rows])]
+        target = highest(self.study.targets, group) or self.study.targets[-1]
+        rows = []
+        for one in group:
+            at = one.at(target)
+            rows.append([one.name, *_known(one), number(at.median), f"{at.reached} of {at.of}",
+                         told_interval(at.speed_up)])  # fmt: skip
+        head = ["arm", "accuracy", "samples/s", "seconds", "reached", "speed-up"]
+        told = f"{kind(group)}, to {percent(target)}; speed-up over {group[0].baseline}"
+        return [told, *_aligned([head, *rows])]
 
 
 def figures(study: Study, trials: Sequence[Trial], arm: Arm) -> ArmFigures:
@@ -242,14 +219,63 @@ def shrunk_figures(trials: Sequence[Trial], arm: Arm) -> ShrunkFigures:
     )  # fmt: skip
 
 
+def kind(group: Sequence[ArmFigures]) -> str:
+    """What arms that are compared have in common."""
+    return f"{group[0].task}, {HOW[group[0].place]}"
+
+
+def highest(targets: Sequence[float], arms: Sequence[ArmFigures]) -> float | None:
+    """The highest target that any of some arms reaches in the median; None where none reaches one."""
+    return next((one for one in reversed(targets) if any(math.isfinite(arm.at(one).median) for arm in arms)), None)
+
+
+def without_replicas(name: str) -> str:
+    """The name of an arm without the number of its replicas.
+
+    >>> without_replicas("downpour, replicas 4, lr 0.1"), without_replicas("serial")
+    ('downpour, lr 0.1', 'serial')
+    """
+    return re.sub(r", replicas \d+(?=,|$)", "", name)
+
+
+def scaled(found: Report) -> Iterator[list[ArmFigures]]:
+    """Arms of which something is known and that differ in the number of replicas only, the fewest first."""
+    alike: dict[tuple[str, str, str], list[ArmFigures]] = {}
+    for one in found.arms:
+        if math.isfinite(one.samples_per_second) and without_replicas(one.name) != one.name:
+            alike.setdefault((without_replicas(one.name), one.task, one.place), []).append(one)
+    yield from (sorted(arms, key=lambda one: one.replicas) for arms in alike.values() if len(arms) > 1)
+
+
+def _known(arm: ArmFigures) -> list[str]:
+    if arm.failed == arm.trials:
+        return ["failed" if arm.failed else "-", "-"]
+    return [percent(arm.accuracy), number(arm.samples_per_second)]
+
+
+def _broken(name: str) -> list[str]:
+    """A name on as many lines as it needs, the last of which begins after its last comma.
+
+    >>> _broken("MLP, downpour"), _broken("MLP, simulated downpour with Adagrad, replicas 4")
+    (['MLP, downpour'], ['MLP, simulated downpour with', '  Adagrad,', '  replicas 4'])
+    """
+    if len(name) <= NAME:
+        return [name]
+    head, comma, tail = name.rpartition(", ")
+    parts = [head + comma.rstrip(), f"  {tail}"] if head else [name]
+    return [line for part in parts for line in textwrap.wrap(part, NAME, subsequent_indent="  ")]
+
+
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Cells as lines, the first column to the left."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) if not at else cell.rjust(width)
-                  for at, (cell, width) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    ]  # fmt: skip
+    """Cells as lines, the first column to the left; a long name there begins on lines of its own."""
+    names = [_broken(row[0]) for row in rows]
+    first = max(len(part) for name in names for part in name)
+    widths = [max(len(row[column]) for row in rows) for column in range(1, len(rows[0]))]
+    lines: list[str] = []
+    for name, row in zip(names, rows, strict=True):
+        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths, strict=True)]
+        lines += [*name[:-1], "  ".join([name[-1].ljust(first), *cells])]
+    return lines
 
 
 def _whole(trials: Sequence[Trial]) -> list[Trial]:

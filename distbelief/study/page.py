@@ -14,7 +14,7 @@ import msgspec
 from distbelief.record.folder import write_atomically
 from distbelief.study.charts import Chart, charts
 from distbelief.study.definition import Study
-from distbelief.study.figures import SHRUNK_HEAD, Report, number, percent, told_interval
+from distbelief.study.figures import SHRUNK_HEAD, ArmFigures, Report, kind, number, percent, told_interval
 
 PAGE = "report.html"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -27,7 +27,7 @@ STYLE = """
 @media(prefers-color-scheme:dark){:root{--ink:#e6e8eb;--paper:#14171a;--soft:#1f2428;--line:#3a424a;--grid:#2c333a}}
 *{box-sizing:border-box}body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
 main{max-width:1100px;margin:0 auto;padding:1rem}h1{font-size:1.6rem;line-height:1.2}
-h2{font-size:1.15rem;margin-top:2rem}
+h2{font-size:1.15rem;margin-top:2rem}h3{font-size:1rem}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem}th,td{padding:.3rem .6rem;text-align:right;
 border-bottom:1px solid var(--line);white-space:nowrap}th:first-child,td:first-child{text-align:left}
 code{font-size:.8rem;overflow-wrap:anywhere}.chart{width:100%}details{background:var(--soft);
@@ -97,7 +97,9 @@ def page(found: Report, script: str) -> str:
         *(["<h2>What was expected</h2>"] if found.claims else []),
         *(f"<p>{told(one.line())}.</p>" for one in found.claims),
         f"<p>{found.left} trials are still to be run.</p>" if found.left else "",
-        f"<h2>The arms</h2><div class='wide'>{_table(found)}</div>",
+        "<h2>The arms</h2>",
+        *(f"<h3>{told(kind(group))}; speed-ups are over {told(group[0].baseline)}</h3>"
+          f"<div class='wide'>{_table(found, group)}</div>" for group in found.groups()),
         f"<h2>What became of their models</h2><div class='wide'>{_cells(shrunk)}</div>" if found.shrunk else "",
         "<details><summary>The command of each arm</summary><ul>",
         *(f"<li>{told(one.name)}<br><code>{told(one.command)}</code></li>" for one in found.arms if one.command),
@@ -135,12 +137,12 @@ def write_picture(page: Path) -> str:
     return "" if done.returncode == 0 and picture.is_file() else f"{picture.name}: {browser} could not draw it"
 
 
-def _table(found: Report) -> str:
+def _table(found: Report, group: Sequence[ArmFigures]) -> str:
     targets = found.study.targets
     head = ["arm", "accuracy", "samples/s"]
     head += [f"{what} {percent(one)}" for one in targets for what in ("seconds to", "speed-up to")]
     rows = []
-    for arm in found.arms:
+    for arm in group:
         row = [arm.name, percent(arm.accuracy), number(arm.samples_per_second)]
         for target in targets:
             at = arm.at(target)
@@ -162,7 +164,8 @@ def _rules(found: Report) -> str:
         "A target is reached when two evaluations in a row hold it, at the first of them; a miss is infinite in the "
         "median, and the ratios' intervals are of 95 % (percentile bootstrap).",
         "Models were measured after each run, as they were at its checkpoints: that cost no arm anything.",
-        "What was measured (circles, solid) and what was simulated (diamonds, dotted) is never compared.",
+        "An arm is compared with a baseline of its own task only, and what was measured (circles, solid) never with "
+        "what was simulated (diamonds, dotted).",
         *_beginnings(study),
         *([found.cost] if found.cost else []),
         "Machine: " + ", ".join(f"{name} {value}" for name, value in machine.items()) + ".",

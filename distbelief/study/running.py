@@ -182,10 +182,12 @@ class StudyFolder:
         return read_kept(file, Trial) if file.is_file() else None
 
     def cost(self) -> Cost:
-        """What all trials took so far, those that were run again too."""
+        """What all trials took so far, those that were run again too; a line that a full disk has cut is left out."""
         file = self.path / COSTS
-        lines = file.read_bytes().splitlines() if file.is_file() else []
-        found = [msgspec.json.decode(line, type=Cost) for line in lines]
+        found = list[Cost]()
+        for line in file.read_bytes().splitlines() if file.is_file() else []:
+            with contextlib.suppress(msgspec.MsgspecError):
+                found.append(msgspec.json.decode(line, type=Cost))
         return Cost(*(sum(getattr(one, name) for one in found) for name in Cost.__struct_fields__))
 
     def spend(self, cost: Cost) -> None:

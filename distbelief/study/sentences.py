@@ -7,18 +7,21 @@ from collections.abc import Callable, Sequence
 
 from distbelief.study.figures import (
     BUSY,
-    MADE,
+    HOW,
     ArmFigures,
     Report,
-    bare_name,
-    held,
+    highest,
+    kind,
     number,
     percent,
     scaled,
     told_interval,
+    without_replicas,
 )
 
 MOST = 10
+SHOWN = 5
+"""So many arms are named in a list at most: the table has all."""
 WIDE = 1.5
 """A slowest seed that took so many times as long as the fastest is worth a word."""
 
@@ -40,28 +43,38 @@ def _alike(found: Report) -> list[ArmFigures]:
 
 
 def _target(found: Report) -> float | None:
-    """The highest target that any arm reaches in the median, of those that can be compared."""
-    return held(found.study.targets, _alike(found))
+    """The highest target that any arm reaches in the median, of those that can be compared with the baseline."""
+    return highest(found.study.targets, _alike(found))
+
+
+def _several(told: Sequence[str], between: str = ", ") -> str:
+    """What is said of some arms, in a list that can be read.
+
+    >>> _several(["a", "b", "c", "d", "e", "f", "g"])
+    'a, b, c, d, e and 2 more'
+    """
+    more = len(told) - SHOWN
+    return between.join(told[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _fastest(found: Report) -> str:
-    if _target(found) is None:
-        return f"No arm reaches {percent(found.study.targets[-1])} in the median." if found.study.targets else ""
     return _first(found, _alike(found))
 
 
-def _fastest_elsewhere(found: Report) -> str:
-    """Of arms that are compared with something else than the baseline: those of other tasks and places."""
-    groups = [group for group in found.compared() if group[0].baseline != found.study.baseline and len(group) > 1]
-    ran = [[one for one in group if one.trials > one.failed] for group in groups]
-    return " ".join(_first(found, group) for group in ran if held(found.study.targets, group) is not None)
+def _elsewhere(found: Report) -> str:
+    """The fastest of each other group of arms, which is compared with the baseline of its own."""
+    ran = _ran(found)
+    groups = [[one for one in group if one in ran] for group in found.groups()]
+    others = [group for group in groups if len(group) > 1 and group[0].baseline != found.study.baseline]
+    return " ".join(f"Of {kind(group)}: {told}" for group in others if (told := _first(found, group)))
 
 
-def _first(found: Report, arms: Sequence[ArmFigures]) -> str:
-    """Which of some arms is first at the highest target that any of them reaches."""
-    target = held(found.study.targets, arms)
-    assert target is not None
-    first = min(arms, key=lambda one: one.at(target).median)
+def _first(found: Report, alike: Sequence[ArmFigures]) -> str:
+    """Who is the first at a target, of arms that are compared with each other."""
+    target = highest(found.study.targets, alike)
+    if target is None:
+        return f"No arm reaches {percent(found.study.targets[0])} in the median." if found.study.targets else ""
+    first = min(alike, key=lambda one: one.at(target).median)
     at = first.at(target)
     told = f"{first.name} is first at {percent(target)}, after {number(at.median)} s in the median of {at.of} seeds"
     if first.name == first.baseline:
@@ -90,9 +103,11 @@ def _why(found: Report) -> str:
 
 def _missed(found: Report) -> str:
     target = _target(found)
-    missed = [] if target is None else [one for one in _ran(found) if one.at(target).reached < one.at(target).of]
-    told = ", ".join(f"{one.name} ({one.at(target).reached} of {one.at(target).of})" for one in missed if target)
-    return f"These miss {percent(target)} with some seed or all: {told}." if told and target else ""
+    if target is None:
+        return ""
+    missed = [at for at in ((one.name, one.at(target)) for one in _alike(found)) if at[1].reached < at[1].of]
+    told = [f"{name} ({at.reached} of {at.of})" for name, at in missed]
+    return f"These miss {percent(target)} with some seed or all: {_several(told)}." if told else ""
 
 
 def _grid_ends(found: Report) -> str:
@@ -104,7 +119,7 @@ def _grid_ends(found: Report) -> str:
             end = "least" if one.value == min(arm.grid) else "largest"
             told.append(f"{one.name} ({arm.tuned.removeprefix('--')} {one.value:g}, the {end})")
     what = "The best value lies at an end of its grid, so that a better one may lie beyond"
-    return f"{what}: {', '.join(told)}." if told else ""
+    return f"{what}: {_several(told)}." if told else ""
 
 
 def _fewest(found: Report) -> str:
@@ -113,6 +128,8 @@ def _fewest(found: Report) -> str:
     if target is None or len(alike) < 2:
         return ""
     least, most = (pick(alike, key=lambda one: one.at(target).samples) for pick in (min, max))
+    if least is most:
+        return ""
     return (
         f"{least.name} needs the fewest samples to {percent(target)}, {number(least.at(target).samples)}; {most.name} "
         f"the most that get there, {number(most.at(target).samples)}."
@@ -125,9 +142,9 @@ def _throughput(found: Report) -> str:
         return ""
     base = found.arm(found.study.baseline)
     first = max(alike, key=lambda one: one.samples_per_second)
-    ratio = first.samples_per_second / base.samples_per_second if base in alike else math.nan
+    ratio = first.samples_per_second / base.samples_per_second
     told = f"{first.name} takes the most samples a second, {number(first.samples_per_second)}"
-    return f"{told}." if first is base else f"{told}, {number(ratio)} times {base.name}'s."
+    return f"{told}." if first is base or base not in alike else f"{told}, {number(ratio)} times {base.name}'s."
 
 
 def _accuracy(found: Report) -> str:
@@ -142,27 +159,26 @@ def _accuracy(found: Report) -> str:
 
 
 def _scaling(found: Report) -> str:
-    """Of the arm that gains most by more replicas, measured and simulated: what they bring."""
-
-    def gain(group: Sequence[ArmFigures]) -> float:
-        return group[-1].samples_per_second / group[0].samples_per_second
-
+    """What replicas bring, where they bring most: of what was measured, and of what was simulated."""
+    groups = list(scaled(found))
     told = []
-    for place, made in MADE.items():
-        groups = [group for group in scaled(found) if group[0].place == place]
-        if not groups:
-            continue
-        group = max(groups, key=gain)
-        few, many = group[0].replicas, group[-1].replicas
-        told.append(
-            f"From {few} to {many} replicas {bare_name(group[0])} takes {number(gain(group))} times the samples a "
-            f"second, {100 * gain(group) * few / many:.0f} % of what is ideal ({made}); no other gains more."
-        )
-    return " ".join(told)
+    for place, how in HOW.items():
+        group = max((one for one in groups if one[0].place == place), key=_growth, default=None)
+        if group:
+            few, many, ratio = group[0].replicas, group[-1].replicas, _growth(group)
+            told.append(
+                f"From {few} to {many} replicas {without_replicas(group[0].name)} takes {number(ratio)} times the "
+                f"samples a second, {100 * ratio * few / many:.0f} % of what is ideal ({how})"
+            )
+    return f"{'. '.join(told)}; no arm grows by more." if told else ""
+
+
+def _growth(group: Sequence[ArmFigures]) -> float:
+    return group[-1].samples_per_second / group[0].samples_per_second
 
 
 def _staleness(found: Report) -> str:
-    stale = max(_ran(found), key=lambda one: one.staleness, default=None)
+    stale = max(_alike(found), key=lambda one: one.staleness, default=None)
     if stale is None or not stale.staleness > 0:
         return ""
     return f"Gradients of {stale.name} are the stalest: {number(stale.staleness)} updates old in the mean."
@@ -171,7 +187,7 @@ def _staleness(found: Report) -> str:
 def _spread(found: Report) -> str:
     target = _target(found)
     wide: list[tuple[float, ArmFigures]] = []
-    for one in _ran(found) if target is not None else ():
+    for one in _alike(found) if target is not None else ():
         times = [value for value in one.at(target).seconds if math.isfinite(value)] if target else []
         if len(times) > 1 and min(times) > 0:
             wide.append((max(times) / min(times), one))
@@ -185,7 +201,7 @@ def _spread(found: Report) -> str:
 
 
 def _bytes(found: Report) -> str:
-    most = max(_ran(found), key=lambda one: one.bytes_per_step, default=None)
+    most = max(_alike(found), key=lambda one: one.bytes_per_step, default=None)
     if most is None or not most.bytes_per_step > 0:
         return ""
     told = number(most.bytes_per_step / 1e6)
@@ -194,8 +210,8 @@ def _bytes(found: Report) -> str:
 
 def _failed(found: Report) -> str:
     failed = [one for one in found.arms if one.failed]
-    told = "; ".join(f"{one.name} ({one.failed} of {one.trials}: {one.reason})" for one in failed)
-    return f"Some trials could not be run to their end: {told}." if told else ""
+    told = [f"{one.name} ({one.failed} of {one.trials}: {one.reason})" for one in failed]
+    return f"Some trials could not be run to their end: {_several(told, '; ')}." if told else ""
 
 
 def _machine(found: Report) -> str:
@@ -211,6 +227,6 @@ def _machine(found: Report) -> str:
 
 
 RULES: Sequence[Callable[[Report], str]] = (
-    _failed, _fastest, _fastest_elsewhere, _why, _missed, _grid_ends, _fewest, _throughput, _accuracy, _scaling,
-    _machine, _staleness, _spread, _bytes,
+    _failed, _fastest, _elsewhere, _why, _machine, _missed, _grid_ends, _scaling, _fewest, _throughput, _accuracy,
+    _staleness, _spread, _bytes,
 )  # fmt: skip

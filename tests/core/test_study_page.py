@@ -14,8 +14,8 @@ from made_studies import made_report, made_trial
 from distbelief.study import page as pages
 from distbelief.study.charts import charts
 from distbelief.study.claims import Claim
-from distbelief.study.definition import Arm
-from distbelief.study.figures import number
+from distbelief.study.definition import Arm, Study
+from distbelief.study.figures import Report, number
 from distbelief.study.page import page, write_page
 from distbelief.study.report import make_report
 
@@ -38,12 +38,17 @@ def test_a_page_needs_no_network_and_escapes_what_a_user_has_written() -> None:
     assert "https://" not in made
     assert "A study &lt;of&gt; nothing" in made
     assert "Does &amp; it show?" in made
+    for arm in made_report().arms:
+        assert f"<li>{arm.name}<br><code>{arm.command}</code></li>" in made
     assert "/*the script*/" in made
 
 
 def test_every_trial_is_drawn_and_what_was_simulated_is_marked() -> None:
     found = made_report()
     drawn = {name: chart for name, _, chart in charts(found)}
+    assert list(drawn) == ["accuracy", "loss", "target-0.9", "target-0.95", "scaling", "parts", "bytes", "staleness",
+                           "efficiency"]  # fmt: skip
+    assert drawn["bytes"]["data"][0]["x"] == [2.0] * len(found.arms)
     lines = drawn["accuracy"]["data"]
     assert len(lines) == len(found.trials)
     assert {line["line"]["dash"] for line in lines if line["name"] != "alone"} == {"dot"}
@@ -55,6 +60,14 @@ def test_every_trial_is_drawn_and_what_was_simulated_is_marked() -> None:
     assert len(points) == 5
     ideal = next(one for one in drawn["scaling"]["data"] if one["name"] == "ideal")
     assert ideal["x"] == ideal["y"] == [1, 16]
+    menu = drawn["scaling"]["layout"]["updatemenus"][0]["buttons"]
+    many, line = zip(*(button["args"][0]["y"] for button in menu), strict=True)
+    # n replicas take n + 1 milliseconds a step here, and so do all of them together
+    rates = [2 / (2 + at) for at in range(5)]
+    assert many[0] == pytest.approx(rates, abs=2e-3)
+    assert many[1] == pytest.approx([rate / 2**at for at, rate in enumerate(rates)], abs=2e-3)
+    assert many[2] == pytest.approx(rates, abs=2e-3)
+    assert line == ([1, 16], [1, 1], [1, 16])
     assert {one["name"] for one in drawn["parts"]["data"]} == {"compute", "update", "communicate", "wait"}
 
 
@@ -81,37 +94,7 @@ def test_the_sentences_follow_from_the_figures_and_only_what_is_alike_is_compare
     assert found.arm("many, replicas 4").baseline == "many, replicas 1"
     assert found.arm("many, replicas 4").at(0.95).speed_up.ratio == pytest.approx(2 / 4, rel=0.01)
     scaled = next(one for one in found.sentences if one.startswith("From 1 to 16 replicas"))
-    assert "many takes" in scaled
     assert "(simulated)" in scaled
-
-
-def test_each_task_and_place_is_told_of_by_itself_at_a_target_that_it_reaches() -> None:
-    """The simulated arms are three steps too short for the higher target: their table and sentence are of the lower."""
-    found = made_report()
-    short = [
-        one if one.arm == "alone" else msgspec.structs.replace(one, points=one.points[:17]) for one in found.trials
-    ]
-    again = make_report(found.study, short, {"cores": 2})
-    assert [[one.name for one in group] for group in again.compared()] == [
-        ["alone"], [f"many, replicas {2**at}" for at in range(5)],
-    ]  # fmt: skip
-    heads = [line for line in again.lines() if "samples/s" in line]
-    assert [head.split("  ")[0] for head in heads] == ["mnist, measured", "mnist, simulated"]
-    assert ["95 %" in heads[0], "90 %" in heads[1]] == [True, True]
-    told = " ".join(again.sentences)
-    assert "alone is first at 95.00 %" in told
-    assert "many, replicas 1 is first at 90.00 %" in told
-
-
-def test_arms_of_one_strategy_are_not_taken_for_one_that_grows() -> None:
-    """Of two arms that differ in more than replicas nobody says that the one is the other with more of them."""
-    found = made_report(arms=2)
-    names = {"alone": "plain, replicas 1", "many, replicas 1": "adagrad, replicas 2"}
-    arms = tuple(msgspec.structs.replace(arm, name=names[arm.name], place="local") for arm in found.study.arms)
-    study = msgspec.structs.replace(found.study, arms=arms, baseline="plain, replicas 1")
-    trials = [msgspec.structs.replace(one, arm=names[one.arm], place="local", replicas=1 + (one.arm != "alone"))
-              for one in found.trials]  # fmt: skip
-    assert not any(one.startswith("From") for one in make_report(study, trials, {}).sentences)
 
 
 def test_a_best_value_at_an_end_of_its_grid_is_told() -> None:
@@ -185,3 +168,83 @@ def test_a_page_says_what_arms_begin_with_and_what_a_farm_costs() -> None:
     assert "All arms begin with the model that single --epochs 1 has trained with the same seed" in told
     assert "alone: 4 models are trained one after another, and their outputs averaged" in told
     assert "begin with" not in page(made, "")
+
+
+def two_tasks() -> Report:
+    """A perceptron in one process and on replicas of two batch sizes, measured and simulated; and another task, whose
+    steps take twice as long: the baseline is of the first.
+    """
+    rows = [
+        ("MLP, serial", "mnist", "local", 1, 0.004), ("MLP, whole batch on 2", "mnist", "local", 2, 0.0001),
+        ("MLP, downpour, replicas 1", "mnist", "local", 1, 0.006),
+        ("MLP, downpour, replicas 2", "mnist", "local", 2, 0.002),
+        ("MLP, simulated downpour with Adagrad, replicas 1", "mnist", "simulated", 1, 0.001),
+        ("MLP, simulated downpour with Adagrad, replicas 64", "mnist", "simulated", 64, 0.0001),
+        ("LeNet, serial", "lenet", "local", 1, 0.04), ("LeNet, downpour", "lenet", "local", 2, 0.01),
+    ]  # fmt: skip
+    arms = tuple(Arm(name, task, "downpour", place, ()) for name, task, place, _, _ in rows)
+    # the batch is so large that it never gets there
+    trials = [
+        msgspec.structs.replace(made_trial(name, seed, place, replicas, each, 3 if "whole" in name else 30), task=task)
+        for name, task, place, replicas, each in rows for seed in range(3)
+    ]  # fmt: skip
+    return make_report(Study("Two tasks", arms, (0, 1, 2), (0.9, 0.99), "MLP, serial"), trials, {"cores": 2})
+
+
+def test_arms_are_compared_with_a_baseline_of_their_task_and_place_only() -> None:
+    found = two_tasks()
+    assert {one.name: round(one.at(0.9).speed_up.ratio, 2) for one in found.arms} == {
+        "MLP, serial": 1, "MLP, whole batch on 2": 0, "MLP, downpour, replicas 1": 0.67, "MLP, downpour, replicas 2": 2,
+        "MLP, simulated downpour with Adagrad, replicas 1": 1, "MLP, simulated downpour with Adagrad, replicas 64": 10,
+        "LeNet, serial": 1, "LeNet, downpour": 4,
+    }  # fmt: skip
+    assert [[one.task for one in group] for group in found.groups()] == [["mnist"] * 4, ["mnist"] * 2, ["lenet"] * 2]
+    first, others, *more = found.sentences
+    assert first.startswith("MLP, downpour, replicas 2 is first at 90.00 %")
+    assert first.endswith("2 (2 to 2) times as fast as MLP, serial.")
+    assert others.count(" is first at 90.00 %") == 2
+    assert "Of mnist, simulated: MLP, simulated downpour with Adagrad, replicas 64 is first" in others
+    assert "times as fast as MLP, simulated downpour with Adagrad, replicas 1." in others
+    assert "Of lenet, measured: LeNet, downpour is first" in others
+    assert others.endswith("times as fast as LeNet, serial.")
+    alike = [one for one in more if "simulated" in one or "LeNet" in one]
+    assert [one for one in alike if not one.startswith("From ")] == [], "others are in no sentence of the baseline's"
+
+
+def test_what_replicas_bring_is_told_of_arms_that_differ_in_nothing_else() -> None:
+    """A whole batch on two replicas takes sixty times the samples of downpour on one, and is no growth of it."""
+    [told] = [one for one in two_tasks().sentences if one.startswith("From ")]
+    assert told == (
+        "From 1 to 2 replicas MLP, downpour takes 3 times the samples a second, 150 % of what is ideal (measured). "
+        "From 1 to 64 replicas MLP, simulated downpour with Adagrad takes 10 times the samples a second, 16 % of what "
+        "is ideal (simulated); no arm grows by more."
+    )
+
+
+def test_tables_are_of_what_is_compared_and_fit_a_terminal() -> None:
+    """Each with the highest target that its arms reach, which is not the study's, and its baseline by name."""
+    lines = two_tasks().lines()
+    assert max(map(len, lines[: lines.index(two_tasks().sentences[0])])) <= 100
+    assert [line for line in lines if "; speed-up over" in line] == [
+        "mnist, measured, to 90.00 %; speed-up over MLP, serial",
+        "mnist, simulated, to 90.00 %; speed-up over MLP, simulated downpour with Adagrad, replicas 1",
+        "lenet, measured, to 90.00 %; speed-up over LeNet, serial",
+    ]
+    [long] = [line for line in lines if line.startswith("  replicas 64 ")]
+    assert long.endswith("3 of 3  10 (10 to 10)")
+    told = page(two_tasks(), "")
+    assert "<h3>lenet, measured; speed-ups are over LeNet, serial</h3>" in told
+    assert told.count("<table>") == 3
+
+
+def test_that_a_machine_was_busy_is_told_whatever_else_there_is_to_say() -> None:
+    found = two_tasks()
+    trials = [msgspec.structs.replace(one, busy=0.5) for one in found.trials]
+    broken = msgspec.structs.replace(trials[-1], points=[], reason="it broke")
+    arms = tuple(msgspec.structs.replace(one, tuned="--lr", grid=(0.1, 0.2)) for one in found.study.arms)
+    study = msgspec.structs.replace(found.study, arms=arms)
+    told = make_report(study, [msgspec.structs.replace(one, value=0.1) for one in (*trials[:-1], broken)], {"cores": 2})
+    assert len(told.sentences) == 10
+    assert any("took up to 50 %: they are no clean measurement" in one for one in told.sentences)
+    [ends] = [one for one in told.sentences if "of its grid" in one]
+    assert ends.endswith(" and 3 more.")

@@ -24,6 +24,7 @@ from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.outcomes import Cause
 from distbelief.core.rounds import Rounds
+from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated import handling
@@ -255,6 +256,16 @@ def test_a_fraction_follows_deaths_where_a_count_of_backup_workers_does_not(
         assert policy.due() is None, f"a round of {index} gradients"
         policy.push(Key(f"replica {index}", 0, 1), 0, 8, 0)
     assert policy.due() is not None
+
+
+@pytest.mark.parametrize(("waits", "told"), [
+    ({"backup_workers": 1, "quorum": 0.75}, "--quorum 0.75 and --backup-workers 1 both say whom"),
+    ({"quorum": 5.0}, "--quorum 5 of 4 replicas"), ({"quorum": 1.5}, "--quorum 1.5 of 4 replicas"),
+    ({"quorum": -0.5}, "--quorum -0.5"),
+], ids=str)  # fmt: skip
+def test_a_quorum_beside_backup_workers_or_of_what_is_no_part_is_refused(waits: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        Job("digits", Synchronous(4, 1, **waits)).settings()
 
 
 TABLE = {  # papers.md section 4: E[(100 - b)-th fastest of 100], mean time 1

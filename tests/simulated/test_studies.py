@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,9 @@ def test_the_report_counts_misses_and_names_its_baseline(study: Study, whole: tu
     assert len((folder / "points.csv").read_text().splitlines()) == 1 + sum(len(one.points) for one in made.trials)
     assert made.left == 0
     assert 3 <= len(made.sentences) <= 10
+    kept = json.loads((folder / "report.json").read_text())
+    assert [one["name"] for one in kept["arms"]] == ["serial", "downpour"]
+    assert (kept["sentences"], len(kept["trials"])) == (made.sentences, 4)
 
 
 def test_an_arm_that_cannot_run_is_a_row_with_the_reason(tmp_path: Path) -> None:
@@ -187,6 +191,9 @@ def test_a_study_tells_what_it_took_beside_its_jobs(whole: tuple[Path, list[Tria
     cost = StudyFolder(whole[0]).cost()
     assert len((whole[0] / "costs.jsonl").read_text().splitlines()) == len(whole[1])
     assert min(cost.jobs, cost.measuring, cost.beside) > 0
+    with (whole[0] / "costs.jsonl").open("ab") as file:
+        file.write(b'{"jobs": 1')  # as a full disk leaves it
+    assert StudyFolder(whole[0]).cost() == cost
     told = write_report(whole[0], study, whole[1]).lines()
     assert f"the study itself {cost.beside:,.1f} s, {100 * cost.share:.1f} % of both." in " ".join(told)
 
