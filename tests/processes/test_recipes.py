@@ -82,7 +82,7 @@ def test_a_recipe_that_draws_does(tmp_path: Path, recipe: Path) -> None:
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_figures_4_and_5_are_drawn_of_their_studies(tmp_path: Path) -> None:
+def test_figures_4_and_5_and_times_to_a_target_are_drawn_of_their_studies(tmp_path: Path) -> None:
     """Of small ones, in which a target is missed."""
     text = 'title = "A"\nseeds = [0, 1]\ntargets = [0.2, 0.999]\nplace = "simulated"\n[common]\nepochs = 6\n[[arms]]\n'
     arm = 'name = "Adagrad"\ntask = "digits"\nstrategy = "downpour"\neach = {replicas = [1, 2]}\n'
@@ -90,10 +90,16 @@ def test_figures_4_and_5_are_drawn_of_their_studies(tmp_path: Path) -> None:
         (tmp_path / f"{name}.toml").write_text(text + arm)
         words = ["-m", "distbelief", "study", f"{name}.toml", "--quiet"]
         subprocess.run([sys.executable, *words], cwd=tmp_path, check=True, timeout=110)
-    words = [str(ROOT / "recipes" / "figure4.py"), "studies/figure4", "studies/figure5", "plot.png"]
-    ended = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=110)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    figures = ["figure4.py", "studies/figure4", "studies/figure5", "plot.png"]
+    times = ["study_times.py", "studies/figure5", "times.png", "digits:simulated:0.2", "digits:simulated:0.999"]
+    for script, *words in (figures, times):
+        ended = subprocess.run(
+            [sys.executable, str(ROOT / "recipes" / script), *words],
+            cwd=tmp_path, capture_output=True, text=True, timeout=110,
+        )  # fmt: skip
+        assert (ended.returncode, ended.stderr) == (0, "")
+    for name in ("plot.png", "times.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,54 @@
+"""The time to a target in a study, of every arm and seed; needs matplotlib.
+
+python recipes/study_times.py studies/mnist docs/study-mnist.png mnist:local:0.98 mnist-lenet:local:0.98
+
+A panel for each task, place and target: a dot for each seed that gets there, a bar at the median, and how many of the
+seeds do. `distbelief study mnist` makes the folder.
+"""
+
+import json
+import math
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+
+def draw(axes: Axes, found: dict[str, Any], task: str, place: str, target: float) -> None:
+    """One panel: the arms from top to bottom, as the study has them."""
+    arms = [arm for arm in found["arms"] if (arm["task"], arm["place"]) == (task, place)]
+    for row, arm in enumerate(arms):
+        at = next(one for one in arm["targets"] if one["target"] == target)
+        seconds = [math.inf if one is None else one for one in at["seconds"]]
+        there = [one for one in seconds if math.isfinite(one)]
+        axes.scatter(there, [row] * len(there), s=14, color="#0072b2", alpha=0.6)
+        if seconds and math.isfinite(median(seconds)):
+            axes.plot([median(seconds)] * 2, [row - 0.35, row + 0.35], color="#d55e00", linewidth=2)
+        told = f"{at['reached']} of {at['of']}"
+        axes.annotate(told, (1.01, row), xycoords=("axes fraction", "data"), fontsize=7, va="center")
+    axes.set_yticks(range(len(arms)), [arm["name"] for arm in arms], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    axes.set_xlabel(f"seconds to {100 * target:g} %{', simulated' * (place == 'simulated')}")
+    axes.grid(alpha=0.3)
+
+
+def main(folder: str, path: str, *panels: str) -> None:
+    """Draw the panels below each other, each as high as it has arms."""
+    found = json.loads((Path(folder) / "report.json").read_text())
+    asked = [panel.split(":") for panel in panels]
+    rows = [sum((arm["task"], arm["place"]) == (task, place) for arm in found["arms"]) for task, place, _ in asked]
+    figure, axes = plt.subplots(
+        len(asked), 1, figsize=(8, 0.24 * sum(rows) + 0.8 * len(asked)), squeeze=False, layout="constrained",
+        gridspec_kw={"height_ratios": rows},
+    )  # fmt: skip
+    for (task, place, target), one in zip(asked, axes[:, 0], strict=True):
+        draw(one, found, task, place, float(target))
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
