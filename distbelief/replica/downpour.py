@@ -104,6 +104,8 @@ class DownpourTraining:
         # what it was told: to report what it has, to push nothing (for a checkpoint, to be answered once that holds)
         self._draining = self._holding = False
         self._hold: int | None = None
+        # whether it is to give back what it has not begun, once no push is half accrued; whether it computes
+        self._recalled = self._under_way = False
         # whether shards wait for it; in rounds the first waits for all, until they say otherwise
         self._attending, self._expected = False, self._in_rounds
 
@@ -123,7 +125,10 @@ class DownpourTraining:
         while (batch := (yield from self._next_batch())) is not None:
             if self._attends and not self._attending:
                 yield from self._attend()
-            if not (yield from step(batch)):
+            self._under_way = True
+            goes_on = yield from step(batch)
+            self._under_way = False
+            if not goes_on:
                 replica.left = True
                 if self._siblings.follows:  # so that its lead has it do nothing more
                     yield Send(replica.superior, membership.Leave(for_good=True))
@@ -208,6 +213,7 @@ class DownpourTraining:
         if self._siblings.follows:
             return (yield from self._next_of_lead())
         while not (self._replica.ending or self._replica.wanted_away):
+            self._give_back()
             if self.work.runs_out and not self._draining:
                 yield self._progress(wants=True)
             if (batch := self.work.next()) is not None:
@@ -219,6 +225,14 @@ class DownpourTraining:
             else:
                 yield from self.wait()
         return None
+
+    def _give_back(self) -> None:
+        """Give back what is not begun, where that was asked for: but for what the push that accrues still needs, whose
+        size would else be that of the moment.
+        """
+        if self._recalled and not 0 < self._steps + self._under_way < self._pushing.push_every:
+            self._recalled = False
+            self.work.give_back()
 
     def _next_of_lead(self) -> Generator[Effect, Any, Batch | None]:
         """The next minibatch that the lead computes; None when it is done."""
@@ -253,6 +267,7 @@ class DownpourTraining:
         self._vectors.accrue(self._slot, not self._steps, weight, computed.model)
         if self._pushing.local_lr:
             self._vectors.descend(self._pushing.local_lr)
+        self._under_way = False
         self._steps += 1
         self._covered += 1 + self._held_steps
         self._accrued_samples += samples
@@ -271,6 +286,7 @@ class DownpourTraining:
         follow it.
         """
         pushed = self._models[model]
+        self._give_back()
         while (self._holding and not self._amid) or not self._siblings.may_push(self._pushes.clock + 1):
             yield from self.wait()
         slot = self._slot
@@ -481,7 +497,8 @@ class DownpourTraining:
             case dealing.Drain():
                 self._draining = True
             case dealing.Recall():
-                self.work.give_back()
+                self._recalled = True
+                self._give_back()
             case checkpointing.Hold() as hold:
                 self._holding, self._hold = True, hold.number
             case checkpointing.Go():

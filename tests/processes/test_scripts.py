@@ -255,7 +255,7 @@ def test_after_the_last_epoch_each_replica_has_the_servers_model(tmp_path: Path,
         assert all(torch.equal(value, kept[name]) for name, value in held.items())
 
 
-STOPS = "if epoch == 1 and db.join().index == 0: db.join().stop(); break"
+STOPS = "if epoch and db.join().index == 0: db.join().stop(); break"
 
 
 @pytest.mark.parametrize("where", ["inside", "after"])
@@ -334,7 +334,8 @@ def test_a_script_ends_as_a_main_program_does(tmp_path: Path, ends: str) -> None
     """With what it has registered for its end, and all that it has written."""
     log = "import atexit; log = open(sys.argv[1] + str(replica.index), 'w'); log.write('one')"
     log += "; atexit.register(log.write, 'two')"
-    source = LOOP.format(before="", inside=STEP, after="").replace(
+    os.mkfifo(tmp_path / "log.met")
+    source = LOOP.format(before="", inside=f"{MEET}; {STEP}", after="").replace(
         "    torch.save(seen, sys.argv[1])", f"    {log}; {ends}"
     )
     (tmp_path / "script.py").write_text(source)
