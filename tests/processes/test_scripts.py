@@ -264,8 +264,9 @@ def test_a_stop_is_told_at_once_and_what_a_script_does_then_comes_after_the_trai
 ) -> None:
     """After a step, and between epochs: the other has to be done before who has stopped the job goes on."""
     os.mkfifo(tmp_path / "seen.met")
-    inside = {"inside": f"{STEP}\n            {STOPS}", "after": ""}
-    fields = inside if where == "inside" else {"inside": STEP, "after": STOPS}
+    step = f"{MEET}; {STEP}"
+    inside = {"inside": f"{step}\n            {STOPS}", "after": ""}
+    fields = inside if where == "inside" else {"inside": step, "after": STOPS}
     source = LOOP.format(before="", **fields).replace("epochs(3)", "epochs(100_000)")
     last = "    open(sys.argv[1] + '.met', 'w' if replica.index else 'r').close(); replica.index or 1 / 0"
     (tmp_path / "script.py").write_text(source.replace("    torch.save(seen, sys.argv[1])", last))
