@@ -214,8 +214,8 @@ class DownpourTraining:
             return (yield from self._next_of_lead())
         while not (self._replica.ending or self._replica.wanted_away):
             self._give_back()
-            if self.work.runs_out and not self._draining:
-                yield self._progress(wants=True)
+            if (wants := self.work.runs_out and not self._draining) or self.work.returns:
+                yield self._progress(wants)
             if (batch := self.work.next()) is not None:
                 yield from self._siblings.deal(batch)
                 return batch

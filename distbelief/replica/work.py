@@ -70,6 +70,11 @@ class WorkQueue:
         """Whether it is time to ask for more: one portion is kept in reserve."""
         return not self.asked and len(self._portions) < 2
 
+    @property
+    def returns(self) -> bool:
+        """Whether something was given back that no report has told of: none of what follows it is begun before."""
+        return bool(self._returned)
+
     def next(self) -> Batch | None:
         """The next minibatch; None where there is none."""
         if not self._portions:
