@@ -848,6 +848,7 @@ def _reaches(record: records.Record) -> bool:
 
 
 ONCE = {
+    "what was given back is told of after pushes of what was dealt since": 567,
     "a late replica at an heir whose floor was forgotten": 194,
     "a ruler replaced before the job began": 682,
     "a ruling that only the heir's history has": 855,
