@@ -409,11 +409,6 @@ class Settings(msgspec.Struct, frozen=True):
                 f"--shards {self.shards} of replicas in {self.partitions} partitions: each partition has shards of its "
                 f"own; use at least {self.partitions}"
             )
-        if self.clip_norm and self.strategy.held_by is Holder.SHARDS:
-            raise UsageError(
-                f"--clip-norm {self.clip_norm} of split replicas that push: no partition knows the norm of the whole "
-                "gradient; leave it off, or train with allreduce, whose partitions tell each other theirs"
-            )
         for name in ("precision", "fixed_point"):
             if (value := getattr(self, name)) != getattr(Settings(), name):
                 why = (

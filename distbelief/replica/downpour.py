@@ -33,7 +33,7 @@ from distbelief.core.records import Note
 from distbelief.replica.pushes import Pushes
 from distbelief.replica.served_replica import ModelView, ServedReplica, ServerView
 from distbelief.replica.siblings import Steps
-from distbelief.replica.split_compute import SplitCompute
+from distbelief.replica.split_compute import SplitCompute, apart
 from distbelief.replica.vectors import Vectors
 from distbelief.replica.work import WorkQueue
 from distbelief.sharding.layout import Range
@@ -258,21 +258,43 @@ class DownpourTraining:
 
     def _accrue(self, computed: Computed) -> Steps:
         """Add the step's gradient to what the next push will hold, and step the local model."""
+        shrinks = yield from self._shrinks()
         while self._pushes.busy[self._slot * len(self._models) + computed.model]:
             yield from self.wait()
         if not self._steps:
             self._based = self.server.based(computed.model)
         samples, self._rate = computed.samples + self._held_samples, computed.rate
         weight = samples / self._settings.data.batch_size if self._in_rounds else 1.0
-        self._vectors.accrue(self._slot, not self._steps, weight, computed.model)
+        self._vectors.accrue(self._slot, not self._steps, weight * shrinks, computed.model)
         if self._pushing.local_lr:
-            self._vectors.descend(self._pushing.local_lr)
+            self._vectors.descend(self._pushing.local_lr * shrinks)
         self._under_way = False
         self._steps += 1
         self._covered += 1 + self._held_steps
         self._accrued_samples += samples
         self._held_steps = self._held_samples = 0
         self.work.seconds += computed.seconds
+
+    def _shrinks(self) -> Generator[Effect, Any, float]:
+        """What the gradient of a step of a split replica is multiplied with, where the job clips it: by its norm, of
+        which each partition knows that of its part. A replica that is whole computes it clipped.
+        """
+        clip = self._settings.clip_norm
+        if not clip or self._replica.split is None:
+            return 1.0
+        norm = yield from self._siblings.whole_norm(self._vectors.norm(), self._wait_for_others)
+        return min(1.0, clip / (norm + 1e-6))  # as torch's clip_grad_norm_
+
+    def _wait_for_others(self) -> Steps:
+        """Wait for what the other partitions make of the same step.
+
+        Raises:
+            UsageError: one has left its loop before that.
+        """
+        left = self._siblings.left or ({self._replica.superior} if self._siblings.follows and self._draining else ())
+        if left:
+            raise apart(self._replica.role, min(left))
+        yield from self.wait()
 
     def _hold_over(self, computed: Computed) -> None:
         """A minibatch without a step of its own is done with the next that has one."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeVar
 
 from distbelief.core import events, roles
 from distbelief.core.conversations import dealing, grouping, initialising, membership, partitioning
@@ -16,6 +17,7 @@ from distbelief.replica.links import unwanted
 from distbelief.sharding.layout import Layout, check_same
 
 Steps = Generator[Effect, Any, None]
+Said = TypeVar("Said", partitioning.AtRound, partitioning.PartNorm)
 
 
 class Siblings:
@@ -52,8 +54,10 @@ class Siblings:
         """Followers whose scripts have left the loop, and that do nothing more."""
         self._gone: set[str] = set()
         self._generation = self._exchange = 0
-        self._rounds: dict[str, partitioning.AtRound] = {}
-        """What others have last said of theirs."""
+        self._said: dict[str, partitioning.AtRound | partitioning.PartNorm] = {}
+        """What others have last said in an exchange."""
+        self._unheard: Sequence[str] = ()
+        """Who is still to say something in this one."""
 
     @property
     def follows(self) -> bool:
@@ -69,7 +73,8 @@ class Siblings:
         """Which of them is waited for, in words; "" where none is."""
         if self._gone:
             return f"to be started anew with {roles.named(sorted(self._gone))}, which is gone"
-        return f"for {roles.named(sorted(self._awaited))} to do the same" if self._awaited else ""
+        away = self._awaited or {*self._unheard}
+        return f"for {roles.named(sorted(away))} to do the same" if away else ""
 
     def meet(self, layout: Layout) -> Steps:
         """Link to all others, each to those before it; a lead waits until those that it leads join it.
@@ -114,7 +119,8 @@ class Siblings:
     def begin(self, generation: int) -> None:
         """The replica begins, in a generation of the job."""
         self._generation, self._exchange, self._permitted = generation, 0, 0
-        self._rounds.clear()
+        self._said.clear()
+        self._unheard = ()
 
     def may_push(self, clock: int) -> bool:
         """Whether a push may be made now: one that follows waits for its lead."""
@@ -128,8 +134,8 @@ class Siblings:
         match arrival.event:
             case partitioning.PushPart(clock=clock):
                 self._permitted = clock
-            case partitioning.AtRound() as told:
-                self._rounds[who] = told
+            case partitioning.AtRound() | partitioning.PartNorm() as told:
+                self._said[who] = told
             case initialising.Ready(shards=lives) if who in self.followers:
                 if lives == self._lives:
                     self.done(who)
@@ -155,7 +161,7 @@ class Siblings:
         """A step of the replica since it began, as a number that grows with its lives and the job's generations too."""
         return (self._incarnation << 12 | self._generation) << 34 | step
 
-    # rounds: all hold the parameters of one
+    # exchanges: each tells the lead something of its own, and is told what that is of all
 
     def agree(self, tick: int, wait: Callable[[], Steps]) -> Generator[Effect, Any, tuple[int, bool]]:
         """Tell the others the round of which this partition holds the parameters.
@@ -169,24 +175,55 @@ class Siblings:
         """
         if len(self._all) == 1:
             return tick, True
-        self._exchange += 1
-        own = partitioning.AtRound(self._generation, self._exchange, tick)
+        now = self._next_exchange()
         if self.follows:
-            yield Send(self.superior, own)
-            while not self._is_current(self.superior):
-                yield from wait()
-            told = self._rounds[self.superior]
+            yield Send(self.superior, partitioning.AtRound(*now, tick))
+            [told] = yield from self._hear(partitioning.AtRound, [self.superior], wait)
             return told.tick, told.settled
-        while not all(map(self._is_current, self.followers)):
-            yield from wait()
-        ticks = {tick, *(self._rounds[one].tick for one in self.followers)}
+        heard = yield from self._hear(partitioning.AtRound, self.followers, wait)
+        ticks = {tick, *(one.tick for one in heard)}
         highest, settled = max(ticks), len(ticks) == 1
-        yield from self.tell(partitioning.AtRound(self._generation, self._exchange, highest, settled))
+        yield from self.tell(partitioning.AtRound(*now, highest, settled))
         return highest, settled
 
-    def _is_current(self, who: str) -> bool:
-        told = self._rounds.get(who)
-        return told is not None and (told.generation, told.exchange) == (self._generation, self._exchange)
+    def whole_norm(self, norm: float, wait: Callable[[], Steps]) -> Generator[Effect, Any, float]:
+        """Tell the others the norm of this partition's part of the gradient of a step.
+
+        Args:
+            norm: of that part.
+            wait: for the next arrival.
+
+        Returns:
+            That of the whole gradient.
+        """
+        now = self._next_exchange()
+        if self.follows:
+            yield Send(self.superior, partitioning.PartNorm(*now, norm))
+            [told] = yield from self._hear(partitioning.PartNorm, [self.superior], wait)
+            return told.norm
+        heard = yield from self._hear(partitioning.PartNorm, self.followers, wait)
+        whole = math.hypot(norm, *(one.norm for one in heard))
+        yield from self.tell(partitioning.PartNorm(*now, whole))
+        return whole
+
+    def _next_exchange(self) -> tuple[int, int]:
+        self._exchange += 1
+        return self._generation, self._exchange
+
+    def _hear(
+        self, kind: type[Said], others: Sequence[str], wait: Callable[[], Steps]
+    ) -> Generator[Effect, Any, list[Said]]:
+        """What others say in this exchange, which is of one kind of words."""
+        now = self._generation, self._exchange
+        while away := [one for one in others if not self._has_said(one, now)]:
+            self._unheard = away
+            yield from wait()
+        self._unheard = ()
+        return [told for one in others if isinstance(told := self._said[one], kind)]
+
+    def _has_said(self, who: str, exchange: tuple[int, int]) -> bool:
+        told = self._said.get(who)
+        return told is not None and (told.generation, told.exchange) == exchange
 
     # a lead
 

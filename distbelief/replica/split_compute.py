@@ -256,7 +256,7 @@ class SplitCompute:
                 if (tensor := self._crossings.take(slot, dtype, shape)) is not None:
                     break
                 if over:
-                    raise self._apart(wanted.other)
+                    raise apart(self.siblings.role, self.siblings.role_of(wanted.other))
                 if not self._crossings.ended(wanted.other):  # it may have, before it could know that this one sleeps
                     yield from self._wait(wanted, wait)
             taken = self._part.placed(tensor)
@@ -270,16 +270,9 @@ class SplitCompute:
             UsageError: it never will: the other's script has left the loop, and this one's waits for it there.
         """
         if self.siblings.role_of(asked.other) in self.siblings.left:
-            raise self._apart(asked.other)
+            raise apart(self.siblings.role, self.siblings.role_of(asked.other))
         self._waits_for = asked
         yield from wait()
-
-    def _apart(self, other: int) -> UsageError:
-        return UsageError(
-            f"the script of {self.siblings.role_of(other)} has gone on from a minibatch, or has left the loop, and "
-            f"that of {self.siblings.role} waits for it there: all partitions of a replica do the same with a "
-            "minibatch; leave what only one does out of the loop"
-        )
 
     def arrive(self, told: Boundary) -> None:
         """Something that crosses to this partition is here, or a part of it; what is of the past is dropped."""
@@ -290,3 +283,11 @@ class SplitCompute:
         parts.append(told.data)
         if not told.left:
             self._here[crossing] = bytearray().join(self._coming.pop(crossing))
+
+
+def apart(role: str, other: str) -> UsageError:
+    """The error where another partition never makes a step that this one has begun."""
+    return UsageError(
+        f"the script of {other} has gone on from a minibatch, or has left the loop, and that of {role} waits for it "
+        "there: all partitions of a replica do the same with a minibatch; leave what only one does out of the loop"
+    )

@@ -35,6 +35,10 @@ class Vectors(Protocol):
     def descend(self, rate: float) -> None:
         """One step of plain SGD on the model's own parameters with the step's gradient."""
 
+    def norm(self) -> float:
+        """Of the step's gradient, in float64."""
+        ...
+
     def carry_buffers(self, slot: int, model: int = 0) -> None:
         """Write the model's buffers behind the gradient of a slot, as they are now; of several models, those of
         one.
@@ -62,6 +66,10 @@ class PhantomVectors:
 
     def descend(self, rate: float) -> None:
         """Nothing to step."""
+
+    def norm(self) -> float:
+        """Of nothing."""
+        return 0.0
 
     def carry_buffers(self, slot: int, model: int = 0) -> None:
         """Nothing to carry."""

@@ -18,8 +18,12 @@ from distbelief.transport.base import Arena
 
 
 def served(context: Context, story: HasStory) -> Part:
-    """What a replica plays that shards serve, by its story: it computes gradients on what it fetches."""
-    return Part(story, Worker(_attach(context), context.computes(context.settings.clip_norm)))
+    """What a replica plays that shards serve, by its story: it computes gradients on what it fetches.
+
+    A partition of a split replica does not know what to clip its part of a gradient to; its story does.
+    """
+    clip_norm = context.settings.clip_norm if context.part is None else 0.0
+    return Part(story, Worker(_attach(context), context.computes(clip_norm)))
 
 
 def served_reader(context: Context) -> Worker:

@@ -387,6 +387,12 @@ class FlatModule:
                 if parameter.grad is not None:
                     parameter.add_(parameter.grad, alpha=-rate)
 
+    def norm(self) -> float:
+        """Of the step's gradient, in float64."""
+        made = (parameter.grad for parameter in self._trained if parameter.grad is not None)
+        parts = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in made]
+        return float(torch.linalg.vector_norm(torch.stack(parts))) if parts else 0.0
+
     def carry_buffers(self, slot: int, model: int = 0) -> None:
         """Write the model's buffers behind the gradient of a slot; from a GPU, the slot itself goes to the host
         here.

@@ -103,6 +103,15 @@ def test_ten_steps_of_a_split_replica_are_those_of_the_whole_script(tmp_path: Pa
     assert told[0] == pytest.approx(told[1], rel=1e-12)
 
 
+def test_a_script_is_clipped_by_the_norm_of_all_partitions(tmp_path: Path) -> None:
+    shared: dict[str, Any] = {"replicas": 1, "shards": 3, "optimizer": optim("momentum", lr=0.1)}
+    launch(tmp_path / "whole", Downpour(**shared), split="whole", clip_norm=0.5)
+    launch(tmp_path / "split", Downpour(partitions=2, **shared), clip_norm=0.5)
+    assert differ(tmp_path / "whole", tmp_path / "split") < 1e-11
+    launch(tmp_path / "unclipped", Downpour(partitions=2, **shared))
+    assert differ(tmp_path / "unclipped", tmp_path / "split") > 1e-3
+
+
 @pytest.mark.parametrize(
     ("strategy", "transport"), [("synchronous", "tcp"), ("allreduce", "shared"), ("allreduce", "tls")]
 )
@@ -190,3 +199,11 @@ def test_a_loop_that_split_replicas_cannot_leave_so_ends_the_job(tmp_path: Path,
     strategy, act, says = LEFT[name]
     with pytest.raises(UsageError, match=says):
         launch(tmp_path, dataclasses.replace(strategy, partitions=2), epochs=jobs.MANY, inside=f"{act}\n    {STEP}")
+
+
+@pytest.mark.parametrize("partition", [0, 1])
+def test_who_waits_for_the_norm_of_another_that_has_left_is_told_so(tmp_path: Path, partition: int) -> None:
+    act = f"loss.backward()\n    if number == 5 and replica.partition == {partition}: break"
+    strategy = Downpour(replicas=1, partitions=2)
+    with pytest.raises(UsageError, match=f"the script of replica 0.{partition} has gone on from a minibatch, or has"):
+        launch(tmp_path, strategy, epochs=jobs.MANY, clip_norm=0.5, inside=STEP.replace("loss.backward()", act))

@@ -86,6 +86,34 @@ def test_one_split_replica_is_the_whole_one(plain: SimpleNamespace, how: str, op
         torch.testing.assert_close(tensor, oracle[name], rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("how", SPLITS)
+@pytest.mark.parametrize("clip_norm", [0.02, 0.3])  # every step, and some of them
+def test_a_gradient_is_clipped_by_the_norm_of_all_its_partitions(
+    plain: SimpleNamespace, how: str, clip_norm: float
+) -> None:
+    split = Downpour(1, optimizer=Optimizer("momentum", 0.05), push_every=2, **SPLITS[how])  # type: ignore[arg-type]  # its options
+    whole = Downpour(1, optimizer=Optimizer("momentum", 0.05), push_every=2)
+    found = []
+    for strategy, clips in ((split, clip_norm), (whole, clip_norm), (whole, 0.0)):
+        run = play(plain, strategy, epochs=2, dtype=torch.float64, clip_norm=clips)
+        run.simulation.run()
+        found.append(weights(run, torch.float64))
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(tensor, found[1][name], rtol=1e-11, atol=1e-11)
+    assert any(not torch.allclose(tensor, found[2][name], rtol=1e-4) for name, tensor in found[0].items())
+
+
+@pytest.mark.parametrize("how", ["stages", "neurons"])
+def test_in_rounds_a_split_replica_clips_as_a_plain_loop_does(plain: SimpleNamespace, how: str) -> None:
+    strategy = Synchronous(1, optimizer=Optimizer("sgd", 0.05), **SPLITS[how])  # type: ignore[arg-type]  # its options
+    run = play(plain, strategy, epochs=2, dtype=torch.float64, clip_norm=0.3)
+    run.simulation.run()
+    task = plain.classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
+    oracle = plain.sequential(task, "sgd", lr=0.05, epochs=2, batch_size=4, clip_norm=0.3)
+    for name, tensor in weights(run, torch.float64).items():
+        torch.testing.assert_close(tensor, oracle[name], rtol=1e-11, atol=1e-11)
+
+
 @pytest.mark.parametrize("weight_gradients", ["each", "once"])
 @pytest.mark.parametrize(("schedule", "microbatches"), [("gpipe", 3), ("1f1b", 3), ("1f1b", 4), ("auto", 2)])
 @pytest.mark.parametrize("how", ["stages", "three stages", "neurons"])
@@ -295,6 +323,7 @@ def draw(seed: int) -> tuple[ServedWithOptimizer, dict[str, Any], Simulated]:
         crashes += [Crash(role, chance.randint(1, pick((8, 80)))) for role in dying]
     options = {"epochs": pick((1, 2)), "batch_size": pick((3, 8)), "seed": seed, "evaluate_every": pick((0, 1))}
     options |= {"snapshot_every": pick(("0", "5", "10ms"))}
+    options |= {"clip_norm": random.Random(f"clip {seed}").choice((0.0, 0.3))}
     crashes += draw_revivals(random.Random(f"coordinator {seed}"), strategy.restarts)
     cluster = Simulated(
         network=draw_network(chance),
@@ -368,7 +397,6 @@ def test_replay(plain: SimpleNamespace) -> None:
         (Downpour(partitions=2, split="time", chunks=-1), {}, "--chunks -1: a sequence is cut in 1 chunk or more"),
         (Downpour(partitions=2, split="time", chunks=3), {}, "there is no nn.GRU, nn.LSTM or nn.RNN"),
         (Downpour(partitions=0), {}, "--partitions 0: must be 1 or more"),
-        (Downpour(partitions=2), {"clip_norm": 1.0}, "--clip-norm 1.0 of split replicas that push"),
         (Downpour(partitions=2), {"precision": "bf16"}, "--precision bf16 of split replicas: what crosses"),
         (Downpour(partitions=2), {"precision": "fp16"}, "--precision fp16 of split replicas: no partition sees"),
         (Downpour(partitions=2, optimizer=Optimizer("lars", 1.0)), {}, "which shards tell each other in rounds only"),

@@ -57,6 +57,14 @@ class AtRound(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Whether all partitions hold those of this round."""
 
 
+class PartNorm(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The norm of a partition's part of the gradient of a step; back from the lead, that of the whole gradient."""
+
+    generation: int
+    exchange: int
+    norm: float
+
+
 class Crossed(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Wake up: in the memory that the partitions share there is what you may be waiting for."""
 
@@ -100,6 +108,7 @@ PARTITIONING = Conversation(
                 Leave,
                 Farewell,
                 AtRound,
+                PartNorm,
             )
         ),
         Says(PushPart, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
