@@ -84,10 +84,15 @@ WAYS: dict[str, Any] = {
     "sandblaster": Sandblaster(3, 2, 3, portion_size=8),
     "sandblaster with standbys": Sandblaster(2, 2, 3, portion_size=8, standby=1, method="cg"),
     "single": Single(optim("adam", lr=0.01)),
+    "split downpour": Downpour(2, 2, partitions=2, split="stages"),
+    "split synchronous": Synchronous(2, 2, optim("adagrad", lr=0.05), partitions=2, split="neurons", standby=1),
+    "split allreduce": Allreduce(2, optim("adam", lr=0.01), partitions=2, split="stages", microbatches=2),
+    "split single": Single(optim("adam", lr=0.01), partitions=2, split="neurons"),
 }
 FAULTS: dict[str, tuple[Crash, ...]] = {
     "calm": (),
     "a replica comes again": (Crash("replica 1", 12), Crash("replica 1", 9)),
+    "a partition comes again": (Crash("replica 1.1", 12),),
     "all replicas but one die early": (Crash("replica 0", 2), Crash("replica 2", 5)),
     "a shard dies": (Crash("shard 1", 25),),
     "a shard and its heir die": (Crash("shard 0", 25), Crash("standby 0", 45)),
@@ -98,11 +103,14 @@ FAULTS: dict[str, tuple[Crash, ...]] = {
 
 def has(strategy: Any, crash: Crash) -> bool:
     """Whether a strategy has a role that is to die."""
-    kind, _, index = crash.role.partition(" ")
+    kind, _, number = crash.role.partition(" ")
+    index, _, part = number.partition(".")
     many = {"replica": "replicas", "shard": "shards", "standby": "shards"}
     if kind == "standby" and not getattr(strategy, "standby", 0):
         return False
     if kind == "shard" and isinstance(strategy, Hogwild | Locking | Allreduce):
+        return False
+    if kind == "replica" and bool(part) != (getattr(strategy, "partitions", 1) > 1):
         return False
     return not index or int(index) < getattr(strategy, many[kind], 0)
 
@@ -111,7 +119,7 @@ JOBS = [
     (way, fault)
     for way, strategy in WAYS.items()
     for fault, crashes in FAULTS.items()
-    if all(has(strategy, crash) for crash in crashes) and not (way == "single" and crashes)
+    if all(has(strategy, crash) for crash in crashes) and not (way.endswith("single") and crashes)
 ]
 
 
@@ -188,8 +196,10 @@ def recording(
     monkeypatch.setattr(VirtualEndpoint, "_tell", spy)
     check_moves(monkeypatch)
     fit = {} if way.startswith("sandblaster") else {"batch_size": 4, "epochs": 2}
-    network = {} if way == "single" else {"network": UNSTEADY, "crashes": FAULTS[fault], "restart_seconds": 0.02}
-    cluster = Simulated(compute=ComputeModel(spread="constant") if way == "single" else STEADY, keep=True, **network)
+    network = {} if way.endswith("single") else {"network": UNSTEADY, "crashes": FAULTS[fault], "restart_seconds": 0.02}
+    cluster = Simulated(
+        compute=ComputeModel(spread="constant") if way.endswith("single") else STEADY, keep=True, **network
+    )
     job = Job(
         task=plain.classes(plain.mlp, samples=43),
         strategy=WAYS[way],
