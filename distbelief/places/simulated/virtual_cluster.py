@@ -255,11 +255,10 @@ def _there(strategy: Strategy, settings: Settings) -> set[str]:
 def _told(there: set[str]) -> str:
     """Whom a fault may strike, in words."""
     kinds = [roles.kind(role) for role in there]
-    replicas = sorted(
-        filter(roles.is_replica, there), key=lambda role: (roles.index_of(role), roles.partition_of(role))
-    )
-    first, last = replicas[0], replicas[-1].removeprefix("replica ")
+    numbers = sorted((one.index, one.partition) for one in map(roles.parse, filter(roles.is_replica, there)))
+    index, partition = numbers[-1]
+    replicas = f"0 to {index}" if partition < 0 else f"0.0 to {index}.{partition}"
     measured = "the evaluator, " * (roles.EVALUATOR in there)
     shards = f" and shards 0 to {kinds.count(roles.Kind.SHARD) - 1}" if roles.Kind.SHARD in kinds else ""
     standbys = ", each with a standby" * (roles.Kind.STANDBY in kinds)
-    return f"the coordinator, {measured}{first.replace(' ', 's ')} to {last}{shards}{standbys}"
+    return f"the coordinator, {measured}replicas {replicas}{shards}{standbys}"
