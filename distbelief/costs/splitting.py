@@ -345,7 +345,7 @@ def _home(
 
 def _bytes(shape: Shape, samples: float) -> float:
     """Of a tensor, for a number of samples that may be a mean."""
-    return shape.bytes(0) + samples * (shape.bytes(1) - shape.bytes(0))
+    return shape.bytes(0) + samples * shape.bytes_more
 
 
 def placements(graph: SplitGraph) -> list[ModulePlacement]:
@@ -368,7 +368,7 @@ def placements(graph: SplitGraph) -> list[ModulePlacement]:
                 add(module, piece.home, 0, each * (piece.stop - piece.start))
     for one in graph.transfers.values():
         whole = one.kind is TransferKind.TENSOR
-        add(one.path, one.source, 3 if whole else 2, one.shape.bytes(1))
+        add(one.path, one.source, 3 if whole else 2, one.shape.bytes_each)
     order = {path: number for number, path in enumerate(dict.fromkeys(n.meta["path"] for n in graph.traced.graph.nodes
         if "path" in n.meta))}  # fmt: skip
     rows = sorted(found.items(), key=lambda row: (order.get(row[0][0], len(order)), row[0]))
@@ -386,6 +386,6 @@ def _ways(choice: Choice) -> list[SplitGuess]:
 def _crossings(graph: SplitGraph) -> list[Crosses]:
     """What crosses, in the order in which it does."""
     return [
-        Crosses(one.source, one.target, one.kind.value, one.path, one.shape.bytes(1), one.shape.differentiable)
+        Crosses(one.source, one.target, one.kind.value, one.path, one.shape.bytes_each, one.shape.differentiable)
         for one in graph.transfers.values()
     ]

@@ -103,7 +103,7 @@ def _lines(program: HomeProgram, segment: Segment, taken: Sequence[Transfer]) ->
     """The text of a box."""
     alike: dict[tuple[str, int], int] = {}
     for one in taken:
-        key = one.kind.value, one.shape.bytes(1)
+        key = one.kind.value, one.shape.bytes_each
         alike[key] = alike.get(key, 0) + 1
     lines = [f"takes {kind} {f'{count} x ' if count > 1 else ''}{size:,} B" for (kind, size), count in alike.items()]
     return (*lines, *(_module(program, path) for path in segment.paths)) or ("gives what others need",)
@@ -155,7 +155,7 @@ def _arrow(source: _Box, target: _Box, transfer: Transfer) -> str:
     """From below one box to above another."""
     x, y = source.x + WIDTH / 2, source.y + source.height
     to, end = target.x + WIDTH / 2, target.y
-    colour, told = COLOURS[transfer.kind], f"{transfer.kind.value}: {transfer.path}, {transfer.shape.bytes(1):,} B"
+    colour, told = COLOURS[transfer.kind], f"{transfer.kind.value}: {transfer.path}, {transfer.shape.bytes_each:,} B"
     return (
         f'<path d="M{x:g} {y} C{x:g} {y + 24} {to:g} {end - 28} {to:g} {end - 6}" fill="none" stroke="{colour}" '
         f'stroke-width="1.5"><title>{escape(told)}</title></path>'

@@ -22,7 +22,18 @@ from torch.utils import _pytree as pytree
 
 from distbelief.errors import UsageError
 from distbelief.sharding.layout import Piece
-from distbelief.split.layers import Borrowing, Cut, Divided, HomePart, Indices, Keyed, Loss, draws, node_number
+from distbelief.split.layers import (
+    Borrowing,
+    Cut,
+    Divided,
+    DroppedPart,
+    HomePart,
+    Indices,
+    Keyed,
+    Loss,
+    draws,
+    node_number,
+)
 from distbelief.split.tidying import Shape
 from distbelief.split.tracing import Traced
 
@@ -421,6 +432,8 @@ class Rewriter:
         if op == "call_module":
             target, borrowed = self._holding(node, home, part)
             args = (*args, *borrowed)
+            if isinstance(self.split.holdings[target].layer, DroppedPart):
+                args = (*args, self._input(home, "samples"))
         if draws(node, self._layer(node)):
             held = self.split.holdings.get(str(target)) if op == "call_module" else None
             keyed = Keyed(held.layer if held else None, op, target, node_number(node))

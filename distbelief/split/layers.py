@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from distbelief.split.tidying import Shape
+from distbelief.split.tidying import Shape, share_of
 
 
 @dataclass(frozen=True)
@@ -184,6 +184,36 @@ class Keyed(nn.Module):
         return self._target(*args, **kwargs)
 
 
+class DroppedPart(nn.Dropout):
+    """Dropout on a part of a tensor: draws for the whole, as each home does, and takes its own.
+
+    Args:
+        rate: of elements that become zero.
+        share: which part of the samples it has, of how many.
+        own: which indices of another dimension; None for all.
+        whole: how many there are in that dimension.
+    """
+
+    def __init__(
+        self, rate: float, share: tuple[int, int] = (0, 1), own: Indices | None = None, whole: int = 0
+    ) -> None:
+        super().__init__(rate)
+        self.share, self.own, self.whole = share, own, whole
+
+    def forward(self, value: torch.Tensor, samples: int) -> torch.Tensor:  # type: ignore[override]  # of all parts
+        """The part with some elements zero and the others scaled; samples are counted in the first dimension."""
+        if not self.training:
+            return value
+        number, parts = self.share
+        sides = [samples if parts > 1 else len(value), *value.shape[1:]]
+        if self.own is not None:
+            sides[self.own.dimension] = self.whole
+        kept = share_of(value.new_empty(sides).bernoulli_(1 - self.p).div_(1 - self.p), number, parts)
+        if self.own is not None:
+            kept = kept.narrow(self.own.dimension, self.own.start, self.own.stop - self.own.start)
+        return value * kept
+
+
 def mixed(chance: int, number: int) -> int:
     """The seed of one node in one microbatch of one step.
 
@@ -197,7 +227,7 @@ def mixed(chance: int, number: int) -> int:
 
 def node_number(node: fx.Node) -> int:
     """The number by which a node of a traced graph draws; the same however the graph is split."""
-    return zlib.crc32(node.name.encode())
+    return zlib.crc32(str(node.meta.get("copied from", node.name)).encode())
 
 
 _DRAWING = ("dropout", "rand", "bernoulli", "multinomial", "normal", "rrelu", "poisson")

@@ -19,6 +19,7 @@ from distbelief.split.ways import filters, regions
 from distbelief.split.ways.branches import branches
 from distbelief.split.ways.following import follow
 from distbelief.split.ways.neurons import pairs
+from distbelief.split.ways.samples import before_dense, rounds
 from distbelief.split.ways.stages import stages
 from distbelief.split.ways.time import unrolled
 
@@ -50,8 +51,12 @@ def apply(
     """
     _check_patterns(split, traced)
     traced, placed = _unrolled(split, traced)
+    own = _by_samples(split, traced)
+    nodes = [node for node in Rewriter(traced, split.partitions).nodes if node not in placed and node not in own]
+    placed |= _placed(split, traced, nodes, work)
+    if own:
+        traced, placed = rounds(traced, placed, own, split.partitions)
     rewriter = Rewriter(traced, split.partitions)
-    placed |= _placed(split, traced, [node for node in rewriter.nodes if node not in placed], work)
     rewriter.share_out({node: home for node, home in placed.items() if isinstance(home, int)})
     for node in rewriter.nodes:
         where = placed.get(node)
@@ -84,6 +89,13 @@ def _unrolled(split: Split, traced: Traced) -> tuple[Traced, Placed]:
     return made, {**homes}
 
 
+def _by_samples(split: Split, traced: Traced) -> set[fx.Node]:
+    """What each home computes for its part of the samples."""
+    if split.ways == "samples":
+        return before_dense(traced)
+    return {node for node in traced.graph.nodes if split.of(node.meta.get("path", "")) == "samples"}
+
+
 def _placed(split: Split, traced: Traced, nodes: list[fx.Node], work: Mapping[str, float] | None) -> Placed:
     """Where what the user named is computed."""
     placed: Placed = {}
@@ -94,6 +106,9 @@ def _placed(split: Split, traced: Traced, nodes: list[fx.Node], work: Mapping[st
             placed[node] = way
         elif way is not None:
             named.setdefault(way, []).append(node)
+    dense = named.pop("samples", [])
+    if any(node.op == "call_module" and rule_of(traced.layer(node), "columns") for node in dense):
+        named["neurons"] = dense
     for way, own in named.items():
         if way in PLACERS:
             placed |= PLACERS[way](traced, own, split.partitions, work)

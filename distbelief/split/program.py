@@ -136,7 +136,7 @@ def segment_graph(programs: Sequence[HomeProgram]) -> SegmentGraph:
     transfers = sorted((one for program in programs for one in program.transfers), key=lambda one: one.number)
     number = {one: at for at, one in enumerate(transfers)}
     boundaries = tuple(
-        Boundary(one.value, one.source, one.target, one.shape.bytes(2) - one.shape.bytes(1), one.shape.differentiable)
+        Boundary(one.value, one.source, one.target, round(one.shape.bytes_more), one.shape.differentiable)
         for one in transfers
     )
     left = [list(program.segments) for program in programs]
@@ -166,7 +166,7 @@ LIGHT = frozenset({torch.narrow, operator.getitem})
 def elements(nodes: Iterable[fx.Node], shapes: Mapping[fx.Node, Shape]) -> int:
     """That nodes give of one sample; what only takes a value apart gives none."""
     given = (shapes[node] for node in nodes if node in shapes and node.op != "get_attr" and node.target not in LIGHT)
-    return sum(shape.elements(1) for shape in given)
+    return sum(shape.elements_each for shape in given)
 
 
 class _Builder:

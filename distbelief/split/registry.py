@@ -19,6 +19,7 @@ PLACING = {
     "stages": "runs of consecutive layers, balanced by work",
     "branches": "the paths between a fork and where they join",
     "time": "the layers of a recurrent stack, over chunks of the sequence",
+    "samples": "what comes before fully connected layers by samples, these by neurons, in a round for each part",
 }
 """The ways that say at which home each node is."""
 DIVIDING = {

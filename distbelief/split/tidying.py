@@ -25,16 +25,21 @@ class Shape:
 
     >>> Shape((0, 3), (1, 0), torch.float32, True).bytes(64)
     768
+    >>> Shape((0, 3), (1, 0), torch.float32, True, share=(1, 3)).at(64)
+    (21, 3)
     """
 
     fixed: tuple[int, ...]
     growth: tuple[int, ...]
     dtype: torch.dtype
     differentiable: bool
+    share: tuple[int, int] = (0, 1)
+    """Which part of the samples it is of, and of how many: `samples_of` says how many these are."""
 
     def at(self, samples: int) -> tuple[int, ...]:
-        """The sides for so many samples."""
-        return tuple(side + samples * more for side, more in zip(self.fixed, self.growth, strict=True))
+        """The sides for so many samples of all parts."""
+        own = samples_of(samples, *self.share)
+        return tuple(side + own * more for side, more in zip(self.fixed, self.growth, strict=True))
 
     def elements(self, samples: int) -> int:
         """How many elements for so many samples."""
@@ -43,6 +48,41 @@ class Shape:
     def bytes(self, samples: int) -> int:
         """How many bytes for so many samples."""
         return self.elements(samples) * self.dtype.itemsize
+
+    @property
+    def elements_each(self) -> int:
+        """How many elements for one sample: in the mean, where it is of a part of them."""
+        return round(self.elements(self.share[1]) / self.share[1])
+
+    @property
+    def bytes_each(self) -> int:
+        """How many bytes for one sample: in the mean, where it is of a part of them."""
+        return self.elements_each * self.dtype.itemsize
+
+    @property
+    def bytes_more(self) -> float:
+        """How many bytes more for one sample more: in the mean, where it is of a part of them."""
+        return (self.bytes(1 + self.share[1]) - self.bytes(1)) / self.share[1]
+
+
+def samples_of(samples: int, number: int, parts: int) -> int:
+    """How many samples a part of so many has: as equal as can be, the first ones longer; where there are fewer samples
+    than parts, those without one have a copy of one, as a layer may not take none.
+
+    >>> [samples_of(8, number, 3) for number in range(3)], [samples_of(2, number, 3) for number in range(3)]
+    ([3, 3, 2], [1, 1, 1])
+    """
+    return max(samples // parts + (number < samples % parts), min(samples, 1))
+
+
+def share_of(value: torch.Tensor, number: int, parts: int) -> torch.Tensor:
+    """The samples of a part.
+
+    >>> [share_of(torch.arange(2), number, 3).tolist() for number in range(3)]
+    [[0], [1], [1]]
+    """
+    part = value.tensor_split(parts)[number]
+    return part if len(part) else value[-1:]
 
 
 def size(samples: int, growth: int, fixed: int) -> int:

@@ -30,7 +30,7 @@ def chosen(
 def test_auto_takes_the_least_price_of_the_ways_that_can_be():
     found = chosen(lenet(), (1, 28, 28))
     ways = {"conv1": "filters", "conv2": "filters", "fc1": "neurons", "fc2": "neurons"}
-    assert found.split == Split(ways, 2)
+    assert [one.split for one in found.candidates[:2]] == [Split("samples", 2), Split(ways, 2)]
     prices = [one.seconds for one in found.candidates]
     assert prices == sorted(prices)
     for one in found.candidates:
@@ -40,14 +40,15 @@ def test_auto_takes_the_least_price_of_the_ways_that_can_be():
         else:
             assert chosen(lenet(), (1, 28, 28), one.split.text).candidates[0].seconds == one.seconds
     assert {one.split.text for one in found.candidates if one.reason} == {"branches", "time"}
-    assert found.told.startswith("conv1 and 1 more=filters, fc1 and 1 more=neurons over 2 partitions: ")
+    assert found.told.startswith("samples over 2 partitions: ")
+    assert "(conv1 and 1 more=filters, fc1 and 1 more=neurons " in found.told
 
 
 @pytest.mark.parametrize(
     ("model", "shape", "way"),
     [
         (mnist().model(), (784,), "neurons"),
-        (mnist_gru().model(), (28, 28), "time"),
+        (mnist_gru().model(), (28, 28), "samples"),
         (Siamese(lenet()), (2, 1, 28, 28), "branches"),
     ],
 )

@@ -48,10 +48,10 @@ STEPS = st.lists(st.tuples(KINDS, st.integers(0, 20), st.integers(0, 20)), min_s
 PLACES = st.fixed_dictionaries(
     {},
     optional={
-        "own.*": st.sampled_from(["columns", "neurons", "rows", "stages", 0, 1]),
+        "own.*": st.sampled_from(["columns", "neurons", "rows", "stages", "samples", 0, 1]),
         "layers.0": st.sampled_from(["columns", "rows", 0, 1]),
-        "layers.*": st.sampled_from(["columns", "rows", 0, 1]),
-        "last": st.sampled_from(["columns", "rows", 1]),
+        "layers.*": st.sampled_from(["columns", "rows", "samples", 0, 1]),
+        "last": st.sampled_from(["columns", "rows", "samples", 1]),
     },
 )
 WAYS = st.one_of(st.sampled_from(["stages", "columns", "rows", "neurons", "branches"]), PLACES)

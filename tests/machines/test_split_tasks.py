@@ -15,17 +15,22 @@ CASES: dict[str, dict[str, tuple[int, ...]]] = {
     "mnist-lenet": {
         "stages": (2, 3, 4), "neurons": (2,), "filters": (2, 3, 4), "groups": (2,), "regions": (2,),
         "conv*=filters,fc*=neurons": (2, 3, 4), "conv*=regions,fc*=neurons": (2, 3, 4), "conv*=0,fc*=1": (2,),
+        "samples": (2, 3, 4), "conv2=samples,fc*=columns": (3,),
     },
-    "mnist-alexnet": {"groups": (2, 4), "regions": (2,), "stages": (4,)},
-    "mnist-inception": {"stages": (2, 4), "branches": (2, 3, 4), "filters": (2, 4), "regions": (3,), "groups": (3,)},
+    "mnist-alexnet": {"samples": (2, 4), "groups": (2, 4), "regions": (2,), "stages": (4,)},
+    "mnist-inception": {
+        "stages": (2, 4), "branches": (2, 3, 4), "filters": (2, 4), "regions": (3,), "groups": (3,), "samples": (3,),
+    },
     "mnist-siamese": {
-        "branches": (2,), "stages": (2,), "groups": (2, 4), "tower.conv*=regions,tower.fc*=neurons": (3,),
+        "branches": (2,), "stages": (2,), "groups": (2, 4), "samples": (4,),
+        "tower.conv*=regions,tower.fc*=neurons": (3,),
     },
-    "mnist-gru": {"time": (2,), "stages": (2, 3), "groups": (2,)},
-    "mnist-local": {"stages": (2,), "regions": (2, 3, 4), "local1=regions,fc1=neurons": (4,)},
-    "mnist-squeezenet": {"branches": (2,), "filters": (3,), "stages": (4,)},
+    "mnist-gru": {"time": (2,), "stages": (2, 3), "groups": (2,), "samples": (3,), "gru*=time,fc1=samples": (2,)},
+    "mnist-local": {"stages": (2,), "samples": (2,), "regions": (2, 3, 4), "local1=regions,fc1=neurons": (4,)},
+    "mnist-squeezenet": {"branches": (2,), "filters": (3,), "stages": (4,), "samples": (3,)},
     "gpt-tiny": {
-        "stages": (2, 3, 4), "neurons": (2, 3, 4), "blocks.*.mlp.fc1=columns,blocks.*.mlp.fc2=rows,head=1": (2,),
+        "stages": (2, 3, 4), "neurons": (2, 3, 4), "samples": (3,),
+        "blocks.*.mlp.fc1=columns,blocks.*.mlp.fc2=rows,head=1": (2,),
     },
 }  # fmt: skip
 """By task and way, over how many homes."""

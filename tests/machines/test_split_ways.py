@@ -217,3 +217,97 @@ def test_a_split_that_cannot_be_is_refused(model, shape, split, told):
 def test_chunks_are_of_a_split_by_time():
     with pytest.raises(UsageError, match="--chunks 3: cuts the sequence of a split by time, and stages is none"):
         Split("stages", 2, chunks=3)
+
+
+class Dense(nn.Module):
+    """Convolutions with dropout, then fully connected layers with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 3, 3), nn.Conv2d(3, 4, 3, stride=2)
+        self.dropped, self.forgotten = nn.Dropout(0.3), nn.Dropout(0.5)
+        self.fc1, self.fc2, self.fc3 = nn.Linear(36, 12), nn.Linear(12, 10), nn.Linear(10, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.relu(self.conv2(self.dropped(F.relu(self.conv1(x)))))
+        h = self.forgotten(F.relu(self.fc1(h.view(x.shape[0], -1))))
+        return self.fc3(torch.tanh(self.fc2(h)))
+
+
+def images(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(samples, 1, 9, 9, dtype=torch.float64), torch.randint(0, 5, (samples,))
+
+
+@pytest.mark.parametrize("homes", [2, 3, 4])
+@pytest.mark.parametrize("samples", [1, 2, 5, 8])
+def test_samples_are_the_whole_model_also_where_a_home_has_none(samples, homes):
+    torch.manual_seed(0)
+    x, y = images(samples)
+    check_equal(Dense().double().eval(), (x,), y, Split("samples", homes), traced_with=images(2)[:1])
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_samples_drop_what_a_model_in_stages_drops(microbatches):
+    torch.manual_seed(0)
+    model, (x, y) = Dense().double(), images(7)
+    one, other = (
+        play_split(model, (x,), y, Split(way, 2), microbatches=microbatches, chance=11) for way in ("stages", "samples")
+    )
+    assert one.loss == pytest.approx(other.loss, abs=1e-12)
+    for name, gradient in one.gradients().items():
+        assert (other.gradients()[name] - gradient).abs().max() <= 1e-12, name
+    again = play_split(model, (x,), y, Split("samples", 2), microbatches=microbatches, chance=12)
+    assert again.loss != pytest.approx(other.loss, abs=1e-3)
+
+
+@pytest.mark.parametrize("homes", [2, 3])
+def test_of_samples_the_convolutions_weights_cross_and_each_part_of_what_they_give(homes):
+    """And then what fully connected layers by neurons need: counted by hand."""
+    samples = 4 * homes + 1
+    x, y = images(samples)
+    split = Split({"conv*": "samples", "fc1": "columns", "fc2": "rows", "fc3": 0}, homes)
+    played = play_split(Dense().double().eval(), (x,), y, split)
+    forward = [one for one in played.gave if one.direction is Pass.FORWARD]
+    back = [one for one in played.gave if one.direction is Pass.BACKWARD]
+    weights = 3 * 9 + 3 + 4 * 3 * 9 + 4
+    given, sums = 36 * samples * (homes - 1), 10 * samples * (homes - 1)
+    assert sum(one.tensor.numel() for one in forward) == weights * (homes - 1) + given + sums
+    assert sum(one.tensor.numel() for one in back) == sum(one.tensor.numel() for one in forward)
+    assert {one.transfer.kind.value for one in forward} == {"tensor", "send", "sum"}
+    sent = [one.tensor.numel() for one in forward if one.transfer.kind.value == "send"]
+    assert sorted(sent) == sorted([36 * (4 + (home == 0)) for home in range(homes)] * (homes - 1))
+
+
+class Means(Dense):
+    """One that looks at all samples together."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x - self.conv1(x).mean())
+
+
+class Thrown(Dense):
+    """One whose dropout is a function."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(F.dropout(self.conv1(x)[:, :1, :1, :1] + x, 0.5, self.training))
+
+
+@pytest.mark.parametrize(
+    ("model", "error"),
+    [
+        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(98, 5)), "1: BatchNorm2d comp"),
+        (Means(), "mean computes something of all samples together"),
+        (Thrown(), "dropout draws at random for all samples together: to split by samples, use nn.Dropout"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(81, 8), nn.Linear(8, 5)), "no layer with weights comes before"),
+    ],
+)
+def test_what_cannot_be_split_by_samples_is_refused(model, error):
+    x, y = images(3)
+    with pytest.raises(UsageError, match=error):
+        play_split(model.double(), (x,), y, Split("samples", 2))
+
+
+def test_a_batch_norm_that_is_not_trained_splits_by_samples():
+    x, y = images(5)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(98, 5)).double().eval()
+    check_equal(model, (x,), y, Split("samples", 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import jobs
 import pytest
@@ -108,6 +109,22 @@ def test_one_model_over_two_processes_ends_where_the_plain_loop_does(
         jobs.run(tmp_path / name, strategy, task="digits", epochs=4, evaluate_every=0, on=on)
         found.append(load_file(tmp_path / name / "model.safetensors"))
     assert all(torch.equal(found[1][name], tensor) for name, tensor in found[0].items())
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
+def test_parts_of_the_samples_end_where_simulated_ones_do(tmp_path: Path, transport: str) -> None:
+    """Bit for bit, of minibatches of 10 over three homes, the last one of 7."""
+    split = {"partitions": 3, "split": "fc1=samples,fc2=neurons"}
+    strategy = Single(optimizer=optim("momentum", lr=0.05), **split)  # type: ignore[arg-type]  # its options
+    given: dict[str, Any] = {"task": "digits", "epochs": 1, "batch_size": 10}
+    jobs.run(tmp_path / "simulated", strategy, on=Simulated(keep=True), **given)
+    jobs.run(tmp_path / "processes", strategy, on=Local(transport=transport), **given)
+    jobs.run(tmp_path / "whole", Single(optimizer=optim("momentum", lr=0.05)), **given)
+    there, here, whole = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("simulated", "processes", "whole")
+    )
+    assert all(torch.equal(here[name], tensor) for name, tensor in there.items())
+    assert all(torch.allclose(here[name], tensor, atol=1e-4) for name, tensor in whole.items())
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])

@@ -36,6 +36,7 @@ SPLITS = {
     "stages": {"split": "stages", "partitions": 2},
     "neurons": {"split": "neurons", "partitions": 2},
     "three stages": {"split": "stages", "partitions": 3, "shards": 3},
+    "samples": {"split": "0=samples,2=columns,4=rows", "partitions": 4, "shards": 4},  # the last minibatch has 3
 }
 SAMPLES = 43
 UNEVEN = Simulated(
@@ -116,7 +117,7 @@ def test_in_rounds_a_split_replica_clips_as_a_plain_loop_does(plain: SimpleNames
 
 @pytest.mark.parametrize("weight_gradients", ["each", "once"])
 @pytest.mark.parametrize(("schedule", "microbatches"), [("gpipe", 3), ("1f1b", 3), ("1f1b", 4), ("auto", 2)])
-@pytest.mark.parametrize("how", ["stages", "three stages", "neurons"])
+@pytest.mark.parametrize("how", ["stages", "three stages", "neurons", "samples"])
 def test_microbatches_make_the_step_of_the_minibatch(
     plain: SimpleNamespace, how: str, schedule: str, microbatches: int, weight_gradients: str
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from distbelief.split.layers import Cut, Divided, HomePart, Indices, draws
+from distbelief.split.layers import Cut, Divided, DroppedPart, HomePart, Indices, draws
 from distbelief.split.registry import LayerCall
 from distbelief.split.tidying import Shape
 from distbelief.split.tracing import Traced
@@ -21,7 +21,7 @@ from distbelief.split.ways.regions import ROWS, pooled
 _ELEMENTWISE = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh,
     nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.LogSigmoid, nn.Identity, nn.Threshold,
-    nn.Tanhshrink, nn.Softshrink, nn.Hardshrink, nn.Dropout,
+    nn.Tanhshrink, nn.Softshrink, nn.Hardshrink, nn.Dropout, DroppedPart,
 )  # fmt: skip
 _ELEMENTWISE_FUNCTIONS = frozenset({
     "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "sigmoid", "tanh", "softplus",
@@ -99,9 +99,10 @@ def _elementwise(traced: Traced, node: fx.Node, cut: Cut, takes: Sequence[Shape]
     behind = next(len(one.fixed) - cut.dimension for one in takes if _side(one, cut.dimension) == cut.edges[-1])
     at = len(gives.fixed) - behind
     if draws(node, traced.layer(node) if node.op == "call_module" else None):
-        if node.op != "call_module" or type(layer := traced.layer(node)) is not nn.Dropout:
+        if node.op != "call_module" or not isinstance(layer := traced.layer(node), nn.Dropout):
             return None
-        return _alike(cut, lambda own: DroppedPart(layer.p, own, cut.edges[-1]))
+        share = layer.share if isinstance(layer, DroppedPart) else (0, 1)
+        return _alike(cut, lambda own: DroppedPart(layer.p, share, own, cut.edges[-1]))
     parts = []
     for start, stop in pairwise(cut.edges):
         needs = []
@@ -154,20 +155,3 @@ def _batch_norm(layer: nn.Module, cut: Cut) -> Divided:
 
 def _dtype(layer: nn.Module) -> torch.dtype | None:
     return next((one.dtype for one in (*layer.parameters(), *layer.buffers()) if one.is_floating_point()), None)
-
-
-class DroppedPart(nn.Module):
-    """Dropout on a part of a tensor: draws for the whole, as each home does, and takes its own."""
-
-    def __init__(self, rate: float, own: Indices, whole: int) -> None:
-        super().__init__()
-        self.rate, self.own, self.whole = rate, own, whole
-
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        """The part with some elements zero and the others scaled."""
-        if not self.training:
-            return value
-        at = self.own.dimension
-        sides = (*value.shape[:at], self.whole, *value.shape[at + 1 :])
-        kept = value.new_empty(sides).bernoulli_(1 - self.rate).div_(1 - self.rate)
-        return value * kept.narrow(at, self.own.start, self.own.stop - self.own.start)

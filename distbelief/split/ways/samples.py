@@ -1,0 +1,191 @@
+"""Samples: each home takes a part of the minibatch through the convolutions, and all homes take one part after another
+through the fully connected layers, which they have by neurons.
+
+Source: Krizhevsky 2014, *One weird trick for parallelizing convolutional neural networks*, scheme b: while a part is
+computed by all, the next one arrives. Here the weights of the fully connected layers are updated once a minibatch, so
+that a step is that of the whole model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from distbelief.errors import UsageError
+from distbelief.split.layers import Divided, DroppedPart, draws
+from distbelief.split.registry import rule_of
+from distbelief.split.tidying import samples_of, share_of
+from distbelief.split.tracing import Traced
+
+Placed = dict[fx.Node, int | Divided]
+
+
+def before_dense(traced: Traced) -> set[fx.Node]:
+    """The nodes that take nothing that a fully connected layer gives.
+
+    Raises:
+        UsageError: none of them calls a layer that has something to train.
+    """
+    found: set[fx.Node] = set()
+    for node in traced.graph.nodes:
+        if node.op in ("placeholder", "get_attr", "output"):
+            continue
+        dense = node.op == "call_module" and rule_of(traced.layer(node), "columns")
+        known = all(one in found or one.op in ("placeholder", "get_attr") for one in node.all_input_nodes)
+        if known and not dense:
+            found.add(node)
+    if not any(node.op == "call_module" and any(True for _ in traced.layer(node).parameters()) for node in found):
+        raise UsageError(
+            "--split samples: no layer with weights comes before the fully connected ones; split these by neurons"
+        )
+    return found
+
+
+def rounds(traced: Traced, placed: Mapping[fx.Node, int | Divided], own: Collection[fx.Node], homes: int) -> tuple[
+    Traced, Placed
+]:  # fmt: skip
+    """The model with a copy of each node for each part of the minibatch, and where those are computed.
+
+    Args:
+        traced: the model.
+        placed: where some of its nodes are computed.
+        own: nodes each of whose copies is computed by the home of that part.
+        homes: how many, and how many parts.
+
+    Raises:
+        UsageError: something is computed of several samples together.
+    """
+    made = _Rounds(traced, homes)
+    for node in traced.graph.nodes:
+        made.take(node)
+    found: Placed = {}
+    for node, copies in made.copies.items():
+        for number, one in enumerate(dict.fromkeys(copies)):
+            if node in own:
+                found[one] = number
+            elif node in placed:
+                found[one] = placed[node]
+    return replace(traced, model=made.model, graph=made.graph, shapes=made.shapes), found
+
+
+class _Rounds:
+    def __init__(self, traced: Traced, parts: int) -> None:
+        self.graph = fx.Graph()
+        self.shapes = dict[fx.Node, Any]()
+        self.copies: dict[fx.Node, list[fx.Node]] = {}
+        """Of each node, by part; the same one for all, where it is of no samples."""
+        self.model = copy.copy(traced.model)
+        vars(self.model)["_modules"] = dict(traced.model._modules)
+        self._traced, self._parts = traced, parts
+        self._whole: dict[fx.Node, fx.Node] = {}
+
+    def take(self, node: fx.Node) -> None:
+        """Copy a node for each part, or once."""
+        if node.op == "output":
+            self.graph.output(fx.map_arg(node.args, self._together)[0])
+        elif node.op == "placeholder":
+            self.copies[node] = self._parts_of(node)
+        elif any(len(set(self.copies[one])) > 1 for one in node.all_input_nodes):
+            self._refuse_together(node)
+            self.copies[node] = [self._copy(node, number) for number in range(self._parts)]
+        else:
+            self.copies[node] = [self._copy(node, None)] * self._parts
+
+    def _parts_of(self, node: fx.Node) -> list[fx.Node]:
+        """An input in parts; one that has no samples stays whole."""
+        made = self.graph.placeholder(node.name)
+        made.meta = dict(node.meta)
+        shape = self._traced.shapes.get(node)
+        if node.name == "samples":
+            self._samples = made
+        elif shape is None:
+            return [made] * self._parts
+        if shape is not None:
+            self.shapes[made] = shape
+            if not (shape.growth and shape.growth[0]):
+                return [made] * self._parts
+        function = samples_of if shape is None else share_of
+        parts = [self.graph.call_function(function, (made, number, self._parts)) for number in range(self._parts)]
+        for number, one in enumerate(parts):
+            one.meta.update(path="", flops=0)
+            if shape is not None:
+                self.shapes[one] = replace(shape, share=(number, self._parts))
+        return parts
+
+    def _copy(self, node: fx.Node, number: int | None) -> fx.Node:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: self.copies[one][number or 0])
+        name = node.name if number is None else f"{node.name}_part_{number}"
+        made = self.graph.create_node(node.op, self._target(node, number), args, kwargs, name)
+        made.meta = {**node.meta, "copied from": node.name}
+        shape = self._traced.shapes.get(node)
+        if number is not None:
+            made.meta["flops"] = node.meta.get("flops", 0) // self._parts
+            shape = shape and replace(shape, share=(number, self._parts))
+        if shape is not None:
+            self.shapes[made] = shape
+        return made
+
+    def _target(self, node: fx.Node, number: int | None) -> Any:
+        """What a copy calls: for dropout, a module that draws as for all samples and takes those of its part."""
+        layer = self._traced.layer(node) if node.op == "call_module" else None
+        if number is None or not draws(node, layer):
+            return node.target
+        shape = self._traced.shapes.get(node)
+        if type(layer) is not nn.Dropout or shape is None or (shape.fixed[0], shape.growth[0]) != (0, 1):
+            raise UsageError(
+                f"{node.meta['path'] or 'the model'}: {node.name} draws at random for all samples together: to split "
+                "by samples, use nn.Dropout on tensors whose first dimension is the samples"
+            )
+        target = f"{node.name}_part_{number}"
+        self.model._modules[target] = DroppedPart(layer.p, (number, self._parts))
+        return target
+
+    def _together(self, node: fx.Node) -> fx.Node:
+        """What all parts give, one behind the other."""
+        parts = self.copies[node]
+        if len(set(parts)) == 1:
+            return parts[0]
+        if node not in self._whole:
+            shape = self._traced.shapes.get(node)
+            if shape is None or not shape.growth or (shape.fixed[0], shape.growth[0]) != (0, 1):
+                raise self._refusal(node)
+            made = self.graph.call_function(joined, (parts, self._samples))
+            made.meta.update(path=node.meta["path"], flops=0)
+            self.shapes[made] = shape
+            self._whole[node] = made
+        return self._whole[node]
+
+    def _refuse_together(self, node: fx.Node) -> None:
+        """Refuse what is computed of several samples, as far as that can be seen."""
+        shape = self._traced.shapes.get(node)
+        if shape is not None and not any(shape.growth):
+            raise self._refusal(node)
+        if node.op == "call_module" and any(_of_all_samples(part) for part in self._traced.layer(node).modules()):
+            raise self._refusal(node)
+
+    def _refusal(self, node: fx.Node) -> UsageError:
+        what = type(self._traced.layer(node)).__name__ if node.op == "call_module" else node.name
+        return UsageError(
+            f"{node.meta['path'] or 'the model'}: {what} computes something of all samples together, and a part has "
+            "some of them: split otherwise, or (for batch norm) normalise by groups or layers"
+        )
+
+
+def _of_all_samples(layer: nn.Module) -> bool:
+    """Whether a layer takes the mean over the minibatch, or keeps one."""
+    if not isinstance(layer, nn.modules.batchnorm._NormBase):
+        return False
+    if isinstance(layer, nn.modules.instancenorm._InstanceNorm) and not layer.track_running_stats:
+        return False
+    return layer.training or layer.running_mean is None
+
+
+def joined(parts: Sequence[torch.Tensor], samples: int) -> torch.Tensor:
+    """What all parts give, one behind the other, without what those gave that have copies."""
+    made = torch.cat([*parts])
+    return made if len(made) == samples else made[:samples]

@@ -1,0 +1,88 @@
+"""One weird trick (Krizhevsky 2014), simulated: how many times faster 2, 4 and 8 workers train an AlexNet of one
+column, split by samples.
+
+python recipes/one_weird_trick.py
+
+Each worker takes 128 samples through the convolutions, and all take 128 after 128 of them through the fully connected
+layers. What a sample costs is that of the paper's one worker; the lines are those of its bus. Both are remembered, not
+read: it is the shape that counts. Unlike the paper's, a step here updates the fully connected layers once, after all
+rounds (its last row, of batches of 1024 in both), a worker has a line of its own to each other, and the copies of the
+images to it cost nothing.
+"""
+
+import sys
+from collections import OrderedDict
+from functools import partial
+
+from torch import nn
+
+import distbelief as db
+from distbelief.tasks.data.images import CLASSES, draw
+from distbelief.tasks.task import Task
+
+EACH = 128
+"""Samples of a worker."""
+SAMPLE = 98.05 * 3600 / (90 * 1_281_167)
+"""Seconds of a sample: of the paper's one worker, a K20, in 98.05 hours for 90 passes of ImageNet."""
+BANDWIDTH, LATENCY = 6e9, 10e-6
+"""Bytes a second and seconds of a line: of PCI Express 2 with 16 lanes."""
+PAPER = {2: 1.93, 4: 3.66, 8: 6.25}
+"""Its speedups; with 8 workers 6.16 where the fully connected layers have batches of 128."""
+
+
+def task() -> Task:
+    """AlexNet in one column (filters 64, 192, 384, 384 and 256), on images that are made here."""
+    return Task(model=one_column, train=partial(draw, test=False), test=partial(draw, test=True)).named("one-column")
+
+
+def one_column() -> nn.Module:
+    """Its layers."""
+    return nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(3, 64, 11, stride=4, padding=2),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(3, stride=2),
+            conv2=nn.Conv2d(64, 192, 5, padding=2),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(3, stride=2),
+            conv3=nn.Conv2d(192, 384, 3, padding=1),
+            relu3=nn.ReLU(),
+            conv4=nn.Conv2d(384, 384, 3, padding=1),
+            relu4=nn.ReLU(),
+            conv5=nn.Conv2d(384, 256, 3, padding=1),
+            relu5=nn.ReLU(),
+            pool5=nn.MaxPool2d(3, stride=2),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(256 * 6 * 6, 4096),
+            relu6=nn.ReLU(),
+            fc2=nn.Linear(4096, 4096),
+            relu7=nn.ReLU(),
+            fc3=nn.Linear(4096, CLASSES),
+        )
+    )
+
+
+def speedup(workers: int, split: str = "samples") -> float:
+    """How many times faster than one worker so many are."""
+    samples = workers * EACH
+    place = db.Simulated(
+        network=db.NetworkModel(latency=LATENCY, bandwidth=BANDWIDTH),
+        compute=db.ComputeModel(step=samples * SAMPLE, spread="constant"),
+        phantom=True,
+    )
+    strategy = db.Single(partitions=workers, split=split)
+    job = db.Job(
+        task=task(), strategy=strategy, batch_size=samples, epochs=2 * workers, evaluate_every=0, checkpoint_every=0
+    )
+    return float(db.run(job, on=place)["samples_per_second"]) * SAMPLE
+
+
+def main(split: str = "samples") -> None:
+    """Print them beside the paper's."""
+    print("workers  speedup  paper's")
+    for workers, found in PAPER.items():
+        print(f"{workers:7}  {speedup(workers, split):7.2f}  {found:7.2f}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
