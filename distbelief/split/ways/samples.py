@@ -101,9 +101,7 @@ class _Rounds:
         made = self.graph.placeholder(node.name)
         made.meta = dict(node.meta)
         shape = self._traced.shapes.get(node)
-        if node.name == "samples":
-            self._samples = made
-        elif shape is None:
+        if shape is None and node.name != "samples":
             return [made] * self._parts
         if shape is not None:
             self.shapes[made] = shape
@@ -154,7 +152,8 @@ class _Rounds:
             shape = self._traced.shapes.get(node)
             if shape is None or not shape.growth or (shape.fixed[0], shape.growth[0]) != (0, 1):
                 raise self._refusal(node)
-            made = self.graph.call_function(joined, (parts, self._samples))
+            samples = next(iter(self.graph.nodes))  # the first placeholder is their number
+            made = self.graph.call_function(joined, (parts, samples))
             made.meta.update(path=node.meta["path"], flops=0)
             self.shapes[made] = shape
             self._whole[node] = made

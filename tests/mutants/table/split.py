@@ -125,9 +125,9 @@ MUTANTS = [
     Mutant(
         "a-part-draws-for-itself",
         CHANCE,
-        "split/ways/following.py",
-        "sides = (*value.shape[:at], self.whole, *value.shape[at + 1 :])",
-        "sides = tuple(value.shape)",
+        "split/layers.py",
+        "return value * kept",
+        "return value * torch.empty_like(value).bernoulli_(1 - self.p).div_(1 - self.p)",
         (f"{LAYERS}::test_dropout_on_parts_and_on_the_whole_draws_the_same",),
     ),
     Mutant(
