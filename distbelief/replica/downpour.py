@@ -35,13 +35,8 @@ from distbelief.replica.served_replica import ModelView, ServedReplica, ServerVi
 from distbelief.replica.siblings import Steps
 from distbelief.replica.split_compute import SplitCompute, apart
 from distbelief.replica.vectors import Vectors
-from distbelief.replica.work import WorkQueue
+from distbelief.replica.work import WorkQueue, report_seconds
 from distbelief.sharding.layout import Range
-
-REPORT_SECONDS = 0.25
-"""A replica reports its progress when it has computed for this long since its last report, and at the end of every
-portion.
-"""
 
 
 class DownpourReplica(ServedReplica):
@@ -88,6 +83,7 @@ class DownpourTraining:
         self._amid = False
         """Whether a minibatch of several pushes has been begun, and is not over."""
         self._settings, self._pushing = settings, settings.strategy.pushing
+        self._report_seconds = report_seconds(settings.replicas)
         self._attends, self._in_rounds = settings.strategy.attendance, settings.strategy.rounds
         self._bound = settings.strategy.staleness_bound
         shards, slots = [role for role, _ in server.parts], settings.slots * len(server.models)
@@ -135,7 +131,7 @@ class DownpourTraining:
                 elif not replica.stops:
                     yield WriteRecord(Note(f"{replica.role} ends its part here: its script has left the loop"))
                 break
-            if self.work.seconds >= REPORT_SECONDS:
+            if self.work.seconds >= self._report_seconds:
                 yield self._progress(wants=False)
         yield from self._drain()
         if replica.keeps:

@@ -12,6 +12,22 @@ from distbelief.core.effects import Batch
 from distbelief.core.portions import Portion
 from distbelief.errors import LossNotFinite
 
+REPORT_SECONDS = 0.25
+"""A replica reports its progress when it has computed for this long since its last report, and at the end of every
+portion.
+"""
+REPORTS = 1000
+"""A second, of all replicas together: where there are many, each reports less often."""
+
+
+def report_seconds(replicas: int) -> float:
+    """How long each of so many replicas computes between two reports.
+
+    >>> report_seconds(8), report_seconds(2000)
+    (0.25, 2.0)
+    """
+    return max(REPORT_SECONDS, replicas / REPORTS)
+
 
 class Made(Protocol):
     """Who counts what was made of the work."""

@@ -45,11 +45,10 @@ from distbelief.core.timers import BucketDue
 from distbelief.fabric.base import schedule_of
 from distbelief.fabric.buckets import Bucket, buckets, of_buffers, shares
 from distbelief.fabric.messages import Messages
-from distbelief.replica.downpour import REPORT_SECONDS
 from distbelief.replica.links import unwanted
 from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute
-from distbelief.replica.work import check_loss
+from distbelief.replica.work import check_loss, report_seconds
 from distbelief.schedules.schedule import Schedule
 from distbelief.strategies.grouped.followers import Followers, Said
 from distbelief.strategies.grouped.round_batches import round_of
@@ -408,7 +407,7 @@ class AllreduceReplica:
             self.rounds += 1
             self._updates += 1
             self.samples += sum(sizes)
-            if self._seconds >= REPORT_SECONDS and not self._siblings.follows:
+            if self._seconds >= report_seconds(len(self._members)) and not self._siblings.follows:
                 yield self._report()
         if not self._siblings.follows:
             yield self._report()

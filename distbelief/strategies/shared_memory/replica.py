@@ -32,9 +32,8 @@ from distbelief.core.effects import (
     Update,
 )
 from distbelief.core.settings import Plan
-from distbelief.replica.downpour import REPORT_SECONDS
 from distbelief.replica.links import unwanted
-from distbelief.replica.work import WorkQueue, check_loss
+from distbelief.replica.work import REPORT_SECONDS, WorkQueue, check_loss
 from distbelief.sharding.layout import Layout
 
 GLANCE_SECONDS = 10e-3

@@ -27,7 +27,7 @@ from distbelief.core.settings import fixed_point
 from distbelief.errors import CheckpointError, LossNotFinite
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.record.restore import load_part
-from distbelief.replica.downpour import REPORT_SECONDS
+from distbelief.replica.work import REPORT_SECONDS
 from distbelief.server import optimizers
 from distbelief.server.slice import MASTERED
 from distbelief.sharding.layout import Layout

@@ -1,0 +1,48 @@
+"""What a coordinator hears of many replicas: no more of a thousand than of some hundreds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+from torch import nn
+
+from distbelief.core import roles
+from distbelief.core.conversations.dealing import Progress
+from distbelief.core.conversations.grouping import RoundsMade
+from distbelief.job import Job
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.replica import work
+from distbelief.strategies import Allreduce, Downpour
+from distbelief.transport.virtual import VirtualEndpoint
+
+MOST = 20
+"""Reports a second, instead of a thousand."""
+STEP = 0.05
+
+
+@pytest.mark.parametrize("strategy", [Downpour, Allreduce])
+def test_all_replicas_together_report_so_often_at_most(
+    plain: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, strategy: type[Downpour | Allreduce]
+) -> None:
+    """Beside the reports that ask for a portion, of which there are few in a long epoch."""
+    monkeypatch.setattr(work, "REPORTS", MOST)
+    heard, send = Counter[type](), VirtualEndpoint.send
+
+    def counted(endpoint: VirtualEndpoint, target: str, message: object, *more: object) -> None:
+        if target == roles.COORDINATOR:
+            heard[type(message)] += not (isinstance(message, Progress) and message.wants)
+        send(endpoint, target, message, *more)  # type: ignore[arg-type]  # as it was sent
+
+    monkeypatch.setattr(VirtualEndpoint, "send", counted)
+    rates = []
+    for replicas in (3, 40):
+        heard.clear()
+        task = plain.classes(lambda: nn.Linear(6, 3), samples=300 * replicas)
+        job = Job(task=task, strategy=strategy(replicas=replicas), batch_size=1, evaluate_every=0, checkpoint_every=0)
+        result = Simulated(phantom=True, compute=ComputeModel(step=STEP)).run(job)
+        rates.append((heard[Progress] + heard[RoundsMade]) / result["seconds"])
+    assert rates[0] > 3 * 2  # of each, every quarter of a second and a step
+    assert 1 < rates[1] < 2 * MOST < rates[0] * 40 / 3  # with those at the end of a portion
