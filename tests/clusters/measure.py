@@ -16,7 +16,20 @@ from commands import Command, environment
 from engines import ENGINES, Engine
 from hosts import HOME, Hosts
 
-TRAINING = ("mnist", "downpour", "--shards", "2", "--epochs", "1", "--optimizer", "adagrad", "--lr", "0.02")
+TRAINING = (
+    "mnist",
+    "downpour",
+    "--replicas",
+    "4",
+    "--shards",
+    "2",
+    "--epochs",
+    "1",
+    "--optimizer",
+    "adagrad",
+    "--lr",
+    "0.02",
+)
 
 
 class Own(Engine):
