@@ -13,7 +13,7 @@ from distbelief.core import roles
 from distbelief.core.settings import Pushing, Settings, StrategySettings, declared, know
 from distbelief.core.values import Checked
 from distbelief.errors import LocalProtocolError, UsageError
-from distbelief.sharding.mesh import Mesh
+from distbelief.sharding.mesh import MOST, Mesh
 
 if TYPE_CHECKING:
     from distbelief.strategies.context import Loop, LoopContext
@@ -98,6 +98,8 @@ class Strategy(Checked):
     """Whether replicas train under a coordinator; else one process plays everything, where the model is not split."""
     evaluated: ClassVar[bool] = True
     """Whether an evaluator of its own measures the model; else who has it does."""
+    most_guests: ClassVar[int] = MOST
+    """How many may join one job in all."""
     counts: ClassVar[str] = "minibatches"
     """What the position of a checkpoint counts: a run goes on only with a strategy that counts the same."""
     meaningless: ClassVar[Mapping[str, str]] = {}

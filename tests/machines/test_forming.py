@@ -5,8 +5,8 @@ step.
 from __future__ import annotations
 
 from distbelief.core import events
-from distbelief.core.conversations import grouping
-from distbelief.core.effects import RECEIVE, Arrival, Connect, Form
+from distbelief.core.conversations import grouping, membership
+from distbelief.core.effects import RECEIVE, Arrival, Connect, Effect, Form, Send
 from distbelief.core.messages import Address, Message
 from distbelief.core.portions import ANEW
 from distbelief.core.settings import Plan, Settings
@@ -43,6 +43,37 @@ def test_the_coordinator_says_who_is_to_leave_a_group_and_who_is_to_meet_in_the_
     assert tell("replica 2", grouping.Halted(1, 0)) == "training: waits for replica 1, replica 2 to meet in group 1"
     tell("replica 1", grouping.RoundsMade(1, 0, 0.0, 0, 0, 0))
     assert tell("replica 2", grouping.RoundsMade(1, 0, 0.0, 0, 0, 0)) == "training: waits for replica 1, replica 2"
+
+
+def test_guests_whom_the_others_do_not_reach_are_sent_away_and_nobody_else_ever_is() -> None:
+    coordinator, guest = AllreduceCoordinator(SETTINGS, True, ANEW), "replica 3"
+
+    def tell(role: str, event: Message | events.Lost) -> list[Effect]:
+        return [*coordinator.handle(role, event, None)]
+
+    def assembled(effects: list[Effect]) -> list[str]:
+        return [one.to for one in effects if isinstance(one, Send) and isinstance(one.message, grouping.Assemble)]
+
+    def form(number: int, those: list[str]) -> list[str]:
+        told = [one for role in those for one in tell(role, grouping.Halted(number, 0))]
+        return assembled(told)
+
+    def breaks(number: int) -> list[str]:
+        """Those who are refused."""
+        told = tell("replica 0", grouping.Broken(number, "nobody answers there"))
+        return [one.to for one in told if isinstance(one, Send) and isinstance(one.message, membership.Refused)]
+
+    for role in ROLES:
+        tell(role, grouping.Enter(0, "", LAYOUT, 8, 0, "digest"))
+    for role in ROLES:
+        tell(role, grouping.RoundsMade(0, 0, 0.0, 0, 0, 0))
+    tell(guest, grouping.Enter(0, "", LAYOUT, 8, 0, "digest"))
+    assert form(1, ROLES) == [*ROLES, guest]
+    assert breaks(1) == []
+    assert form(2, [*ROLES, guest]) == [*ROLES, guest]
+    assert breaks(2) == [guest]
+    assert form(3, ROLES) == ROLES
+    assert breaks(3) == []  # it was not the guest
 
 
 def told_while_it_waits(role: str, reduces: bool, said: list[tuple[str, Message]]) -> list[str]:

@@ -254,9 +254,15 @@ def test_a_script_of_several_backward_passes_a_step(tmp_path: Path, transport: s
     assert_close(tmp_path / "run", tmp_path / "alone")
 
 
-def test_guests_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no server that guests could join"):
-        Local(listen="127.0.0.1").run(jobs.job(tmp_path / "run", Allreduce()))
+@pytest.mark.parametrize("place", [Local(listen="127.0.0.1"), Local(listen="0.0.0.0", insecure=True)])
+def test_guests_are_refused_where_links_are_in_the_clear(tmp_path: Path, place: Local) -> None:
+    with pytest.raises(UsageError, match="guests of allreduce add up gradients over encrypted links"):
+        place.run(jobs.job(tmp_path / "run", Allreduce()))
+
+
+def test_guests_of_split_replicas_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a guest is one process, and replicas are split over 2"):
+        Local(listen="127.0.0.1", tls=True).run(jobs.job(tmp_path / "run", Allreduce(partitions=2)))
 
 
 def test_the_result_says_what_was_run(tmp_path: Path) -> None:

@@ -17,12 +17,13 @@ import jobs
 import pytest
 
 from distbelief.core import records
+from distbelief.core.optimizer import optim
 from distbelief.core.records import Record
 from distbelief.errors import JobFailed
 from distbelief.places import status
 from distbelief.places.join import join_server
 from distbelief.places.processes.local import Local
-from distbelief.strategies import Bounded, Downpour, Strategy, Synchronous
+from distbelief.strategies import Allreduce, Bounded, Downpour, Strategy, Synchronous
 
 SECONDS = 60.0
 PLAIN, TLS, OPEN = (
@@ -182,6 +183,42 @@ def test_a_guest_leaves_and_what_it_had_not_begun_is_dealt_to_others(
     [(status, said)] = guests.ended()
     assert status == 0
     assert "leaving, once what has begun is applied" in said
+
+
+@pytest.mark.parametrize("how", ["leaves", "is killed", "stays"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_guest_adds_up_its_gradients_with_the_others(
+    tmp_path: Path, watch: jobs.Watch, guests: Guests, replicas: int, how: str
+) -> None:
+    """In a new group, which has what the others hold; and the others go on without it, where it goes."""
+    strategy, own = Allreduce(replicas=replicas, optimizer=optim("momentum", lr=0.05)), f"replica {replicas}"
+
+    def act(record: Record) -> None:
+        if isinstance(record, records.Started):
+            guests.join(tmp_path)
+        elif isinstance(record, records.Stepped) and record.role == own and record.steps and not stepped:
+            stepped.append(record)
+            if how == "stays":
+                watch.interrupt()
+            elif how == "leaves":
+                guests.started[0].send_signal(signal.SIGINT)
+            else:
+                guests.started[0].kill()  # its replica ends with it
+        elif isinstance(record, records.Gone) and record.role == own:
+            gone.append(record.died)
+        elif isinstance(record, records.Stepped) and gone:
+            watch.interrupt()
+
+    stepped, gone = list[Record](), list[bool]()
+    watch.act = act
+    result = jobs.run(tmp_path, strategy, TLS, epochs=jobs.MANY)
+    assert (result["outcome"], result["carrier"]) == ("interrupted", "tls")
+    assert gone[:1] == {"leaves": [False], "is killed": [True], "stays": gone[:1]}[how]
+    assert {one["id"]: bool(one["steps"]) for one in result["per_replica"]} == dict.fromkeys(range(replicas + 1), True)  # type: ignore[attr-defined]
+    [(status, said)] = guests.ended()
+    assert status == (-signal.SIGKILL if how == "is killed" else 0), said
+    watch.rest()
+    assert_nothing_is_missing(tmp_path, strategy, result)
 
 
 def test_a_guest_is_given_no_longer_than_it_has(tmp_path: Path, watch: jobs.Watch, guests: Guests) -> None:

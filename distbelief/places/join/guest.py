@@ -24,6 +24,7 @@ from distbelief.places.join import join_server
 from distbelief.places.join.join_server import JoinGrant, JoinRefusal, JoinRequest, Ticket, read_ticket, wrong_strategy
 from distbelief.places.place import NEVER, Effect, Event, Interruption, Said, Tick, carry_out, check_leave_within
 from distbelief.places.processes import forkserver
+from distbelief.places.processes.addresses import host_towards
 from distbelief.places.processes.child import Child
 from distbelief.places.processes.processes import Processes
 from distbelief.places.supervisor import Supervisor
@@ -88,6 +89,8 @@ class _Stay:
     def __init__(self, guest: Guest, ticket: Ticket, woken: Connection, listener: socket.socket | None) -> None:
         self._guest, self._ticket, self._woken, self._listener = guest, ticket, woken, listener
         self._request = JoinRequest(ticket.job, ticket.secret, script=bool(guest.script), strategy=guest.strategy)
+        self._host = host_towards(ticket.host)
+        """Where other replicas reach this one, if they have to."""
         self._processes = Processes(self._spec, self._take, self._happens)
         self._part = self._ask()
         self._supervisor = Supervisor(self._part.restarts, deadlines=NEVER, guest=True)
@@ -174,6 +177,8 @@ class _Stay:
             data_dir=guest.data_dir,
             device=guest.device,
             threads=guest.threads,
+            bind=self._host,
+            advertise=self._host,
             supervisor=os.getpid(),
             forkserver=forkserver.pid(),
             path=[os.getcwd(), *sys.path],

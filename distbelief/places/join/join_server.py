@@ -215,16 +215,16 @@ class Guests:
     (('replica 2', 0), ('replica 2', 1), JoinRefusal(reason='replica 2 has no life left', soon=False))
     """
 
-    def __init__(self, replicas: int, restarts: int) -> None:
-        self._next, self._restarts = replicas, restarts
+    def __init__(self, replicas: int, restarts: int, most: int = MOST) -> None:
+        self._next, self._restarts, self._most = replicas, restarts, min(MOST, replicas + most)
         self._lives: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def give(self, request: JoinRequest) -> tuple[str, int] | JoinRefusal:
         """A role that nobody has, or the next life of one."""
         with self._lock:
-            if not request.role and self._next >= MOST:
-                return JoinRefusal(f"it has had {MOST} replicas")
+            if not request.role and self._next >= self._most:
+                return JoinRefusal(f"it has had {self._most} replicas")
             if not request.role:
                 role, self._next = roles.replica(self._next), self._next + 1
                 self._lives[role] = 0

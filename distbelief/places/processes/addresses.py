@@ -83,11 +83,24 @@ def told_host(bind: str, advertise: str) -> str:
     if advertise or host not in ANYWHERE:
         return advertise or host
     family, far = ANYWHERE[host]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((far, 9))  # sends nothing: the kernel only chooses its route
-        except OSError:
-            return socket.gethostname()
+    try:
+        return host_towards(far, family)
+    except OSError:
+        return socket.gethostname()
+
+
+def host_towards(other: str, family: int = socket.AF_UNSPEC) -> str:
+    """The address of this machine by which it reaches another.
+
+    Raises:
+        OSError: there is no way to it.
+
+    >>> host_towards("127.0.0.1")
+    '127.0.0.1'
+    """
+    found, *_, where = socket.getaddrinfo(other, 9, family, socket.SOCK_DGRAM)[0]
+    with socket.socket(found, socket.SOCK_DGRAM) as probe:
+        probe.connect(where)  # sends nothing: the kernel only chooses its route
         return str(probe.getsockname()[0])
 
 

@@ -88,7 +88,7 @@ class Running:
         """Records that the coordinator's lives have made."""
         self._certifier: Authority | None = None
         self._join_server: JoinServer | None = None
-        self._guests = Guests(settings.replicas, settings.restarts)
+        self._guests = Guests(settings.replicas, settings.restarts, job.strategy.most_guests)
         # last, when nothing is left that fails: `close` gives them back
         shared = told.direct or job.strategy.needs_memory(settings, cluster.carrier)
         self._memory = os.memfd_create("distbelief parameters") if shared else -1

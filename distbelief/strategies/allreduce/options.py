@@ -13,7 +13,7 @@ from distbelief.core.values import Given
 from distbelief.errors import UsageError
 from distbelief.schedules.allreduce import PLACED, check_algorithm, check_hosts
 from distbelief.strategies.base import LocalMachine, Scaled, Splittable, Virtual
-from distbelief.strategies.grouped.settings import AllreduceSettings
+from distbelief.strategies.grouped.settings import GUESTS, AllreduceSettings
 
 if TYPE_CHECKING:
     from distbelief.strategies.players import Players
@@ -28,6 +28,7 @@ class Allreduce(Splittable, Scaled):
     name: ClassVar[str] = "allreduce"
     own: ClassVar[type[StrategySettings]] = AllreduceSettings
     evaluated: ClassVar[bool] = False
+    most_guests: ClassVar[int] = GUESTS
 
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
     """What every replica steps with."""
@@ -73,14 +74,15 @@ class Allreduce(Splittable, Scaled):
         return carrier == "shared"
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
-        """Refuse guests, and hosts that the algorithm has no use for.
+        """Refuse guests over links in the clear, and hosts that the algorithm has no use for.
 
         Raises:
             UsageError: naming the option, and the remedy.
         """
-        if machine.listen:
+        if machine.listen and not machine.encrypted:
             raise UsageError(
-                f"--listen {machine.listen}: strategy {self.name} has no server that guests could join; leave it off"
+                f"--listen {machine.listen}: guests of {self.name} add up gradients over encrypted links: "
+                "leave --insecure off, and at an address of this machine alone add --tls"
             )
         check_hosts(self.algorithm, self.per_host, auto=machine.carrier == "tcp")
         super().check_machine(settings, machine)

@@ -41,8 +41,10 @@ from distbelief.strategies.grouped.settings import reduction
 
 AHEAD = 2
 """Round batches that a group has at a time; where minibatches overlap, beside those that may hold what is under way."""
-BARREN = 5
-"""Groups in a row that may break up without having made a round, though nobody has died."""
+BARREN, BARREN_WITH_GUESTS = 5, 2
+"""Groups in a row that may break up without having made a round, though nobody has died; and with guests, who may be
+where the others do not reach them.
+"""
 
 
 class AllreduceCoordinator(Answering):
@@ -267,10 +269,21 @@ class AllreduceCoordinator(Answering):
                 f"{event.reason}"
             )
             return self._end(Cause.NO_ROUND, told)
+        sent_away = self._send_guests_away(event.reason) if self._barren >= BARREN_WITH_GUESTS else []
         return [
+            *sent_away,
             WriteRecord(records.Note(f"{sender}: {event.reason}; the replicas form their group anew")),
             *self._regroup(),
         ]
+
+    def _send_guests_away(self, reason: str) -> list[Effect]:
+        """Go on without those who have joined from elsewhere."""
+        effects: list[Effect] = []
+        for role in [role for role in self._groups.here if role not in roles.leads(self.settings.mesh)]:
+            self._groups.leave(role)
+            self._fallen.append((role, f"its group did not come about: {reason}", False))
+            effects.append(Send(role, membership.Refused(f"the group of replicas did not come about: {reason}", False)))
+        return effects
 
     # dealing
 

@@ -7,6 +7,8 @@ from typing import ClassVar
 from distbelief.core.settings import Holder, Settings, StrategySettings, at_least, fit, option
 from distbelief.errors import UsageError, unknown
 
+GUESTS = 64
+"""That may join one job: each sends into a window of its own in the memory of the others."""
 CHOICES = {"buffers": ("broadcast", "local"), "on_death": ("regroup", "stop")}
 
 

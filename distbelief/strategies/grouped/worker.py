@@ -23,7 +23,7 @@ from distbelief.strategies.context import Context, Process, open_memory
 from distbelief.strategies.grouped.gradients import OwnVector
 from distbelief.strategies.grouped.measured import measured_model
 from distbelief.strategies.grouped.replica import AllreduceReplica, collect_nothing, no_fault
-from distbelief.strategies.grouped.settings import reduction
+from distbelief.strategies.grouped.settings import GUESTS, reduction
 from distbelief.strategies.grouped.torch_whole import TorchWhole
 from distbelief.tasks.worker import measure, placed
 
@@ -83,10 +83,10 @@ Carrier = SharedMemory | Links | ProcessGroup | OneRank
 
 def carrier(process: Process, role: str, settings: Settings) -> Carrier:
     """What adds up the gradients of a replica: shared memory inside a host; over a network links of ours where they are
-    encrypted, else torch.distributed; nothing where there is one replica.
+    encrypted, else torch.distributed; nothing where there is one replica and nobody may join it.
     """
     spec = process.spec
-    if settings.replicas == 1:
+    if settings.replicas == 1 and (settings.partitions > 1 or not spec.identity):  # and no guest joins
         return OneRank()
     index, own = roles.index_of(role), reduction(settings)
     if spec.transport == "shared":
@@ -95,7 +95,7 @@ def carrier(process: Process, role: str, settings: Settings) -> Carrier:
     device = placed(spec.device, index)
     if spec.identity:
         endpoint, address = process.open_endpoint()
-        return Links(index, settings.replicas, device, own.algorithm, own.per_host, endpoint, address)
+        return Links(index, settings.replicas + GUESTS, device, own.algorithm, own.per_host, endpoint, address)
     if interface := interface_of(spec.advertise):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)

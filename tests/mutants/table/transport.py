@@ -344,6 +344,16 @@ MUTANTS = [
         (JOIN_SERVER + "test_where_links_are_tls_a_secret_alone_lets_nobody_in[the certificate of a replica]",),
     ),
     Mutant(
+        "a-guest-whom-nobody-reaches-stays",
+        TICKET,
+        "strategies/grouped/coordinator.py",
+        "if self._barren >= BARREN_WITH_GUESTS else []",
+        "if self._barren > BARREN else []",
+        (
+            "tests/machines/test_forming.py::test_guests_whom_the_others_do_not_reach_are_sent_away_and_nobody_else_ever_is",
+        ),
+    ),
+    Mutant(
         "a-guest-that-is-asked-to-leave-just-ends",
         TICKET,
         "places/supervisor.py",
