@@ -285,6 +285,21 @@ class Means(Dense):
         return super().forward(x - self.conv1(x).mean())
 
 
+class Alike(Dense):
+    """One that compares all samples with each other."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = super().forward(x)
+        return (h @ h.t()) @ h
+
+
+class Normed(Dense):
+    """One whose batch norm is a function."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(F.batch_norm(self.conv1(x)[:, :1, :1, :1] + x, None, None, training=self.training))
+
+
 class Thrown(Dense):
     """One whose dropout is a function."""
 
@@ -297,6 +312,8 @@ class Thrown(Dense):
     [
         (nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(98, 5)), "1: BatchNorm2d comp"),
         (Means(), "mean computes something of all samples together"),
+        (Alike(), "matmul computes something of all samples together"),
+        (Normed(), "batch_norm computes something of all samples together"),
         (Thrown(), "dropout draws at random for all samples together: to split by samples, use nn.Dropout"),
         (nn.Sequential(nn.Flatten(), nn.Linear(81, 8), nn.Linear(8, 5)), "no layer with weights comes before"),
     ],

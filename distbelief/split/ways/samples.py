@@ -21,6 +21,7 @@ from distbelief.split.layers import Divided, DroppedPart, draws
 from distbelief.split.registry import rule_of
 from distbelief.split.tidying import samples_of, share_of
 from distbelief.split.tracing import Traced
+from distbelief.split.ways.following import name_of
 
 Placed = dict[fx.Node, int | Divided]
 
@@ -46,9 +47,9 @@ def before_dense(traced: Traced) -> set[fx.Node]:
     return found
 
 
-def rounds(traced: Traced, placed: Mapping[fx.Node, int | Divided], own: Collection[fx.Node], homes: int) -> tuple[
-    Traced, Placed
-]:  # fmt: skip
+def rounds(
+    traced: Traced, placed: Mapping[fx.Node, int | Divided], own: Collection[fx.Node], homes: int
+) -> tuple[Traced, Placed]:
     """The model with a copy of each node for each part of the minibatch, and where those are computed.
 
     Args:
@@ -162,9 +163,9 @@ class _Rounds:
     def _refuse_together(self, node: fx.Node) -> None:
         """Refuse what is computed of several samples, as far as that can be seen."""
         shape = self._traced.shapes.get(node)
-        if shape is not None and not any(shape.growth):
-            raise self._refusal(node)
-        if node.op == "call_module" and any(_of_all_samples(part) for part in self._traced.layer(node).modules()):
+        one_dimension = shape is None or sum(more > 0 for more in shape.growth) == 1
+        layers = self._traced.layer(node).modules() if node.op == "call_module" else ()
+        if not one_dimension or any(_of_all_samples(layer) for layer in layers) or _normalises(node):
             raise self._refusal(node)
 
     def _refusal(self, node: fx.Node) -> UsageError:
@@ -173,6 +174,12 @@ class _Rounds:
             f"{node.meta['path'] or 'the model'}: {what} computes something of all samples together, and a part has "
             "some of them: split otherwise, or (for batch norm) normalise by groups or layers"
         )
+
+
+def _normalises(node: fx.Node) -> bool:
+    """Whether a function is batch norm that is trained."""
+    training = node.kwargs.get("training", node.args[5] if len(node.args) > 5 else False)
+    return node.op == "call_function" and "batch_norm" in name_of(node) and bool(training)
 
 
 def _of_all_samples(layer: nn.Module) -> bool:
