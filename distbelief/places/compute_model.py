@@ -52,9 +52,9 @@ class ComputeModel(CheckedStruct, frozen=True):
             if not 0 < factor < math.inf:
                 raise UsageError(f"{roles.replica(replica)} slower {factor} times: must be more than 0, and finite")
 
-    def stopwatch(self, replica: int, seed: int) -> Stopwatch:
-        """The times of one replica's steps, from a seed."""
-        return Stopwatch(self, replica, seed)
+    def stopwatch(self, replica: int, seed: int, partition: int = 0) -> Stopwatch:
+        """The times of one replica's steps, or of one partition's, from a seed."""
+        return Stopwatch(self, replica, seed, partition)
 
 
 class Stopwatch:
@@ -64,9 +64,9 @@ class Stopwatch:
     8.0
     """
 
-    def __init__(self, compute: ComputeModel, replica: int, seed: int) -> None:
+    def __init__(self, compute: ComputeModel, replica: int, seed: int, partition: int = 0) -> None:
         self._compute = compute
-        self._chance = random.Random(f"{seed}/{replica}")
+        self._chance = random.Random(f"{seed}/{replica}.{partition}" if partition else f"{seed}/{replica}")
         self._mean = compute.step * compute.slow.get(replica, 1.0)
         # a lognormal of mean 1 and the standard deviation asked for
         self._sigma = math.sqrt(math.log1p(compute.variation**2))

@@ -354,7 +354,9 @@ class Simulation:
             self.clock, endpoint, network.reduction or self.cluster.handling.addition, timing, self.common, []
         )
         self._died[role] = virtual.died
-        stopwatch = self.cluster.compute.stopwatch(roles.index_of(role), self.job.seed + incarnation)
+        stopwatch = self.cluster.compute.stopwatch(
+            roles.index_of(role), self.job.seed + incarnation, roles.partition_of(role)
+        )
         layout = self._layout if flat is None else flat.layout
         context = self._context(
             role,
