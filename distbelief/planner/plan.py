@@ -142,7 +142,15 @@ def plan(
     here = _here(task, made, batch_size, chosen, there, seconds, data_dir, direct, told)
     splits = _splits(made, asked.values(), batch_size, chosen, here.handling, told)
     cluster = PricedCluster(
-        there, network or NetworkModel(), here.step, here.handling, here.own, here.direct, here.together, splits=splits
+        there,
+        network or NetworkModel(),
+        here.step,
+        here.handling,
+        here.own,
+        here.direct,
+        here.together,
+        here.variation,
+        splits=splits,
     )
     raw = {name: _row(one, pricing, cluster, here.trace, here.process, max_memory, told) for name, one in asked.items()}
     own = [one for one in known if one.machine == trials.this_kind()] if there == this_machine() else []
@@ -213,6 +221,7 @@ class _Here(NamedTuple):
     own: Handling
     direct: DirectHandling
     together: float
+    variation: float
     trace: MemoryTrace
     process: int
     samples: int
@@ -248,12 +257,16 @@ def _here(
     notes = [tracer.note] if tracer.note else []
     if steps.speed < 1.0:
         notes.append(f"while all cores compute, each has {steps.speed:.0%} of its speed")
+    if steps.variation:
+        notes.append(f"a step varies by {steps.variation:.0%}: who waits for others in each waits for the longest")
     if busy := profile.busy > BUSY:
         notes.append(f"the machine is busy ({profile.busy:.2f} times): times are the processor's")
     if batch_size in profile.left_out:
         notes.append(f"a batch of {batch_size} was not profiled: {profile.left_out[batch_size]}")
     own = memory_speed(optimizer, elements, steps.update)
-    return _Here(steps.step, handling, own, passed, steps.speed, trace, process, len(data), busy, notes)
+    return _Here(
+        steps.step, handling, own, passed, steps.speed, steps.variation, trace, process, len(data), busy, notes
+    )
 
 
 def _check_run(run: int, there: Machines) -> None:

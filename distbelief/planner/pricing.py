@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from distbelief.core.optimizer import Optimizer
+from distbelief.core.settings import Holder
 from distbelief.costs.splitting import SplitCost
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
@@ -162,6 +163,8 @@ class PricedCluster:
     """What pushes and fetches cost on the direct path."""
     together: float = 1.0
     """The speed of a core while all cores of its host compute, of that of one that computes alone."""
+    variation: float = 0.0
+    """The deviation of a step's seconds, as a fraction of them, for which those wait who wait for the slowest."""
     slow: tuple[tuple[int, float], ...] = ()
     """Replicas that are slower, and how many times."""
     splits: Mapping[int, SplitCost | str] = field(default_factory=dict)
@@ -210,7 +213,7 @@ class Pricing:
         """
         job = self._job(candidate, cluster.splits.get(candidate.partitions))
         slow = {replica: factor for replica, factor in cluster.slow if replica < candidate.replicas}
-        compute = ComputeModel(step=_step(candidate, cluster), spread="constant", slow=slow)
+        compute = ComputeModel(_step(candidate, cluster), variation=cluster.variation * _meets(job), slow=slow)
         if candidate.strategy.alone:  # whose steps are all alike
             return terms_of(
                 Simulated(compute=compute, phantom=True, handling=Handling(memory=cluster.own.memory)).run(job)
@@ -248,6 +251,12 @@ class Pricing:
         strategy: Any = candidate.strategy
         return Job(task, dataclasses.replace(strategy, split=split.split) if split else strategy,
             batch_size=self._batch_size, evaluate_every=0, checkpoint_every=0, snapshot_every="0")  # fmt: skip
+
+
+def _meets(job: Job) -> bool:
+    """Whether processes wait for each other in every step: others lose nothing by steps that vary."""
+    settings, own = job.settings(), job.settings().strategy
+    return settings.partitions > 1 or (settings.replicas > 1 and (own.rounds or own.held_by is Holder.REPLICAS))
 
 
 def _step(candidate: PlanCandidate, cluster: PricedCluster) -> float:

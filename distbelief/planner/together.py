@@ -4,9 +4,11 @@ as there are cores at the same time. Those share caches, memory and, where there
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
@@ -35,6 +37,10 @@ class Steps(NamedTuple):
     """Seconds of the update that follows it there: other than in a row of updates, its caches hold something else."""
     speed: float = 1.0
     """Of a core while all compute, of that of one that computes alone; 1 where there is one."""
+    variation: float = 0.0
+    """The deviation of a step's seconds while all compute, as a fraction of them: of a lognormal, of which the longer
+    one of two is as much longer as of these.
+    """
 
 
 def measure(task: str, data_dir: str | None, batch_size: int, cores: int, optimizer: Optimizer) -> Steps | None:
@@ -59,22 +65,35 @@ def measure(task: str, data_dir: str | None, batch_size: int, cores: int, optimi
             before, *shared, after = _turn(made[:1]), *([_turn(made)] if count > 1 else []), _turn(made[:1])
     except JobFailed:
         return None  # a model that cannot be stepped has said so in the profile
-    step, update = ((one + other) / 2 for one, other in zip(before, after, strict=True))
-    return Steps(step, update, min(1.0, step / shared[0][0]) if shared else 1.0)
+    step, update = (before.step + after.step) / 2, (before.update + after.update) / 2
+    if not shared:
+        return Steps(step, update)
+    return Steps(step, update, min(1.0, step / shared[0].step), shared[0].variation)
 
 
-def _turn(peers: list[Peer]) -> tuple[float, float]:
-    """Seconds of a gradient and of an update, the means over the processes that step now."""
+def _turn(peers: list[Peer]) -> Steps:
+    """Steps of the processes that step now, the means over them."""
     for peer in peers:
         peer.say()
     taken = [tuple(map(float, peer.hear().split())) for peer in peers]
-    step, update = map(statistics.fmean, zip(*taken, strict=True))
-    return step, update
+    step, update, variation = map(statistics.fmean, zip(*taken, strict=True))
+    return Steps(step, update, variation=variation)
+
+
+def variation_of(seconds: Sequence[float]) -> float:
+    """The deviation, as a fraction of the mean, of which the longer one of two is as much longer as of these.
+
+    >>> variation_of([1.0] * 10), round(variation_of([0.9, 1.1] * 50), 2)
+    (0.0, 0.09)
+    """
+    half = len(seconds) // 2
+    longer = statistics.fmean(map(max, zip(seconds[:half], seconds[half:], strict=False)))
+    return max(0.0, longer / statistics.fmean(seconds) - 1) * math.sqrt(math.pi)
 
 
 def _step(connection: Connection, name: str, data_dir: str | None, batch_size: int, optimizer: Optimizer) -> None:
     """Step a task for a while, each time that somebody says so, and tell the mean seconds of a gradient and of an
-    update: those of slow steps count, as they do for a rate.
+    update: those of slow steps count, as they do for a rate; and how steps vary, by the clock that others wait by.
     """
     task = resolve(name, data_dir)
     model = build_model(task, 0, "cpu")
@@ -82,14 +101,14 @@ def _step(connection: Connection, name: str, data_dir: str | None, batch_size: i
     update = torch.no_grad()(stepper(build(optimizer, [{"params": list(model.parameters())}])))
     number = 0
 
-    def step() -> tuple[float, float]:
+    def step() -> tuple[float, float, float]:
         nonlocal number
-        begin = time.thread_time()
+        begin, began = time.thread_time(), time.perf_counter()
         trainer.compute(Batch(0, number % trainer.order.batches))
-        computed = time.thread_time()
+        computed, lasted = time.thread_time(), time.perf_counter() - began
         update()
         number += 1
-        return computed - begin, time.thread_time() - computed
+        return computed - begin, time.thread_time() - computed, lasted
 
     for _ in range(WARM):
         step()
@@ -99,8 +118,9 @@ def _step(connection: Connection, name: str, data_dir: str | None, batch_size: i
             connection.recv_bytes()
         except EOFError:
             return
-        taken, end = list[tuple[float, float]](), time.perf_counter() + SECONDS
+        taken, end = list[tuple[float, float, float]](), time.perf_counter() + SECONDS
         while len(taken) < LEAST_STEPS or time.perf_counter() < end:
             taken.append(step())
-        told = map(statistics.fmean, zip(*taken, strict=True))
+        steps, updates, lasted = zip(*taken, strict=True)
+        told = statistics.fmean(steps), statistics.fmean(updates), variation_of(lasted)
         connection.send_bytes(" ".join(map(str, told)).encode())

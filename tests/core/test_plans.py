@@ -264,6 +264,27 @@ def split_step(strategy: db.Strategy, cost: SplitCost, **more: Any) -> Terms:
     return Pricing(LAYERS, 64).price(PlanCandidate(strategy), dataclasses.replace(cluster, **more))
 
 
+@pytest.mark.parametrize("variation", [0.1, 0.3])
+def test_who_waits_for_others_in_each_step_waits_for_the_longest_and_nobody_else_does(variation: float) -> None:
+    """Of two lognormal times with mean 1 the longer is as much longer as the error function says."""
+    cluster = PricedCluster(Machines(1, 2), db.NetworkModel(), 1e-3, INSTANT, INSTANT)
+    longer = 1 + math.erf(math.sqrt(math.log1p(variation**2)) / 2)
+    cost, pricing = split_cost(1e-3), Pricing(LAYERS, 64, 400)
+
+    def times(strategy: db.Strategy) -> float:
+        found = []
+        for one in (0.0, variation):
+            priced = dataclasses.replace(cluster, variation=one, splits={2: cost})
+            found.append(pricing.price(PlanCandidate(strategy), priced).samples_per_second)
+        return found[0] / found[1]
+
+    for meets in (db.Allreduce(2, SGD), db.Synchronous(2, shards=1, optimizer=SGD)):
+        assert times(meets) == pytest.approx(longer, rel=0.03)
+    assert 1.02 < times(db.Single(partitions=2, split="neurons", optimizer=SGD)) < 1.05 * longer
+    for goes_on in (db.Single(optimizer=SGD), db.Downpour(2, shards=1, optimizer=SGD), db.Hogwild(2, optimizer=SGD)):
+        assert times(goes_on) == 1.0
+
+
 def test_a_split_model_takes_the_time_of_its_schedule_on_the_virtual_cluster() -> None:
     """Homes that compute at the same time, and slow each other down; or one after the other."""
     one = db.Single(partitions=2, optimizer=SGD)
