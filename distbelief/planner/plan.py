@@ -141,17 +141,7 @@ def plan(
     direct = any(pricing.is_direct(one, there) for one in asked.values())
     here = _here(task, made, batch_size, chosen, there, seconds, data_dir, direct, told)
     splits = _splits(made, asked.values(), batch_size, chosen, here.handling, told)
-    cluster = PricedCluster(
-        there,
-        network or NetworkModel(),
-        here.step,
-        here.handling,
-        here.own,
-        here.direct,
-        here.together,
-        here.variation,
-        splits=splits,
-    )
+    cluster = here.cluster(there, network or NetworkModel(), splits)
     raw = {name: _row(one, pricing, cluster, here.trace, here.process, max_memory, told) for name, one in asked.items()}
     own = [one for one in known if one.machine == trials.this_kind()] if there == this_machine() else []
     rows = ranked([_corrected(row, own, made.reference, batch_size) for row in raw.values()])
@@ -227,6 +217,13 @@ class _Here(NamedTuple):
     samples: int
     busy: bool
     notes: list[str]
+
+    def cluster(self, there: Machines, network: NetworkModel, splits: Mapping[int, SplitCost | str]) -> PricedCluster:
+        """Machines like this one."""
+        return PricedCluster(
+            there, network, self.step, self.handling, self.own, self.direct, self.together, self.variation,
+            splits=splits,
+        )  # fmt: skip
 
 
 def _here(

@@ -26,6 +26,8 @@ MOST_PROCESSES = 16
 """More than these hardly tell more."""
 SECONDS, WARM, LEAST_STEPS = 0.8, 3, 5
 """Of each of three turns: one process alone, all, one alone again; steps before them, and least steps of a turn."""
+NINTH = statistics.NormalDist().inv_cdf(0.9)
+"""How many deviations the ninth tenth of a normal distribution is above its middle."""
 
 
 class Steps(NamedTuple):
@@ -38,9 +40,7 @@ class Steps(NamedTuple):
     speed: float = 1.0
     """Of a core while all compute, of that of one that computes alone; 1 where there is one."""
     variation: float = 0.0
-    """The deviation of a step's seconds while all compute, as a fraction of them: of a lognormal, of which the longer
-    one of two is as much longer as of these.
-    """
+    """The deviation of a step's seconds while all compute, as a fraction of them."""
 
 
 def measure(task: str, data_dir: str | None, batch_size: int, cores: int, optimizer: Optimizer) -> Steps | None:
@@ -81,19 +81,19 @@ def _turn(peers: list[Peer]) -> Steps:
 
 
 def variation_of(seconds: Sequence[float]) -> float:
-    """The deviation, as a fraction of the mean, of which the longer one of two is as much longer as of these.
+    """The deviation, as a fraction of the mean, of a lognormal whose middle and ninth tenth are those of some times: a
+    few that something else has made long count no more than others.
 
-    >>> variation_of([1.0] * 10), round(variation_of([0.9, 1.1] * 50), 2)
-    (0.0, 0.09)
+    >>> variation_of([1.0] * 10), round(variation_of([*range(90, 111)]), 2)
+    (0.0, 0.07)
     """
-    half = len(seconds) // 2
-    longer = statistics.fmean(map(max, zip(seconds[:half], seconds[half:], strict=False)))
-    return max(0.0, longer / statistics.fmean(seconds) - 1) * math.sqrt(math.pi)
+    middle, ninth = statistics.median(seconds), statistics.quantiles(seconds, n=10)[-1]
+    return math.sqrt(math.expm1((math.log(ninth / middle) / NINTH) ** 2))
 
 
 def _step(connection: Connection, name: str, data_dir: str | None, batch_size: int, optimizer: Optimizer) -> None:
     """Step a task for a while, each time that somebody says so, and tell the mean seconds of a gradient and of an
-    update: those of slow steps count, as they do for a rate; and how steps vary, by the clock that others wait by.
+    update: those of slow steps count, as they do for a rate; and how steps vary.
     """
     task = resolve(name, data_dir)
     model = build_model(task, 0, "cpu")
@@ -101,14 +101,14 @@ def _step(connection: Connection, name: str, data_dir: str | None, batch_size: i
     update = torch.no_grad()(stepper(build(optimizer, [{"params": list(model.parameters())}])))
     number = 0
 
-    def step() -> tuple[float, float, float]:
+    def step() -> tuple[float, float]:
         nonlocal number
-        begin, began = time.thread_time(), time.perf_counter()
+        begin = time.thread_time()
         trainer.compute(Batch(0, number % trainer.order.batches))
-        computed, lasted = time.thread_time(), time.perf_counter() - began
+        computed = time.thread_time()
         update()
         number += 1
-        return computed - begin, time.thread_time() - computed, lasted
+        return computed - begin, time.thread_time() - computed
 
     for _ in range(WARM):
         step()
@@ -118,9 +118,9 @@ def _step(connection: Connection, name: str, data_dir: str | None, batch_size: i
             connection.recv_bytes()
         except EOFError:
             return
-        taken, end = list[tuple[float, float, float]](), time.perf_counter() + SECONDS
+        taken, end = list[tuple[float, float]](), time.perf_counter() + SECONDS
         while len(taken) < LEAST_STEPS or time.perf_counter() < end:
             taken.append(step())
-        steps, updates, lasted = zip(*taken, strict=True)
-        told = statistics.fmean(steps), statistics.fmean(updates), variation_of(lasted)
+        steps, updates = zip(*taken, strict=True)
+        told = statistics.fmean(steps), statistics.fmean(updates), variation_of(steps)
         connection.send_bytes(" ".join(map(str, told)).encode())
