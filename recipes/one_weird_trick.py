@@ -11,15 +11,15 @@ images to it cost nothing.
 """
 
 import sys
-from collections import OrderedDict
 from functools import partial
 
-from torch import nn
-
 import distbelief as db
-from distbelief.tasks.data.images import CLASSES, draw
+from distbelief.tasks.alexnet import convolutional
+from distbelief.tasks.data.images import draw
 from distbelief.tasks.task import Task
 
+FILTERS = (64, 192, 384, 384, 256)
+"""Of the paper's one column."""
 EACH = 128
 """Samples of a worker."""
 SAMPLE = 98.05 * 3600 / (90 * 1_281_167)
@@ -31,35 +31,9 @@ PAPER = {2: 1.93, 4: 3.66, 8: 6.25}
 
 
 def task() -> Task:
-    """AlexNet in one column (filters 64, 192, 384, 384 and 256), on images that are made here."""
-    return Task(model=one_column, train=partial(draw, test=False), test=partial(draw, test=True)).named("one-column")
-
-
-def one_column() -> nn.Module:
-    """Its layers."""
-    return nn.Sequential(
-        OrderedDict(
-            conv1=nn.Conv2d(3, 64, 11, stride=4, padding=2),
-            relu1=nn.ReLU(),
-            pool1=nn.MaxPool2d(3, stride=2),
-            conv2=nn.Conv2d(64, 192, 5, padding=2),
-            relu2=nn.ReLU(),
-            pool2=nn.MaxPool2d(3, stride=2),
-            conv3=nn.Conv2d(192, 384, 3, padding=1),
-            relu3=nn.ReLU(),
-            conv4=nn.Conv2d(384, 384, 3, padding=1),
-            relu4=nn.ReLU(),
-            conv5=nn.Conv2d(384, 256, 3, padding=1),
-            relu5=nn.ReLU(),
-            pool5=nn.MaxPool2d(3, stride=2),
-            flatten=nn.Flatten(),
-            fc1=nn.Linear(256 * 6 * 6, 4096),
-            relu6=nn.ReLU(),
-            fc2=nn.Linear(4096, 4096),
-            relu7=nn.ReLU(),
-            fc3=nn.Linear(4096, CLASSES),
-        )
-    )
+    """AlexNet in one column, on images that are made here."""
+    model = partial(convolutional, FILTERS, columns=1)
+    return Task(model=model, train=partial(draw, test=False), test=partial(draw, test=True)).named("one-column")
 
 
 def speedup(workers: int, split: str = "samples") -> float:

@@ -112,6 +112,10 @@ class Divided:
     edges: tuple[int, ...] = ()
 
 
+Placed = dict[fx.Node, int | Divided]
+"""Where nodes are computed: each at one home, or in parts at all of them."""
+
+
 def part_of(layer: nn.Module, holds: Mapping[str, Indices | None], **changed: Any) -> nn.Module:
     """A layer of the shape of a part: a copy on empty tensors, with only those that it holds.
 

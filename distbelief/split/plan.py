@@ -11,7 +11,7 @@ from torch import fx
 
 from distbelief.errors import UsageError, unknown
 from distbelief.split.graph import Rewriter, SplitGraph
-from distbelief.split.layers import Divided
+from distbelief.split.layers import Divided, Placed
 from distbelief.split.options import Split, fits
 from distbelief.split.registry import DIVIDING, LayerCall, rule_of, ways_of
 from distbelief.split.tracing import Traced
@@ -24,7 +24,6 @@ from distbelief.split.ways.stages import stages
 from distbelief.split.ways.time import unrolled
 
 Loss = Callable[[Any, Any], torch.Tensor]
-Placed = dict[fx.Node, int | Divided]
 
 PLACERS = {"stages": stages, "branches": branches}
 """The ways that say at which home each node is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import partial
 
 from torch import nn
@@ -26,7 +27,7 @@ def alexnet() -> Task:
     >>> [part().batch(torch.tensor([3]))[0].shape for part in (alexnet().train, alexnet().test)]
     [torch.Size([1, 3, 224, 224]), torch.Size([1, 3, 224, 224])]
     """
-    return Task(model=_alexnet, train=partial(draw, test=False), test=partial(draw, test=True)).named("alexnet")
+    return Task(model=convolutional, train=partial(draw, test=False), test=partial(draw, test=True)).named("alexnet")
 
 
 def mnist_alexnet(data_dir: str | None = None) -> Task:
@@ -43,24 +44,30 @@ def mnist_alexnet(data_dir: str | None = None) -> Task:
     return mnist_task("mnist-alexnet", _small, data_dir, IMAGE)
 
 
-def _alexnet() -> nn.Module:
+def convolutional(filters: Sequence[int] = (96, 256, 384, 384, 256), columns: int = 2) -> nn.Module:
+    """AlexNet's layers, for images (n, 3, 224, 224), with so many filters in each convolution and so many columns.
+
+    >>> sum(p.numel() for p in convolutional().parameters())
+    60965224
+    """
+    one, two, three, four, five = filters
     return nn.Sequential(
         OrderedDict(
-            conv1=nn.Conv2d(3, 96, 11, stride=4, padding=2),
+            conv1=nn.Conv2d(3, one, 11, stride=4, padding=2),
             relu1=nn.ReLU(),
             pool1=nn.MaxPool2d(3, stride=2),
-            conv2=nn.Conv2d(96, 256, 5, padding=2, groups=2),
+            conv2=nn.Conv2d(one, two, 5, padding=2, groups=columns),
             relu2=nn.ReLU(),
             pool2=nn.MaxPool2d(3, stride=2),
-            conv3=nn.Conv2d(256, 384, 3, padding=1),
+            conv3=nn.Conv2d(two, three, 3, padding=1),
             relu3=nn.ReLU(),
-            conv4=nn.Conv2d(384, 384, 3, padding=1, groups=2),
+            conv4=nn.Conv2d(three, four, 3, padding=1, groups=columns),
             relu4=nn.ReLU(),
-            conv5=nn.Conv2d(384, 256, 3, padding=1, groups=2),
+            conv5=nn.Conv2d(four, five, 3, padding=1, groups=columns),
             relu5=nn.ReLU(),
             pool5=nn.MaxPool2d(3, stride=2),
             flatten=nn.Flatten(),
-            fc1=nn.Linear(256 * 6 * 6, 4096),
+            fc1=nn.Linear(five * 6 * 6, 4096),
             relu6=nn.ReLU(),
             fc2=nn.Linear(4096, 4096),
             relu7=nn.ReLU(),

@@ -214,7 +214,7 @@ def test_a_guest_adds_up_its_gradients_with_the_others(
     result = jobs.run(tmp_path, strategy, TLS, epochs=jobs.MANY)
     assert (result["outcome"], result["carrier"]) == ("interrupted", "tls")
     assert gone[:1] == {"leaves": [False], "is killed": [True], "stays": gone[:1]}[how]
-    assert {one["id"]: bool(one["steps"]) for one in result["per_replica"]} == dict.fromkeys(range(replicas + 1), True)  # type: ignore[attr-defined]
+    assert {one["id"]: bool(one["steps"]) for one in result["per_replica"]} == dict.fromkeys(range(replicas + 1), True)  # type: ignore[attr-defined]  # a list
     [(status, said)] = guests.ended()
     assert status == (-signal.SIGKILL if how == "is killed" else 0), said
     watch.rest()

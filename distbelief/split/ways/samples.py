@@ -17,13 +17,11 @@ import torch
 from torch import fx, nn
 
 from distbelief.errors import UsageError
-from distbelief.split.layers import Divided, DroppedPart, draws
+from distbelief.split.layers import Divided, DroppedPart, Placed, draws
 from distbelief.split.registry import rule_of
-from distbelief.split.tidying import samples_of, share_of
+from distbelief.split.tidying import Shape, samples_of, share_of
 from distbelief.split.tracing import Traced
 from distbelief.split.ways.following import name_of
-
-Placed = dict[fx.Node, int | Divided]
 
 
 def before_dense(traced: Traced) -> set[fx.Node]:
@@ -77,7 +75,7 @@ def rounds(
 class _Rounds:
     def __init__(self, traced: Traced, parts: int) -> None:
         self.graph = fx.Graph()
-        self.shapes = dict[fx.Node, Any]()
+        self.shapes: dict[fx.Node, Shape] = {}
         self.copies: dict[fx.Node, list[fx.Node]] = {}
         """Of each node, by part; the same one for all, where it is of no samples."""
         self.model = copy.copy(traced.model)
