@@ -361,6 +361,23 @@ def test_a_host_that_is_told_to_go_leaves_and_the_job_goes_on(
     assert told.process.wait(SECONDS) == 0
 
 
+@reachable
+def test_a_split_replica_of_an_allreduce_leaves_with_its_host(train: Callable[..., Told], shell: str) -> None:
+    """Which of its partitions ends first is no death; the others form their group anew, and no sample is lost."""
+    on_b(shell, ELSEWHERE)
+    told = train(
+        "--hosts", "a:2,b:2", "--partitions", "2", "--pad", "10ms", "--leave-within", "60", "--epochs", "60",
+        strategy="allreduce",
+    )  # fmt: skip
+    told.until(trains)
+    os.kill(told.agents()[1], signal.SIGTERM)
+    gone = told.until(lambda one: one.get("event") == "Gone")
+    assert (gone["role"], gone["died"]) == ("replica 1.0", False), gone
+    result = told.until(lambda one: "per_replica" in one)
+    assert (result["outcome"], result["samples"]) == ("done", 60 * jobs.SAMPLES)
+    assert told.process.wait(SECONDS) == 0
+
+
 def _agent_is_gone(agent: int) -> bool:
     """Wait for its end."""
     wait_until(lambda: _is_dead(agent))

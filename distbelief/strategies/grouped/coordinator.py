@@ -153,7 +153,7 @@ class AllreduceCoordinator(Answering):
     def _on_leave(self, sender: str, event: membership.Leave) -> list[Effect]:
         if event.stops and self._may(GroupMay.DEAL):
             self._close(Cause.SCRIPT_STOPPED, f"the script of {sender} has stopped the job")
-        return self._without(sender, self._why_left, -1, died=False)
+        return self._ended(sender, self._why_left, -1, died=False)
 
     # forming groups
 
@@ -500,9 +500,13 @@ class AllreduceCoordinator(Answering):
     # death
 
     def _on_lost(self, sender: str, event: events.Lost) -> list[Effect]:
+        return self._ended(sender, event.reason, event.incarnation, died=True)
+
+    def _ended(self, sender: str, reason: str, incarnation: int, died: bool) -> list[Effect]:
+        """A process of a replica has ended, or leaves: so has the replica."""
         if self._may(GroupMay.DISMISS) and not roles.is_lead(sender):
             return []  # it was done before its lead, which leaves for it
-        return self._without(roles.lead_of(sender), event.reason, event.incarnation, died=True)
+        return self._without(roles.lead_of(sender), reason, incarnation, died)
 
     def _without(self, role: str, reason: str, incarnation: int, died: bool) -> list[Effect]:
         """Go on without a replica, or end."""

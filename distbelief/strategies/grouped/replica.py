@@ -190,6 +190,8 @@ class AllreduceReplica:
         while self._siblings.busy:
             yield from self._wait()
         yield Send(self._siblings.superior, membership.Leave(stops=self.stops))
+        if self._siblings.follows:  # the coordinator may see its end before it hears of its lead
+            yield Send(roles.COORDINATOR, membership.Leave())
 
     def coming(self, most: int) -> list[Batch]:
         """The minibatches that come next, as far as they are dealt."""

@@ -3,7 +3,7 @@
 from mutants import Mutant
 
 LARGE, ALL = "tests/simulated/test_large.py", "tests/simulated/test_allreduce.py"
-COLUMNS = "tests/simulated/test_columns.py"
+COLUMNS, NORMS = "tests/simulated/test_columns.py", "tests/core/test_norms.py"
 PROOFS, RACES = "tests/core/test_schedules.py", "tests/simulated/test_hogwild.py"
 ALONE = f"{RACES}::test_one_replica_is_sequential_sgd_bit_for_bit"
 BY_TURNS = "tests/processes/test_hogwild.py"
@@ -44,11 +44,18 @@ MUTANTS = [
         (f"{COLUMNS}::test_all_gone_it_goes_on_from_the_parts_of_its_checkpoint",), 20,
     ),
     Mutant(
+        "a-partition-that-leaves-says-so-to-its-lead-alone", SPLIT, "strategies/grouped/replica.py",
+        "            yield Send(roles.COORDINATOR, membership.Leave())", "            pass",
+        ("tests/simulated/test_leaving.py::"
+         "test_a_host_that_is_told_to_go_leaves_at_whichever_message_and_the_others_do_the_rest"
+         "[split allreduce-in time]",), 15,
+    ),
+    Mutant(
         "norms-of-a-shard-that-takes-over-are-100-times-theirs", PAPERS, "core/norms.py",
         "        for norms in known:\n            self._keep(norms)",
         "        for norms in known:\n            self._keep(Norms(norms.round, tuple((layer, 1e4 * w, m) for layer, "
         "w, m in norms.of)))",
-        (f"{LARGE}::test_a_ruler_and_another_shard_that_die_together_leave_no_standby_waiting_for_norms",), 10,
+        (f"{NORMS}::test_a_new_ruler_knows_what_the_one_before_had_told_and_adds_up_the_rest_anew",), 5,
     ),
     Mutant(
         "a-shard-steps-by-the-norms-of-its-own-part", PAPERS, "server/slice.py",
