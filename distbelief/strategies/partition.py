@@ -60,7 +60,7 @@ def split_graph(task: Task, model: nn.Module, settings: Settings, tell: Tell | N
 
 
 def partition(
-    task: Task, model: nn.Module, settings: Settings, role: str, rows: bool, tell: Tell | None = None,
+    task: Task, model: nn.Module, settings: Settings, role: str, rows: bool, graph: SplitGraph,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[FlatModule, PartitionTrainer]:  # fmt: skip
     """What a partition holds of a model, and how it computes with that.
@@ -71,29 +71,24 @@ def partition(
         settings: of the job.
         role: the partition.
         rows: whether sparse gradients may stay so.
-        tell: is told by the first partition of the first replica how the model is split.
+        graph: of the model, or of one like it.
         clock: says how long a step takes.
     """
-    first = roles.is_lead(role) and roles.index_of(role) == 0
-    home, graph = roles.partition_of(role), split_graph(task, model, settings, tell if first else None)
+    home = roles.partition_of(role)
     layout = layout_of(model, groups_of(model, settings.optimizer), graph.pieces)
     program = build(graph, home, model)
     flat = FlatModule(program.module, rows=rows, layout=layout, home=home)
     return flat, PartitionTrainer(task, program, settings, home_schedule(graph, settings, home), clock)
 
 
-def programs(task: Task, model: nn.Module, settings: Settings) -> list[tuple[HomeProgram, HomeSchedule]]:
+def programs(graph: SplitGraph, model: nn.Module, settings: Settings) -> list[tuple[HomeProgram, HomeSchedule]]:
     """What each partition computes of a model, and how minibatches go through it."""
-    graph = split_graph(task, model, settings)
     return [(build(graph, home, model), home_schedule(graph, settings, home)) for home in range(settings.partitions)]
 
 
-def whole_of_split(task: Task, model: nn.Module, settings: Settings, rows: bool) -> FlatModule:
-    """The whole model, on vectors of the layout that the partitions of a job have; of its own, where none is split."""
-    groups = groups_of(model, settings.optimizer)
-    if settings.partitions == 1:
-        return FlatModule(model, groups, rows)
-    return FlatModule(model, rows=rows, layout=layout_of(model, groups, split_graph(task, model, settings).pieces))
+def whole_of_split(graph: SplitGraph, model: nn.Module, settings: Settings, rows: bool) -> FlatModule:
+    """The whole model, on vectors of the layout that the partitions of a job have."""
+    return FlatModule(model, rows=rows, layout=layout_of(model, groups_of(model, settings.optimizer), graph.pieces))
 
 
 class PhantomPartition:

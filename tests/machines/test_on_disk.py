@@ -24,7 +24,7 @@ from distbelief.core import roles
 from distbelief.core.settings import DataSettings, Settings
 from distbelief.errors import TrainingError, UsageError
 from distbelief.record.restore import load_weights
-from distbelief.strategies.partition import partition
+from distbelief.strategies.partition import partition, split_graph
 from distbelief.tasks import Task, TensorData, on_disk, resolve
 from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.on_disk import Built, build_on_disk
@@ -463,7 +463,8 @@ def taken(
     task = Task(model=make, train=lambda: INPUTS, loss=nn.functional.mse_loss, metric=None)
     settings = Settings(replicas=1, partitions=partitions, split=split, data=DataSettings(batch_size=4), seed=SEED)
     built = build_on_disk(task, SEED, "cpu")
-    found = [partition(task, built.model, settings, role, rows=False)[0] for role in roles.replicas(settings.mesh)]
+    graph = split_graph(task, built.model, settings)
+    found = [partition(task, built.model, settings, role, False, graph)[0] for role in roles.replicas(settings.mesh)]
     return task, built, found
 
 

@@ -159,7 +159,8 @@ def _trainer(
     task, settings = resolve(workload.task), how.settings(workload.batch_size)
     data = as_data(task.train())
     role = roles.replicas(settings.mesh)[home]
-    flat, part = partition(with_data(task, data), model, settings, role, rows=False)
+    task = with_data(task, data)
+    flat, part = partition(task, model, settings, role, False, split_graph(task, model, settings))
     crossings = Crossings(_bytes(map_memory(supervisor, memory)), home, how.partitions, part.slots)
     return _HomeTrainer(part, crossings, Order(len(data), workload.batch_size, 0)), flat.module
 
@@ -193,7 +194,8 @@ def _train_and_tell(connection: Connection, workload: Workload, trainer: Trains,
 def _in_turn(connection: Connection, workload: Workload, how: How) -> None:
     task = resolve(workload.task)
     data = as_data(task.train())
-    parts = programs(with_data(task, data), build_model(task, 0, "cpu"), how.settings(workload.batch_size))
+    model, settings = build_model(task, 0, "cpu"), how.settings(workload.batch_size)
+    parts = programs(split_graph(with_data(task, data), model, settings), model, settings)
     inputs, targets = data.batch(torch.arange(workload.batch_size))
     batches = cut_minibatch((inputs,), targets, how.microbatches)
 

@@ -66,7 +66,7 @@ from distbelief.server.slice import TorchSlice
 from distbelief.strategies import by_name, find
 from distbelief.strategies.base import Strategy, servers
 from distbelief.strategies.context import Context, LoopContext, Memory, Process, open_memory
-from distbelief.strategies.partition import PartitionTrainer, partition, whole_of_split
+from distbelief.strategies.partition import PartitionTrainer, partition, split_graph, whole_of_split
 from distbelief.strategies.players import Players
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.decay import groups_of
@@ -508,7 +508,9 @@ class _Process:
         def tell(parted: Parted) -> None:
             self._tell(msgspec.structs.replace(parted, told=parted.told + built.told))
 
-        return task, *partition(task, built.model, spec.settings, self.role, self.players.rows, tell)
+        first = roles.is_lead(self.role) and not index
+        graph = split_graph(task, built.model, spec.settings, tell if first else None)
+        return task, *partition(task, built.model, spec.settings, self.role, self.players.rows, graph)
 
     def _flat(self, model: nn.Module) -> FlatModule:
         return FlatModule(model, groups_of(model, self.spec.settings.optimizer), self.players.rows)
@@ -600,9 +602,14 @@ class _Process:
         sys.exit(1)
 
     def _play_evaluator(self) -> None:
-        spec = self.spec
+        spec, settings = self.spec, self.spec.settings
         task = resolve(spec.task, spec.data_dir)
-        vectors = whole_of_split(task, build_model(task, spec.settings.seed, "cpu"), spec.settings, self.players.rows)
+        model = build_model(task, settings.seed, "cpu")
+        vectors = (
+            whole_of_split(split_graph(task, model, settings), model, settings, self.players.rows)
+            if settings.partitions > 1
+            else self._flat(model)
+        )
         check_measure(task, vectors.module)
         context = self._context(task, 0, vectors, lambda _: cannot("compute"))
         self._tell_story(Evaluator(vectors, self.incarnation), self.players.reader(context))

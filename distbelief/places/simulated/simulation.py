@@ -26,6 +26,7 @@ from distbelief.core.records import (
     Ending,
     Finished,
     Iterated,
+    Parted,
     Record,
     Rewound,
     StandbyReady,
@@ -60,9 +61,10 @@ from distbelief.runtime.player import Store as Keeper
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice
 from distbelief.sharding.layout import Layout
+from distbelief.split.graph import SplitGraph
 from distbelief.split.program import HomeProgram
 from distbelief.strategies.context import Context, SimulatedContext, StepTiming
-from distbelief.strategies.partition import PhantomPartition, partition, programs, whole_of_split
+from distbelief.strategies.partition import PhantomPartition, partition, programs, split_graph, whole_of_split
 from distbelief.strategies.players import JobCoordinator
 from distbelief.tasks import Data, Task, resolve
 from distbelief.tasks.decay import groups_of
@@ -242,7 +244,7 @@ class Simulation:
         return [roles.COORDINATOR, *strategy.server_roles(), *strategy.replica_roles(), *[roles.EVALUATOR] * measures]
 
     def _add_evaluator(self, incarnation: int) -> None:
-        evaluated = whole_of_split(self._loaded, self._model(), self.settings, self.players.rows)
+        evaluated = self._whole()
         check_measure(self.task, evaluated.module)
         context = self._context(roles.EVALUATOR, incarnation, evaluated, evaluated.layout, lambda _: cannot("compute"))
         story, endpoint = Evaluator(evaluated, incarnation).story(), self._endpoint(roles.EVALUATOR, incarnation)
@@ -341,9 +343,8 @@ class Simulation:
             self.players.check_model(self.settings, model)
             if self.settings.partitions > 1:
                 flat, part = partition(
-                    self._loaded, model, self.settings, role, self.players.rows,
-                    lambda record: self.sink(self.clock.now(), role, record), self.clock.now,
-                )  # fmt: skip
+                    self._loaded, model, self.settings, role, self.players.rows, self._graph, self.clock.now
+                )
             else:
                 flat = self._flat(model)
         elif self.settings.partitions > 1:
@@ -429,7 +430,24 @@ class Simulation:
     @functools.cached_property
     def _layout(self) -> Layout:
         """Of the model, for phantoms, which have none."""
-        return whole_of_split(self._loaded, self._model(), self.settings, self.players.rows).layout
+        return self._whole().layout
+
+    @functools.cached_property
+    def _graph(self) -> SplitGraph:
+        """The split model: the same at all partitions of all replicas."""
+        lead = roles.replicas(self.settings.mesh)[0]
+
+        def tell(record: Parted) -> None:
+            self.sink(self.clock.now(), lead, record)
+
+        return split_graph(self._loaded, self._model(), self.settings, None if self.cluster.phantom else tell)
+
+    def _whole(self) -> FlatModule:
+        """A whole model, on vectors that are laid out as everybody's."""
+        model = self._model()
+        if self.settings.partitions == 1:
+            return self._flat(model)
+        return whole_of_split(self._graph, model, self.settings, self.players.rows)
 
     @functools.cached_property
     def _in_place(self) -> bool:
@@ -444,7 +462,7 @@ class Simulation:
     @functools.cached_property
     def _programs(self) -> list[tuple[HomeProgram, HomeSchedule]]:
         """What phantoms of each partition go through: the same in all replicas."""
-        return programs(self._loaded, self._model(), self.settings)
+        return programs(self._graph, self._model(), self.settings)
 
     def _slice(self, plan: Plan, shard: int) -> Slice:
         self._lengths[shard] = plan.assignments[shard].moving.size
