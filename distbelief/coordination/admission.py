@@ -64,20 +64,20 @@ def plan(settings: Settings, event: Join) -> Plan:
 
 
 def _check_layers(settings: Settings, layout: Layout) -> None:
-    """Refuse an optimizer that needs the norms of whole layers where partitions step parts of one: shards tell each
-    other theirs, and partitions do not.
+    """Refuse an optimizer that needs the norms of whole layers where partitions that do not wait for each other step
+    parts of one.
 
     Raises:
         UsageError: naming the layer.
     """
-    if settings.strategy.held_by is Holder.SHARDS or settings.optimizer.name not in LAYERWISE:
+    if not settings.overlapping or settings.optimizer.name not in LAYERWISE:
         return
     cut_one = next((entry.tensor.name for entry in layout.trained_entries if entry.size < entry.tensor.size), None)
     if cut_one is not None:
         raise UsageError(
-            f"--optimizer {settings.optimizer.name} needs the norms of whole layers, and partitions step parts of "
-            f"{cut_one!r} without telling each other theirs: use --split stages, or strategy synchronous, whose shards "
-            "do"
+            f"--optimizer {settings.optimizer.name} needs the norms of whole layers, and with --schedule "
+            f"{settings.pipeline} partitions step parts of {cut_one!r} without waiting for each other: use --split "
+            "stages, or another schedule"
         )
 
 

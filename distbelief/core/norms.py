@@ -38,21 +38,39 @@ def layers_in(layout: Layout, part: Range) -> list[tuple[int, Range]]:
 
 
 def cut_layers(plan: Plan) -> dict[int, set[int]]:
-    """The layers that lie on several shards, by their number in the layout: on which.
+    """The layers that lie on several shards, or at several partitions, by their number in the layout: on which. None
+    where the optimizer needs no norm of a layer.
 
     >>> from distbelief.sharding.layout import Tensor, lay_out
+    >>> from distbelief.core.optimizer import Optimizer
     >>> from distbelief.core.settings import Settings
     >>> from distbelief.sharding.assignments import cut
     >>> from distbelief.sharding.mesh import Mesh
     >>> layout = lay_out([Tensor("bias", (32,), "float32"), Tensor("weight", (96,), "float32")])
-    >>> cut_layers(Plan(Settings(), layout, cut(layout, Mesh(1), 2), 8))
+    >>> cut_layers(Plan(Settings(optimizer=Optimizer("lars")), layout, cut(layout, Mesh(1), 2), 8))
     {1: {0, 1}}
     """
+    if plan.settings.optimizer.name not in LAYERWISE:
+        return {}
     holders: dict[int, set[int]] = {}
     for shard, own in enumerate(plan.assignments):
         for number, _ in layers_in(plan.layout, own.moving):
             holders.setdefault(number, set()).add(shard)
     return {number: shards for number, shards in holders.items() if len(shards) > 1}
+
+
+def added(parts: Iterable[Squares]) -> Squares:
+    """What parts of layers add up to, in their order.
+
+    >>> added([((1, 9.0, 1.0),), ((1, 16.0, 3.0), (4, 1.0, 1.0))])
+    ((1, 25.0, 4.0), (4, 1.0, 1.0))
+    """
+    sums: dict[int, tuple[float, float]] = {}
+    for part in parts:
+        for layer, weights, moves in part:
+            before = sums.get(layer, (0.0, 0.0))
+            sums[layer] = before[0] + weights, before[1] + moves
+    return tuple((layer, *both) for layer, both in sums.items())
 
 
 class Exchange:
@@ -79,9 +97,7 @@ class Exchange:
 
     def __init__(self, plan: Plan, index: int) -> None:
         self._ruler, self._own = roles.shard(plan.ruler), roles.shard(index)
-        holders = (
-            cut_layers(plan) if plan.settings.strategy.rounds and plan.settings.optimizer.name in LAYERWISE else {}
-        )
+        holders = cut_layers(plan) if plan.settings.strategy.rounds else {}
         self._parts = sorted({shard for shards in holders.values() for shard in shards})
         self.takes_part = index in self._parts
         self._next = self._newest = 0
@@ -150,12 +166,8 @@ class Exchange:
         heard[sender] = norms
         if any(roles.shard(part) not in heard for part in self._parts):
             return []
-        sums: dict[int, tuple[float, float]] = {}
-        for part in self._parts:  # in the order of the shards, so that a sum does not depend on who was first
-            for layer, weights, moves in heard[roles.shard(part)].of:
-                before = sums.get(layer, (0.0, 0.0))
-                sums[layer] = before[0] + weights, before[1] + moves
-        return self._tell(Norms(norms.round, tuple((layer, *both) for layer, both in sums.items())))
+        # in the order of the shards, so that a sum does not depend on who was first
+        return self._tell(Norms(norms.round, added(heard[roles.shard(part)].of for part in self._parts)))
 
     def _tell(self, whole: Norms) -> list[Send]:
         """Tell all who have said what they add what it adds up to."""

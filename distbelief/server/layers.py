@@ -1,5 +1,5 @@
-"""The layers in a shard's slice, for an optimizer that needs their norms; some of them may be cut, and lie on other
-shards too.
+"""The layers in a slice, for an optimizer that needs their norms; some of them may be cut, and lie on other shards or
+partitions too.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """LARS (You et al. 2017) and LAMB (You et al. 2020), of which torch has neither: every layer steps as far as its own
 norm allows.
 
-A layer may be cut across shards, and so a step has two halves: `squares` says the squared norms of the parts that are
-here, in float64, and `finish` is told those of the whole layers. The rate is not folded into the momentum, which so
-needs no correction when the rate changes (Goyal et al. 2017, remark 2); the papers' own LARS folds it in, and with
-`correction` off so does this one.
+A layer may be cut across shards or partitions, and so a step has two halves: `squares` says the squared norms of the
+parts that are here, in float64, and changes nothing; `finish` is told those of the whole layers. The rate is not folded
+into the momentum, which so needs no correction when the rate changes (Goyal et al. 2017, remark 2); the papers' own
+LARS folds it in, and with `correction` off so does this one.
 """
 
 from __future__ import annotations
@@ -181,15 +181,11 @@ class LAMB(Layerwise):
         state, (first, second) = self.state[p], group["betas"]
         if not state:
             state.update(step=torch.tensor(0.0), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
-        state["step"] += 1
-        steps = float(state["step"])
-        mean, square = (
-            state["exp_avg"].lerp_(p.grad, 1 - first),
-            state["exp_avg_sq"].mul_(second).addcmul_(p.grad, p.grad, value=1 - second),
-        )
-        adam: Tensor = (mean / (1 - first**steps)).div_((square / (1 - second**steps)).sqrt_().add_(group["eps"]))
-        adam.add_(p, alpha=group["weight_decay"])
-        return adam
+        steps = float(state["step"]) + 1
+        square = (state["exp_avg_sq"] * second).addcmul_(p.grad, p.grad, value=1 - second)
+        square.div_(1 - second**steps).sqrt_().add_(group["eps"])
+        adam = torch.lerp(state["exp_avg"], p.grad, 1 - first).div_(1 - first**steps).div_(square)
+        return adam.add_(p, alpha=group["weight_decay"])
 
     def _scaled(self, group: Group, p: Tensor, move: Tensor) -> Tensor:
         return move
@@ -198,6 +194,11 @@ class LAMB(Layerwise):
         return weights / moves
 
     def _descend(self, group: Group, p: Tensor, move: Tensor) -> None:
+        assert p.grad is not None
+        state, (first, second) = self.state[p], group["betas"]
+        state["step"] += 1
+        state["exp_avg"].lerp_(p.grad, 1 - first)
+        state["exp_avg_sq"].mul_(second).addcmul_(p.grad, p.grad, value=1 - second)
         p.add_(move, alpha=-group["lr"])
 
 

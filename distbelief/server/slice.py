@@ -171,15 +171,22 @@ class TorchSlice:
             if piece.master:
                 _data(piece).copy_(piece.tensor)
 
-    def apply(self, sender: str, slot: int, payload: Payload, factor: float) -> None:
+    def apply(self, sender: str, slot: int, payload: Payload, factor: float, norms: Squares = ()) -> None:
         """Make one optimizer step with a push; the views of a slot are made once."""
         gradients, values = self._typed(sender, slot, payload)
-        for piece, gradient in zip(self._trained, gradients, strict=True):
-            assert piece.parameter is not None
-            piece.parameter.grad = piece.working().copy_(gradient) if piece.master else gradient
-        self._optimize(factor)
+        self._take_gradients(gradients)
+        self._optimize(factor, norms)
         for piece, value in zip(self._carried, values, strict=True):
             piece.tensor.copy_(value)
+
+    def squares_with(self, sender: str, slot: int, payload: Payload) -> Squares:
+        """What `squares` says, with a push."""
+        self._take_gradients(self._typed(sender, slot, payload)[0])
+        return self._layers.squares() if self._layers else ()
+
+    def _take_gradients(self, gradients: list[torch.Tensor]) -> None:
+        for piece, gradient in zip(self._trained, gradients, strict=True):
+            _data(piece).grad = piece.working().copy_(gradient) if piece.master else gradient
 
     def _typed(self, sender: str, slot: int, payload: Payload) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         assert isinstance(payload, torch.Tensor)

@@ -111,7 +111,7 @@ class Updates:
     def __init__(self) -> None:
         self._update = TorchWhole.update
 
-    def update(self, whole: TorchWhole, factor: float, norm: float) -> None:
+    def update(self, whole: TorchWhole, *asked: Any) -> None:
         """Stand in for `TorchWhole.update`: no minibatch is in two updates, and each weighs as much as its samples are
         of those of its update.
         """
@@ -127,14 +127,14 @@ class Updates:
             again = (here & (model.tally != 0)).nonzero().tolist()
             assert not again, f"(epoch, minibatch) {again} are in an update for the second time"
             torch.testing.assert_close(weights[here], model.sizes[here] / model.sizes[here].sum())
-        self._update(whole, factor, norm)
+        self._update(whole, *asked)
 
 
 @pytest.fixture(autouse=True)
 def updates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every update of a tallied model is looked into."""
     updates = Updates()
-    monkeypatch.setattr(TorchWhole, "update", lambda whole, factor, norm: updates.update(whole, factor, norm))
+    monkeypatch.setattr(TorchWhole, "update", lambda whole, *asked: updates.update(whole, *asked))
 
 
 def assert_each_once(run: Observed) -> None:

@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from distbelief.core import norms, records
+from distbelief.core import norms, records, roles
 from distbelief.core.conversations import agreement
+from distbelief.core.effects import Batch
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer
 from distbelief.job import Job
@@ -25,6 +26,7 @@ from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.server import layerwise, optimizers
 from distbelief.strategies import Allreduce, Hogwild, Locking, Synchronous
+from distbelief.strategies.grouped.replica import AllreduceReplica
 from distbelief.strategies.grouped.torch_whole import TorchWhole
 from distbelief.tasks import Task
 from distbelief.testing.accounting import Accounting, Minibatch
@@ -163,11 +165,16 @@ def state_of(run: Observed) -> dict[str, torch.Tensor]:
     stories: dict[str, Any] = {role: part.player for role, part in run.simulation.parts.items()}
     if run.simulation.memory is not None:
         return entries(run, mapping_of(run.simulation))
-    if not run.simulation.shards:
-        last = next(record.role for record in run.records if isinstance(record, records.Gone) and not record.died)
-        return {name: value.clone() for name, value in stories[last].whole.flat.module.state_dict().items()}
     plan: Any = run.simulation.coordinator.plan
     vector = torch.zeros(plan.layout.total, dtype=torch.uint8)
+    if not run.simulation.shards:
+        last = next(record.role for record in run.records if isinstance(record, records.Gone) and not record.died)
+        for role in (role for role in stories if roles.is_replica(role) and roles.lead_of(role) == last):
+            held = plan.layout.held(roles.partition_of(role))
+            vector[held.start : held.stop] = torch.frombuffer(
+                bytearray(stories[role].whole.values()), dtype=torch.uint8
+            )
+        return entries(run, vector)
     for shard, own in zip(run.simulation.shards, plan.assignments, strict=True):
         vector[own.moving.start : own.moving.stop] = shard.held.moving()
     return entries(run, vector)
@@ -201,10 +208,13 @@ STRATEGIES = [
     lambda o: Synchronous(1, 2, o, push_every=2, partitions=2, split="neurons"),
     lambda o: Synchronous(1, 5, o, push_every=2, partitions=2, split="neurons", standby=1),
     lambda o: Synchronous(1, 3, o, push_every=2, partitions=2, split="stages"),
+    lambda o: Allreduce(2, o, partitions=2, split="neurons"), lambda o: Allreduce(2, o, partitions=3, split="neurons"),
+    lambda o: Allreduce(1, o, partitions=2, split="0=columns,2=1", accumulate=2),
 ]  # fmt: skip
 NAMES = [
     "allreduce", "accumulated", "1 shard", "2 shards", "5 shards", "pushed seldom", "standby", "split by neurons",
-    "split by neurons, over 5 shards", "split in stages",
+    "split by neurons, over 5 shards", "split in stages", "allreduce by neurons", "allreduce by neurons over three",
+    "one replica, of which one layer is cut",
 ]  # fmt: skip
 
 
@@ -273,6 +283,21 @@ def test_a_cut_layer_whose_shards_told_each_other_nothing_would_be_another(
     told = state_of(train(task, strategy))
     monkeypatch.setattr(norms, "cut_layers", lambda _plan: {})
     assert apart(told, state_of(train(task, strategy))) > 1e-3
+
+
+@pytest.mark.parametrize("partitions", [2, 3])
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_norms_of_layers_that_partitions_cut_are_of_what_was_clipped(
+    plain: SimpleNamespace, name: str, partitions: int
+) -> None:
+    """Of whole replicas, which are held against torch's clipping elsewhere."""
+    task, own = task_of(plain, plainly), made_of(name)
+    whole, split = (
+        state_of(train(task, Allreduce(2, own, partitions=count, split=way), clip_norm=0.2))
+        for count, way in ((1, "auto"), (partitions, "neurons"))
+    )
+    assert apart(whole, split) < 1e-12
+    assert apart(whole, state_of(train(task, Allreduce(2, own)))) > 1e-4
 
 
 class Told:
@@ -419,11 +444,11 @@ def test_replicas_that_die_in_allreduce_leave_the_parameters_of_the_paper(
     task, update = tallied(task_of(plain, plainly), 4, epochs=3), TorchWhole.update
     made: dict[int, list[Minibatch]] = {}
 
-    def note(whole: TorchWhole, factor: float, norm: float) -> None:
+    def note(whole: TorchWhole, *asked: Any) -> None:
         stories: list[Any] = [part.player for part in run.simulation.parts.values()]
         [story] = [story for story in stories if story.whole is whole]
         made[story.samples] = minibatches_in(whole)
-        update(whole, factor, norm)
+        update(whole, *asked)
 
     monkeypatch.setattr(TorchWhole, "update", note)
     for moment in (2, 4, 6, 8) if replicas == 1 else (4, 12, 20, 28):
@@ -443,6 +468,47 @@ def test_replicas_that_die_in_allreduce_leave_the_parameters_of_the_paper(
             f"at message {moment}"
         )
         assert_as_in_the_paper(plain, run, name, [group for _, group in sorted(made.items())])
+
+
+@pytest.mark.parametrize("victim", ["replica 0.0", "replica 0.1", "replica 1.1"])
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_partitions_that_die_at_whatever_message_leave_the_parameters_of_the_paper(
+    plain: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str, victim: str
+) -> None:
+    """Also between the norms of whole layers and the update: what was told for a round that is made again counts for
+    nothing.
+    """
+    compute, update = AllreduceReplica._compute, TorchWhole.update
+    computed: dict[tuple[str, int, int], Minibatch] = {}
+    made: dict[int, list[Minibatch]] = {}
+    died = 0
+
+    def remember(story: AllreduceReplica, batch: Batch) -> Any:
+        computed[story.role, story._group, story.rounds] = batch.epoch, batch.index
+        return (yield from compute(story, batch))
+
+    def note(whole: TorchWhole, *asked: Any) -> None:
+        stories: list[Any] = [part.player for part in run.simulation.parts.values()]
+        [story] = [story for story in stories if story.whole is whole]
+        if roles.is_lead(story.role):
+            asked_for = [(member, story._group, story.rounds) for member in story._members]
+            made[story.rounds] = [computed[one] for one in asked_for if one in computed]
+        update(whole, *asked)
+
+    monkeypatch.setattr(AllreduceReplica, "_compute", remember)
+    monkeypatch.setattr(TorchWhole, "update", note)
+    for message in range(8, 60, 3):
+        computed.clear()
+        made.clear()
+        strategy = Allreduce(2, made_of(name), partitions=2, split="neurons", restarts=1, algorithm="ring")
+        cluster = Simulated(crashes=(Crash(victim, message),), restart_seconds=0.01)
+        job = Job(task_of(plain, plainly), strategy, 3, 4, evaluate_every=0, checkpoint_every=0, lr_schedule="linear")
+        run = Observed(job, cluster)
+        run.simulation.run()
+        assert run.outcome == "done", f"at message {message}"
+        assert_as_in_the_paper(plain, run, name, [group for _, group in sorted(made.items())])
+        died += victim in run.simulation.killed
+    assert died > 12
 
 
 def minibatches_in(whole: TorchWhole) -> list[Minibatch]:

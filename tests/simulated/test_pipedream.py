@@ -275,9 +275,9 @@ def test_a_job_that_is_stopped_anywhere_has_made_the_same_updates_at_all_stages(
     )  # fmt: skip
     updates, update = Updates(), TorchWhole.update
 
-    def spied(whole: TorchWhole, factor: float, norm: float) -> None:
+    def spied(whole: TorchWhole, *asked: Any) -> None:
         updates.note(whole)
-        update(whole, factor, norm)
+        update(whole, *asked)
 
     monkeypatch.setattr(TorchWhole, "update", spied)
     counted = 0

@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 
 import msgspec
 
+from distbelief.core.conversations.agreement import Squares
 from distbelief.core.conversations.dealing import Drain
 from distbelief.core.conversations.evaluating import Evaluate, Evaluated
 from distbelief.core.conversations.membership import Finish, Leave, Refused, Stop
@@ -182,6 +183,16 @@ class UpdatePart(Message, frozen=True, array_like=True, tag=True, gc=False):
     norm: float
 
 
+class PartSquares(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """What the parts of cut layers at a partition add to the norms of a round; back from the lead, before any makes the
+    update, what all of them add up to.
+    """
+
+    group: int
+    round: int
+    of: Squares
+
+
 class PartValues(Message, frozen=True, array_like=True, tag=True, gc=False):
     """What a partition holds of the flat vector, for its lead to measure the whole: from byte `start` on; `left` is how
     many messages come after this one.
@@ -344,6 +355,7 @@ GROUPING = Conversation(
                 Broken,
                 Halt,
                 Halted,
+                PartSquares,
                 PartValues,
             )
         ),

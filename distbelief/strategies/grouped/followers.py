@@ -15,6 +15,7 @@ from distbelief.replica.siblings import Siblings
 Said = TypeVar("Said", bound=Message)
 HEARD = (
     grouping.PartSummed,
+    grouping.PartSquares,
     grouping.RoundsMade,
     grouping.Halted,
     grouping.Kept,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -135,15 +135,14 @@ class Gradients:
         parts = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in self._sums]
         return float(torch.linalg.vector_norm(torch.stack(parts)))
 
-    def update(self, apply: Callable[[str, int, torch.Tensor, float], object], factor: float, norm: float) -> None:
-        """Have the sum applied, clipped to the job's norm."""
+    def clip(self, norm: float) -> tuple[str, torch.Tensor]:
+        """Clip the sum to the job's norm, once; returns where it lies then, and a name for that memory."""
         if self._clip and (shrinks := self._clip / (norm + 1e-6)) < 1:  # as torch's clip_grad_norm_
             self.slot[: self._trained].copy_(self.sum[: self._trained])
             for view in self._views:
                 view.mul_(shrinks)
-            apply("clipped", 0, self.slot, factor)
-            return
-        apply("sum", 0, self.sum, factor)
+            return "clipped", self.slot
+        return "sum", self.sum
 
     def adopt_buffers(self) -> None:
         """Take the buffers in the vector as the model's own."""

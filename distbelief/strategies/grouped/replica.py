@@ -19,6 +19,7 @@ from typing import Any
 
 from distbelief.core import events, roles
 from distbelief.core.conversations import dealing, evaluating, grouping, membership, partitioning
+from distbelief.core.conversations.agreement import Squares
 from distbelief.core.effects import (
     RECEIVE,
     Arrival,
@@ -39,6 +40,7 @@ from distbelief.core.effects import (
     Story,
     Wake,
 )
+from distbelief.core.norms import added, cut_layers
 from distbelief.core.portions import Portion
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.timers import BucketDue
@@ -128,6 +130,10 @@ class AllreduceReplica:
         self._followers = Followers(self._siblings, collect)
         self._permitted = (-1, -1, 0.0)
         """The group and the round of which a partition that follows may make the update, and the norm of the sum."""
+        self._squares = grouping.PartSquares(-1, -1, ())
+        """The newest norms of whole layers that a partition that follows was told."""
+        self._cuts = False
+        """Whether the optimizer needs norms of layers that lie at several partitions."""
         self._plan: Plan | None = None
         self._assemble: grouping.Assemble | None = None
         self._halt: int | None = None
@@ -279,6 +285,7 @@ class AllreduceReplica:
     def _attach(self, plan: Plan) -> Steps:
         """Have the vectors that a plan asks for."""
         self._plan = plan
+        self._cuts = bool(cut_layers(plan))
         yield Attach(plan, 0, 0)
         if self._split is not None and plan.settings.overlapping:
             self._versions = self.whole.versions(self._split.depth)
@@ -402,10 +409,11 @@ class AllreduceReplica:
             if not own:
                 self.whole.contribute_nothing()
             yield from self._reduce(computed)
-            norm = yield from self._agree()
+            self.whole.clip((yield from self._agree()))
+            norms = (yield from self._whole_squares()) if self._cuts else ()
             if self._own.buffers == "broadcast":
                 self.whole.adopt_buffers()
-            self.whole.update(self._plan.factor(self.samples), norm)
+            self.whole.update(self._plan.factor(self.samples), norms)
             self.rounds += 1
             self._updates += 1
             self.samples += sum(sizes)
@@ -454,7 +462,8 @@ class AllreduceReplica:
             self.report(computed.loss, batch, self.step)
         self.whole.weigh(1.0)
         self.whole.gather()
-        self.whole.update(self._plan.factor(self.samples), 0.0)
+        self.whole.clip(0.0)
+        self.whole.update(self._plan.factor(self.samples))
         versions.release()
         self._staleness[self.rounds - self._begun.popleft()] += 1
         self.step += 1
@@ -521,6 +530,26 @@ class AllreduceReplica:
         norm = math.hypot(norm, *(one.norm for one in summed))
         yield from self._siblings.tell(grouping.UpdatePart(*now, norm))
         return norm
+
+    def _whole_squares(self) -> Generator[Effect, object, Squares]:
+        """The norms of the layers that are cut: what the partitions of the replica add to them, in their order. Nobody
+        makes the update before all have said it.
+        """
+        own = grouping.PartSquares(self._group, self.rounds, self.whole.squares())
+        now = own.group, own.round
+        if self._siblings.follows:
+            yield Send(self._siblings.superior, own)
+            while (self._squares.group, self._squares.round) != now:
+                self._await("the norms of whole layers", [self._siblings.superior])
+                yield from self._wait()
+            self._awaits = ""
+            return self._squares.of
+        said = yield from self._all_say(
+            grouping.PartSquares, lambda said: (said.group, said.round) == now, "the norms of its parts"
+        )
+        told = grouping.PartSquares(*now, added(one.of for one in (own, *said)))
+        yield from self._siblings.tell(told)
+        return told.of
 
     def _add_counts(self, told: grouping.PartSummed | grouping.RoundsMade) -> None:
         """Count what a partition has counted into the next report."""
@@ -696,6 +725,8 @@ class AllreduceReplica:
                     self._bring_back()
             case grouping.UpdatePart():
                 self._permitted = event.group, event.round, event.norm
+            case grouping.PartSquares() if self._siblings.follows:
+                self._squares = event
             case partitioning.Crossed():
                 pass  # whoever waits looks again
             case partitioning.Boundary() if self._split is not None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import torch
 
+from distbelief.core.conversations.agreement import Squares
 from distbelief.core.settings import Plan
 from distbelief.fabric.buckets import Bucket
 from distbelief.server.slice import TorchSlice
@@ -50,6 +51,8 @@ class TorchWhole:
         self._overlaps = overlaps
         self._gradients: Gradients | None = None
         self._slice: TorchSlice | None = None
+        self._applied = "", torch.empty(0)
+        """Where what the next update is made with lies."""
 
     @property
     def gradients(self) -> Gradients:
@@ -105,9 +108,19 @@ class TorchWhole:
         """Of the sum, where the job clips it; else 0."""
         return self.gradients.norm()
 
-    def update(self, factor: float, norm: float) -> None:
-        """Make one optimizer step with the sum, clipped to the job's norm."""
-        self.gradients.update(self.slice.apply, factor, norm)
+    def clip(self, norm: float) -> None:
+        """Clip the sum to the job's norm, where this is its own."""
+        self._applied = self.gradients.clip(norm)
+
+    def squares(self) -> Squares:
+        """With the sum: what the parts that are here add to the norms of the layers that are cut."""
+        name, clipped = self._applied
+        return self.slice.squares_with(name, 0, clipped)
+
+    def update(self, factor: float, norms: Squares = ()) -> None:
+        """Make one optimizer step with the sum."""
+        name, clipped = self._applied
+        self.slice.apply(name, 0, clipped, factor, norms)
 
     def adopt_buffers(self) -> None:
         """Take the buffers in the vector as the model's own."""

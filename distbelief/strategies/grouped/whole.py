@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from distbelief.core.conversations.agreement import Squares
 from distbelief.fabric.buckets import Bucket
 from distbelief.sharding.layout import Layout
 from distbelief.strategies.grouped.versions import NoVersions, Versions
@@ -41,9 +42,16 @@ class Whole(Protocol):
         """Of the sum, where the job clips it; else 0."""
         ...
 
-    def update(self, factor: float, norm: float) -> None:
-        """Make one optimizer step with the sum, at `factor` times the learning rate; `norm` is that of the whole
-        model's.
+    def clip(self, norm: float) -> None:
+        """Clip the sum, whose norm in the whole model is this, once and before the update."""
+
+    def squares(self) -> Squares:
+        """With the sum: what the parts that are here add to the norms of the layers that are cut."""
+        ...
+
+    def update(self, factor: float, norms: Squares = ()) -> None:
+        """Make one optimizer step with the sum, at `factor` times the learning rate; `norms` are those of the layers
+        that are cut, as a whole.
         """
 
     def adopt_buffers(self) -> None:
@@ -102,7 +110,14 @@ class PhantomWhole:
         """Nothing to clip."""
         return 0.0
 
-    def update(self, factor: float, norm: float) -> None:
+    def clip(self, norm: float) -> None:
+        """Nothing to clip."""
+
+    def squares(self) -> Squares:
+        """Nothing to add."""
+        return ()
+
+    def update(self, factor: float, norms: Squares = ()) -> None:
         """Nothing to step."""
 
     def adopt_buffers(self) -> None:

@@ -44,13 +44,6 @@ MUTANTS = [
         (f"{COLUMNS}::test_all_gone_it_goes_on_from_the_parts_of_its_checkpoint",), 20,
     ),
     Mutant(
-        "a-partition-that-leaves-says-so-to-its-lead-alone", SPLIT, "strategies/grouped/replica.py",
-        "            yield Send(roles.COORDINATOR, membership.Leave())", "            pass",
-        ("tests/simulated/test_leaving.py::"
-         "test_a_host_that_is_told_to_go_leaves_at_whichever_message_and_the_others_do_the_rest"
-         "[split allreduce-in time]",), 15,
-    ),
-    Mutant(
         "norms-of-a-shard-that-takes-over-are-100-times-theirs", PAPERS, "core/norms.py",
         "        for norms in known:\n            self._keep(norms)",
         "        for norms in known:\n            self._keep(Norms(norms.round, tuple((layer, 1e4 * w, m) for layer, "
@@ -58,8 +51,21 @@ MUTANTS = [
         (f"{NORMS}::test_a_new_ruler_knows_what_the_one_before_had_told_and_adds_up_the_rest_anew",), 5,
     ),
     Mutant(
+        "a-partition-steps-by-the-norms-of-its-own-part", PAPERS, "strategies/grouped/replica.py",
+        "added(one.of for one in (own, *said))", "own.of",
+        (f"{LARGE}::test_lars_and_lamb_are_those_of_the_papers_wherever_a_layer_is_cut[lars-allreduce by neurons]",), 8,
+    ),
+    Mutant(
+        "moments-move-before-norms-are-known", PAPERS, "server/layerwise.py",
+        '        steps = float(state["step"]) + 1\n',
+        '        state["step"] += 1\n        steps = float(state["step"])\n',
+        (f"{LARGE}::test_partitions_that_die_at_whatever_message_leave_the_parameters_of_the_paper[lamb-replica 0.0]",),
+        15,
+    ),
+    Mutant(
         "a-shard-steps-by-the-norms-of-its-own-part", PAPERS, "server/slice.py",
-        "self._optimize(factor, norms)", "self._optimize(factor)",
+        "        self._direct(weight)\n        self._optimize(factor, norms)",
+        "        self._direct(weight)\n        self._optimize(factor)",
         (f"{LARGE}::test_lars_and_lamb_are_those_of_the_papers_wherever_a_layer_is_cut",), 10,
     ),
     Mutant(

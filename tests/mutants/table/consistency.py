@@ -40,10 +40,10 @@ MUTANTS = [
     ),
     Mutant(
         "buffers-that-are-pushed-are-not-kept", SEQUENTIAL, "server/slice.py",
-        "        self._optimize(factor)\n"
+        "        self._optimize(factor, norms)\n"
         "        for piece, value in zip(self._carried, values, strict=True):\n"
         "            piece.tensor.copy_(value)\n",
-        "        self._optimize(factor)\n",
+        "        self._optimize(factor, norms)\n",
         ("tests/machines/test_shard.py::test_buffers_are_the_latest_pushs_and_frozen_parameters_stay",),
     ),
     Mutant(

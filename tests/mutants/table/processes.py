@@ -41,6 +41,19 @@ MUTANTS = [
         ),
     ),
     Mutant(
+        "a-partition-that-leaves-says-so-to-its-lead-alone",
+        LEAVES,
+        "strategies/grouped/replica.py",
+        "            yield Send(roles.COORDINATOR, membership.Leave())",
+        "            pass",
+        (
+            "tests/simulated/test_leaving.py::"
+            "test_a_host_that_is_told_to_go_leaves_at_whichever_message_and_the_others_do_the_rest"
+            "[split allreduce-in time]",
+        ),
+        15,
+    ),
+    Mutant(
         "a-host-that-is-told-to-go-ends-the-job",
         LEAVES,
         "places/cluster/host_processes.py",
