@@ -111,6 +111,8 @@ class Supervisor:
         """Lives that are to begin, once those before have ended."""
         self._due: dict[str, float] = {}
         """When they are to."""
+        self._died_in: dict[str, int] = {}
+        """Of each role, and of the partitions of each replica, the latest life that died."""
         self._moving: dict[str, _Life] = {}
         """By standby: who is its shard as soon as it has heard so."""
         self._interrupts: list[Interruption] = []
@@ -307,10 +309,25 @@ class Supervisor:
         return [*told, *self._died(now, life, ended), *self._kill_siblings(life)]
 
     def _kill_siblings(self, life: _Life) -> list[Effect]:
-        """The partitions of a replica live and die together: none of them could go on without the one that is gone."""
+        """The partitions of a replica live and die together: none of them could go on without the one that is gone,
+        nor begin a life that this one has died in.
+        """
+        if not roles.is_replica(life.role):
+            return []
         lead, incarnation = roles.lead_of(life.role), life.incarnation
-        siblings = [one for one in self._lives() if one.incarnation == incarnation and roles.lead_of(one.role) == lead]
+        for role in [role for role in self._wanted if roles.lead_of(role) == lead]:
+            if self._wanted[role] <= incarnation:
+                self._wanted[role] = incarnation + 1
+                if incarnation >= self._restarts:
+                    del self._wanted[role]
+        siblings = [one for one in self._lives() if one.incarnation <= incarnation and roles.lead_of(one.role) == lead]
         return [effect for one in siblings for effect in self._kill(one, f"{life.role} is gone")]
+
+    def _last_life(self, life: _Life) -> int:
+        """The latest that a role has died in, or another partition of its replica: the next is the same for all."""
+        lead = roles.lead_of(life.role)
+        self._died_in[lead] = max(self._died_in.get(lead, 0), life.incarnation)
+        return self._died_in[lead]
 
     def _died(self, now: float, life: _Life, ended: Ended) -> list[Effect]:
         known, role, how = self.explanation, life.role, life.why or ended.how
@@ -321,9 +338,10 @@ class Supervisor:
             return []
         if known.repeats(role, life.said.text) and not self.started:
             self.failure = self.failure or known.failed(life.said.told)  # another life would say it again
-        again = self._comes_again(now, life, ended)
+        last = self._last_life(life)
+        again = last < self._restarts and self._comes_again(now, life, ended)
         if again:
-            self._wanted[role] = life.incarnation + 1
+            self._wanted[role] = last + 1
         if not self._needs(role):
             reason = life.why or f"{how}: {life.said.told}".removeprefix(": ").removesuffix(": ")
             return [*self._tell_of(Died(role, reason, life.incarnation)), *self._fill(now, role)]
@@ -335,7 +353,7 @@ class Supervisor:
 
     def _comes_again(self, now: float, life: _Life, ended: Ended) -> bool:
         """Whether this begins the next life of a role by itself."""
-        if life.incarnation >= self._restarts or self.failure is not None:
+        if self.failure is not None:
             return False
         if life.role in (roles.COORDINATOR, roles.SINGLE):
             return self._lasts and ended.killed and ended.resumable and now <= self._end_by

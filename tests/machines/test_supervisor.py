@@ -434,6 +434,32 @@ def test_what_dies_on_a_host_that_leaves_comes_again_elsewhere() -> None:
     assert starts(told.kill("replica 1")) == [("replica 1", 1)]
 
 
+SPLIT = ["coordinator", "shard 0", "replica 0.0", "replica 0.1", "replica 1.0", "replica 1.1"]
+
+
+def test_a_partition_that_dies_again_before_another_of_its_replica_has_ended_begins_the_same_life_as_that() -> None:
+    told = Told(*SPLIT, restarts=3).training()
+    assert (kills(first := told.kill("replica 0.1")), starts(first)) == ([("replica 0.0", 0)], [("replica 0.1", 1)])
+    assert starts(told.kill("replica 0.1", 1)) == [("replica 0.1", 2)]
+    assert starts(told.kill("replica 0.0", 0)) == [("replica 0.0", 2)]
+
+
+def test_a_life_that_one_partition_has_died_in_is_begun_by_none_that_waits_to_begin_it() -> None:
+    told = Told(*SPLIT, restarts=2, pause=1.0).training()
+    told.kill("replica 0.1")
+    told.at(0.5, Ended("replica 0.0", 0, SIGKILL, killed=True))
+    assert starts(told.at(1.0, Tick())) == [("replica 0.1", 1)]
+    told.kill("replica 0.1", 1)
+    assert sorted(starts(told.at(2.0, Tick()))) == [("replica 0.0", 2), ("replica 0.1", 2)]
+
+
+def test_no_partition_begins_a_life_of_a_replica_that_has_no_more() -> None:
+    told = Told(*SPLIT, restarts=1).training()
+    told.kill("replica 0.1")
+    told.kill("replica 0.1", 1)
+    assert starts(told.kill("replica 0.0", 0)) == []
+
+
 def test_the_partitions_of_a_replica_leave_together_whichever_of_their_hosts_goes() -> None:
     told = Told("coordinator", "replica 0.0", "replica 0.1", "replica 1.0", "replica 1.1").training()
     did = told.at(1.0, Interruption("SIGTERM", "n1", (("replica 1.1", 0),), within=5.0))
