@@ -27,7 +27,7 @@ from distbelief.core.conversations import (
     partitioning,
     pushing,
 )
-from distbelief.core.effects import RECEIVE, Arrival, Batch, Compute, Computed, Effect, Send, WriteRecord
+from distbelief.core.effects import RECEIVE, Arrival, Batch, Computed, Effect, Send, WriteRecord
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Note
 from distbelief.replica.pushes import Pushes
@@ -147,7 +147,7 @@ class DownpourTraining:
             yield from self._fetch()
         if self._pushing.prefetch and self._too_old(replica.step + 1, self._next_tick):
             yield from self._ask_ahead()
-        computed = yield from self._compute(batch)
+        computed = yield from replica.compute(batch, self.wait)
         if computed is None:
             return False
         if computed.ended:
@@ -172,7 +172,7 @@ class DownpourTraining:
         while True:
             if self._stepped:
                 yield from self._fetch_stepped()
-            computed = yield from self._compute(batch)
+            computed = yield from self._replica.compute(batch, self.wait)
             if computed is not None and computed.ended:
                 yield from self._end_epoch(batch)
                 return True
@@ -240,15 +240,6 @@ class DownpourTraining:
             else:
                 yield from self.wait()
         return batch
-
-    def _compute(self, batch: Batch) -> Generator[Effect, Any, Computed | None]:
-        """Compute the gradient of a minibatch: of a split replica its part, together with the other partitions."""
-        split, computed = self._replica.split, None
-        if split is None:
-            computed = yield Compute(batch)
-        else:
-            computed = yield from split.compute(batch, self.wait)
-        return computed
 
     # gradients up
 

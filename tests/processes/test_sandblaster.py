@@ -70,6 +70,27 @@ def test_processes_end_with_the_bits_of_a_simulation(tmp_path: Path, calm: Path,
     assert result["history"][-1]["epoch"] == ITERATIONS
 
 
+@pytest.mark.parametrize("victim", ["", "replica 0.0", "replica 1.1", "shard 1"])
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
+def test_split_replicas_end_with_the_bits_of_a_simulation_whoever_is_killed(
+    tmp_path: Path, watch: jobs.Watch, victim: str, transport: str
+) -> None:
+    """One is split in stages, of which each sends its part to shards of its own."""
+    split: dict[str, Any] = {"partitions": 2, "split": "stages"}
+    strategy = Sandblaster(replicas=1, shards=2, **SAME, **split)
+    Simulated(keep=True).run(Job("jobs:tiny", strategy, out=str(tmp_path / "simulated"), checkpoint_every=3))
+    killed: list[int] = []
+
+    def kill(record: Record) -> None:
+        if isinstance(record, records.EpochDone) and record.epoch > 3 and victim and not killed:
+            killed.append(jobs.kill(victim))
+
+    watch.act = kill
+    result = run(tmp_path / "run", Local(transport), **split)
+    assert (result["outcome"], bool(killed)) == ("done", bool(victim))
+    assert same(tmp_path / "simulated", tmp_path / "run")
+
+
 @pytest.mark.parametrize("role", ["replica 0", "replica 1", "shard 0", "shard 1"])
 @pytest.mark.parametrize("times", [1, 3])
 def test_whoever_is_killed_the_bits_are_the_same(

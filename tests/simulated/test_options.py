@@ -319,6 +319,9 @@ OWN: dict[str, dict[str, Cases]] = {
     "locking": {"order": REFUSED, "shards": Case(4, "traffic", {"locks": "shard"}, ADDING)},
     "sandblaster": {
         "order": REFUSED,
+        "schedule": Case(
+            "gpipe", "traffic", {"partitions": 2, "split": "stages", "microbatches": 3, "portion_size": 6}
+        ),
         "evaluate_every": Case(2, "told", {"epochs": 4, "evaluate_every": 1}),
         "snapshot_every": (Case("3", "told"), Case("2ms", "told", {"epochs": 3})),
         "iterations": Case(5),

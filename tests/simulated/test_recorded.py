@@ -87,6 +87,7 @@ WAYS: dict[str, Any] = {
     "split downpour": Downpour(2, 2, partitions=2, split="stages"),
     "split synchronous": Synchronous(2, 2, optim("adagrad", lr=0.05), partitions=2, split="neurons", standby=1),
     "split allreduce": Allreduce(2, optim("adam", lr=0.01), partitions=2, split="stages", microbatches=2),
+    "split sandblaster": Sandblaster(2, 2, 3, portion_size=8, partitions=2, split="stages", standby=1),
     "split single": Single(optim("adam", lr=0.01), partitions=2, split="neurons"),
 }
 FAULTS: dict[str, tuple[Crash, ...]] = {

@@ -177,27 +177,51 @@ def draw(seed: int) -> tuple[Sandblaster, dict[str, Any], Simulated]:
     )
 
 
-def hold(seed: int) -> Counter[str]:
+def draw_split(seed: int) -> tuple[Sandblaster, dict[str, Any], Simulated]:
+    """The same with replicas of two partitions, one or the other of which has the faults of a replica."""
+    strategy, options, cluster = draw(seed)
+    chance = random.Random(f"split {seed}")
+    split = dataclasses.replace(strategy, partitions=2, split="stages", shards=max(2, strategy.shards))
+
+    def part(role: str) -> str:
+        return f"{role}.{chance.randrange(2)}" if role.startswith("replica") else role
+
+    crashes = tuple(Crash(part(crash.role), crash.message) for crash in cluster.crashes)
+    outages = tuple(
+        msgspec.structs.replace(outage, side=tuple(map(part, outage.side))) for outage in cluster.network.outages
+    )
+    network = msgspec.structs.replace(cluster.network, outages=outages)
+    return split, options, dataclasses.replace(cluster, crashes=crashes, network=network)
+
+
+DRAWS = {"whole": draw, "split": draw_split}
+
+
+def hold(seed: int, replicas: str = "whole") -> Counter[str]:
     """Run a seed, and hold everything that must hold; returns the ways in which it ended, and the `copies` that were
     contributed.
     """
-    strategy, options, cluster = draw(seed)
+    strategy, options, cluster = DRAWS[replicas](seed)
     run, accounts, cause = play(strategy, cluster, **options)
     if run.outcome == "done":
         assert run.vector() == calm(strategy), "the bits are not those of calm"
     return ways(run, cause) + Counter(copies=accounts.copies)
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
-def test_no_fault_loses_or_repeats_a_portion_and_the_result_has_the_same_bits(first: int) -> None:
+@pytest.mark.parametrize(
+    ("replicas", "first"),
+    [(of, first) for of, seeds in (("whole", SEEDS), ("split", SEEDS // 2)) for first in range(0, seeds, CHUNK)],
+)
+def test_no_fault_loses_or_repeats_a_portion_and_the_result_has_the_same_bits(replicas: str, first: int) -> None:
     found: Counter[str] = Counter()
     seeds = range(first, min(first + CHUNK, SEEDS))
     for seed in seeds:
         try:
-            found += hold(seed)
+            found += hold(seed, replicas)
         except BaseException as error:
             error.add_note(
-                f"seed {seed}: {draw(seed)}\nreplay: DISTBELIEF_SEED={seed} python -m pytest {__file__} -k replay -s"
+                f"seed {seed}: {DRAWS[replicas](seed)}\nreplay: DISTBELIEF_SEED={seed} python -m pytest {__file__} -k "
+                f"'replay and {replicas}' -s"
             )
             raise
     if len(seeds) == CHUNK:
@@ -205,10 +229,19 @@ def test_no_fault_loses_or_repeats_a_portion_and_the_result_has_the_same_bits(fi
 
 
 @pytest.mark.skipif("DISTBELIEF_SEED" not in os.environ, reason="replays DISTBELIEF_SEED")
-def test_replay() -> None:
+@pytest.mark.parametrize("replicas", DRAWS)
+def test_replay(replicas: str) -> None:
     seed = int(os.environ["DISTBELIEF_SEED"])
-    print(draw(seed))
-    print(hold(seed))
+    print(DRAWS[replicas](seed))
+    print(hold(seed, replicas))
+
+
+@pytest.mark.parametrize("seed", [21, 90])
+def test_what_split_replicas_waited_for_for_ever(seed: int) -> None:
+    """A partition that follows and has lost its shard asks its lead, and is told; and one that dies again before the
+    other of its replica has ended begins the same life as that.
+    """
+    hold(seed, "split")
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,46 @@ def train(task: Task, iterations: int, cluster: Simulated | None = None, **optio
     return torch.frombuffer(bytearray(run.vector()), dtype=torch.float64)
 
 
+def by_name(run: Observed) -> dict[str, Tensor]:
+    """What the shards hold, wherever it lies."""
+    plan: Any = run.simulation.coordinator.plan
+    vector, found = torch.zeros(plan.layout.total, dtype=torch.uint8), dict[str, Tensor]()
+    for shard, own in zip(run.simulation.shards, plan.assignments, strict=True):
+        held: Any = shard.held
+        vector[own.moving.start : own.moving.stop] = held.moving()
+    for entry in plan.layout.entries:
+        whole, piece = found.setdefault(entry.tensor.name, torch.zeros(entry.tensor.shape).double()), entry.piece
+        values = vector[entry.start : entry.stop].view(torch.float64).view(entry.shape)
+        whole.narrow(piece.dimension, piece.start, piece.stop - piece.start).copy_(values)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("split", "partitions", "more"),
+    [
+        ("stages", 2, {}),
+        ("neurons", 2, {}),
+        ("neurons", 3, {}),
+        ("stages", 2, {"microbatches": 3, "schedule": "gpipe"}),
+    ],
+)
+@pytest.mark.parametrize("method", ["lbfgs", "cg"])
+def test_split_replicas_make_the_iterates_of_whole_ones(
+    split: str, partitions: int, more: dict[str, Any], method: str
+) -> None:
+    """Those of which torch's L-BFGS and the plain methods are held against below; on every batch, or on some that
+    overlap.
+    """
+    mlp = lambda: classes(lambda: nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 3)).double())  # noqa: E731
+    for batch in ({}, {"batch_size": 60}):
+        one, other = (
+            by_name(Observed(job(mlp(), 4, method=method, shards=4, deterministic=True, **batch, **own)).run())
+            for own in ({}, {"partitions": partitions, "split": split, **more})
+        )
+        for name, value in one.items():
+            torch.testing.assert_close(other[name], value, rtol=1e-9, atol=1e-9)
+
+
 def flat(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().view(-1) for p in model.parameters()])
 

@@ -192,5 +192,6 @@ OPERATIONS = Conversation(
         Says(Contribute, by=(Kind.REPLICA,), to=(Kind.SHARD,)),
         Says(Contributed, by=(Kind.SHARD,), to=(Kind.REPLICA,), answers=Contribute),
         Says(Done, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,), answers=Assign),
+        *(Says(one, by=(Kind.REPLICA,), to=(Kind.REPLICA,)) for one in (Assign, Withdraw, Done)),
     ),
 )

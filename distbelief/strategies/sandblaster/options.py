@@ -10,7 +10,7 @@ import msgspec
 
 from distbelief.core.settings import Settings, StrategySettings
 from distbelief.errors import UsageError
-from distbelief.strategies.base import Served
+from distbelief.strategies.base import Served, Splittable
 from distbelief.strategies.sandblaster.settings import Descent
 
 SEARCHED = "its line search finds each step"
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Sandblaster(Served):
+class Sandblaster(Splittable, Served):
     """Replicas compute the gradient of large batches in small portions, and the shards step along what L-BFGS makes of
     it.
 

@@ -28,7 +28,7 @@ def coordinator(settings: Settings, evaluator: bool, start: StartingPoint) -> Co
 def replica(context: Context) -> Part:
     """What a replica plays."""
     role, vectors, samples = context.role, context.vectors, context.samples
-    return served(context, WorkUnitReplica(role, vectors, samples, context.incarnation))
+    return served(context, WorkUnitReplica(role, vectors, samples, context.incarnation, context.split))
 
 
 def check_model(settings: Settings, model: nn.Module) -> None:

@@ -4,20 +4,24 @@ It fetches the parameters once for an evaluation, sums the gradients of a work u
 shards. What it was dealt of an evaluation that is over, or what another has done, it drops, also in the midst of it. A
 standby in its shard's place is sent again what that had not acknowledged; where there is none all go back, and a
 replica begins anew.
+
+Each partition of a split replica sends its part of the sum to the shards of its own range. The first leads: it says
+which work unit all of them compute, portion by portion, or that they drop it, and tells of those that are in the sum at
+the shards of all.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any
 
-from distbelief.core.conversations import initialising, operations, pushing
-from distbelief.core.effects import GLANCE, RECEIVE, Arrival, Batch, Compute, Computed, Effect, Send
-from distbelief.core.roles import COORDINATOR
+from distbelief.core.conversations import dealing, initialising, operations, pushing
+from distbelief.core.effects import GLANCE, RECEIVE, Arrival, Batch, Effect, Send
 from distbelief.replica.served_replica import ServedReplica, ServerView
 from distbelief.replica.siblings import Steps
+from distbelief.replica.split_compute import SplitCompute
 from distbelief.replica.vectors import Vectors
 from distbelief.replica.work import WorkQueue
 from distbelief.sharding.layout import Range
@@ -33,8 +37,10 @@ class _Sent:
 class WorkUnitReplica(ServedReplica):
     """One replica; its arguments are those of Downpour's."""
 
-    def __init__(self, role: str, vectors: Vectors, samples: int, incarnation: int = 0) -> None:
-        super().__init__(WorkUnitTraining, role, vectors, samples, incarnation=incarnation)
+    def __init__(
+        self, role: str, vectors: Vectors, samples: int, incarnation: int = 0, split: SplitCompute | None = None
+    ) -> None:
+        super().__init__(WorkUnitTraining, role, vectors, samples, incarnation=incarnation, split=split)
 
 
 class WorkUnitTraining:
@@ -48,7 +54,12 @@ class WorkUnitTraining:
     def __init__(self, replica: ServedReplica, server: ServerView) -> None:
         self.server, self.work = server, WorkQueue()
         self._replica, self._links, self._vectors = replica, replica.links, replica.vectors
+        self._siblings = replica.siblings
         self._assigned: deque[operations.Assign] = deque()
+        self._told: deque[dealing.Deal | operations.Withdraw] = deque()
+        """Where this partition follows: what its lead has it do with the work units that were assigned."""
+        self._parts: dict[tuple[int, int], dict[str, operations.Done]] = {}
+        """Where it leads: of each work unit, by evaluation and number, the partitions that are done with theirs."""
         self._newest = 0
         """The evaluation of which it has heard last."""
         self._computing: operations.Assign | None = None
@@ -78,16 +89,21 @@ class WorkUnitTraining:
                 yield from self._contribute(assigned, loss)
 
     def _next_assigned(self) -> Generator[Effect, Any, operations.Assign | None]:
-        while not (self._replica.ending or self._replica.wanted_away):
+        """The next work unit; a lead tells the others of it. None where there is no more."""
+        while not (self._replica.ending or self._replica.wanted_away) or (self._siblings.follows and self._assigned):
             if self._assigned:
-                return self._assigned.popleft()
+                assigned = self._assigned.popleft()
+                yield from self._siblings.tell(assigned)
+                return assigned
             yield from self.wait()
         return None
 
     def _fetched_for(self, evaluation: int) -> Generator[Effect, Any, bool]:
-        """Fetch the parameters of an evaluation; whether it is not over yet."""
+        """Fetch the parameters of an evaluation; whether all partitions have them, as it is not over yet."""
         yield from self._fetch(self.server.moving, evaluation)
-        if any(self.server.held.arrived(role).updates != evaluation for role, _ in self.server.parts):
+        here = max((self.server.held.arrived(role).updates for role, _ in self.server.parts), default=evaluation)
+        newest, _ = yield from self._siblings.agree(here, self.wait)
+        if newest != evaluation:
             return False
         self._evaluation = evaluation
         self._vectors.swap(0)
@@ -104,18 +120,33 @@ class WorkUnitTraining:
         returns the sum of the losses, or None where nobody wants it any more.
         """
         portion, losses = assigned.work_unit.portion, []
-        self._computing = assigned
-        if assigned.evaluation < self._newest:
-            return None
+        self._computing = assigned if assigned.evaluation >= self._newest or self._siblings.follows else None
         for index in range(portion.first, portion.first + portion.count):
-            computed: Computed = yield Compute(Batch(portion.epoch, index))
+            if not (yield from self._may_compute(assigned, index)):
+                return None
+            computed = yield from self._replica.compute(Batch(portion.epoch, index), self.wait)
+            assert computed is not None  # only a script can leave its loop
             yield from self._look()
-            if self._computing is None:
+            if self._computing is None and self._replica.split is None:
                 return None
             self._vectors.accrue(self._slot, index == portion.first, computed.samples / self._settings.data.batch_size)
             losses.append((computed.loss or 0.0) * computed.samples)
         self._vectors.carry_buffers(self._slot)
         return math.fsum(losses) if all(map(math.isfinite, losses)) else math.inf
+
+    def _may_compute(self, assigned: operations.Assign, index: int) -> Generator[Effect, object, bool]:
+        """Whether a portion of a work unit is to be computed; of a split replica the lead says so, and what all have
+        begun with the last portion all send.
+        """
+        if self._siblings.follows:
+            while not self._told:
+                yield from self.wait()
+            return isinstance(self._told.popleft(), dealing.Deal)
+        if self._computing is None:
+            yield from self._siblings.tell(operations.Withdraw(assigned.evaluation, assigned.number))
+            return False
+        yield from self._siblings.deal(Batch(assigned.work_unit.portion.epoch, index))
+        return True
 
     def _contribute(self, assigned: operations.Assign, loss: float) -> Steps:
         """Send a work unit to all shards; does not wait."""
@@ -149,6 +180,7 @@ class WorkUnitTraining:
         if self._replica.welcome is not None:
             yield from self._replica.reunite(self, self._replica.welcome)
         yield from self._links.seek()
+        yield from self._siblings.relayed()
         yield from self._report()
 
     def owed(self, shard: str) -> Steps:
@@ -158,27 +190,27 @@ class WorkUnitTraining:
     def _report(self) -> Steps:
         """Tell of the work units that are in the sum at every shard."""
         for slot, sent in enumerate(self._sent):
-            if sent is not None and not sent.owing:
-                self._sent[slot] = None
-                pushed, fetched, self.work.fetched = sum(part.size for part in self.server.moving), self.work.fetched, 0
-                yield Send(
-                    COORDINATOR,
-                    operations.Done(sent.assigned.evaluation, sent.assigned.number, sent.loss, pushed, fetched),
-                )
+            if sent is None or sent.owing:
+                continue
+            named = sent.assigned.evaluation, sent.assigned.number
+            parts = self._parts.get(named, {})
+            if len(parts) < len(self._siblings.followers):
+                continue
+            self._parts.pop(named, None)
+            self._sent[slot] = None
+            pushed, fetched, self.work.fetched = sum(part.size for part in self.server.moving), self.work.fetched, 0
+            told = operations.Done(*named, sent.loss, pushed, fetched)
+            yield Send(self._replica.superior, _added(told, parts.values()))
 
     def take(self, arrival: Arrival) -> None:
         """Note what arrived."""
         event = arrival.event
-        if isinstance(event, operations.Assign):
-            if event.evaluation > self._newest:
-                self._assigned.clear()
-                self._newest, self._computing = event.evaluation, None
-            self._assigned.append(event)
-        elif isinstance(event, operations.Withdraw):
-            named = event.evaluation, event.number
-            self._assigned = deque(one for one in self._assigned if (one.evaluation, one.number) != named)
-            if self._computing and (self._computing.evaluation, self._computing.number) == named:
-                self._computing = None
+        if isinstance(event, operations.Assign | operations.Withdraw | dealing.Deal) and self._siblings.follows:
+            self._take_of_lead(event)
+        elif isinstance(event, operations.Assign | operations.Withdraw):
+            self._take_of_coordinator(event)
+        elif isinstance(event, operations.Done) and arrival.sender in self._siblings.followers:
+            self._parts.setdefault((event.evaluation, event.number), {})[arrival.sender] = event
         elif isinstance(event, operations.Contributed):
             named = event.evaluation, event.number
             for sent in self._sent if event.incarnation == self._replica.incarnation else ():
@@ -192,8 +224,38 @@ class WorkUnitTraining:
         else:
             self._replica.take(arrival)
 
+    def _take_of_coordinator(self, event: operations.Assign | operations.Withdraw) -> None:
+        """Have more work, or less."""
+        if isinstance(event, operations.Assign):
+            if event.evaluation > self._newest:
+                self._assigned.clear()
+                self._newest, self._computing = event.evaluation, None
+            self._assigned.append(event)
+            return
+        named = event.evaluation, event.number
+        self._assigned = deque(one for one in self._assigned if (one.evaluation, one.number) != named)
+        if self._computing and (self._computing.evaluation, self._computing.number) == named:
+            self._computing = None
+
+    def _take_of_lead(self, event: operations.Assign | operations.Withdraw | dealing.Deal) -> None:
+        """What is to be done, in the order in which the lead does it."""
+        if isinstance(event, operations.Assign):
+            self._assigned.append(event)
+        else:
+            self._told.append(event)
+
     def waits(self) -> str:
         """What it waits for: one sentence."""
         if any(self._sent):
             return "for the shards to take its work unit"
-        return self._links.waits_for_answers() or "for work from the coordinator"
+        return self._links.waits_for_answers() or (
+            f"for work from {self._replica.superior if self._siblings.follows else 'the coordinator'}"
+        )
+
+
+def _added(own: operations.Done, others: Iterable[operations.Done]) -> operations.Done:
+    """What all partitions have done of a work unit: one of them knows its loss."""
+    loss, pushed, fetched = (
+        getattr(own, name) + sum(getattr(one, name) for one in others) for name in ("loss", "pushed", "fetched")
+    )
+    return operations.Done(own.evaluation, own.number, loss, pushed, fetched)

@@ -61,6 +61,12 @@ MUTANTS = [
         (SPLIT_SWEEP,), seconds=60,
     ),
     Mutant(
+        "partitions-of-one-replica-begin-different-lives", SPLIT, "places/supervisor.py",
+        "            self._wanted[role] = last + 1", "            self._wanted[role] = life.incarnation + 1",
+        ("tests/machines/test_supervisor.py::"
+         "test_a_partition_that_dies_again_before_another_of_its_replica_has_ended_begins_the_same_life_as_that",),
+    ),
+    Mutant(
         "partitions-hold-parameters-of-two-rounds", SPLIT, "replica/siblings.py",
         "highest, settled = max(ticks), len(ticks) == 1", "highest, settled = tick, True",
         (SPLIT_ROUNDS,), seconds=20,

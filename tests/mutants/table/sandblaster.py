@@ -19,7 +19,11 @@ BYTES = (
 )
 SWEEP = (
     "tests/simulated/test_sandblaster_faults.py"
-    "::test_no_fault_loses_or_repeats_a_portion_and_the_result_has_the_same_bits[0]"
+    "::test_no_fault_loses_or_repeats_a_portion_and_the_result_has_the_same_bits[whole-0]"
+)
+SPLIT_SWEEP, WAITED = (
+    SWEEP.replace("whole", "split"),
+    "tests/simulated/test_sandblaster_faults.py::test_what_split_replicas_waited_for_for_ever",
 )
 
 MUTANTS = [
@@ -44,6 +48,21 @@ MUTANTS = [
         "decay-is-in-the-gradient-and-not-in-the-loss", ITERATES, "strategies/sandblaster/stories.py",
         "+ 0.5 * decay * square, scalars", ", scalars",
         (f"{ORACLES}::test_a_short_history_backtracking_and_weight_decay_are_those_of_the_plain_method",),
+    ),
+    Mutant(
+        "a-work-unit-is-told-of-before-all-partitions-have-sent-it", EXACTLY_ONCE, "strategies/sandblaster/replica.py",
+        "            if len(parts) < len(self._siblings.followers):\n                continue\n", "",
+        (SPLIT_SWEEP,), 20,
+    ),
+    Mutant(
+        "partitions-compute-on-parameters-of-two-evaluations", EXACTLY_ONCE, "strategies/sandblaster/replica.py",
+        "        if newest != evaluation:", "        if here != evaluation:",
+        (SPLIT_SWEEP,), 20,
+    ),
+    Mutant(
+        "what-a-partition-asks-for-its-lead-keeps-to-itself", EXACTLY_ONCE, "strategies/sandblaster/replica.py",
+        "        yield from self._siblings.relayed()\n", "",
+        (f"{WAITED}[21]",), 10,
     ),
     Mutant(
         "a-copy-of-a-work-unit-is-added", EXACTLY_ONCE, "strategies/sandblaster/shard.py",
