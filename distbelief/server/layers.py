@@ -44,7 +44,8 @@ class Layers:
     def squares(self) -> Squares:
         """What the parts that are here add to the squared norms of the layers that are cut."""
         self._made = self._optimizer.squares()
-        return tuple((number, *self._made[row].tolist()) for number, row in self._rows.items())
+        made = self._made.tolist()  # at once: it may be on a device
+        return tuple((number, *made[row]) for number, row in self._rows.items())
 
     def step(self, norms: Squares) -> None:
         """Step, given the squared norms of the layers that are cut."""

@@ -108,10 +108,14 @@ def test_after_kill_9_of_the_first_process_nothing_is_left_and_the_job_can_go_on
     goes_on(start, tmp_path / "run")
 
 
+@pytest.mark.parametrize("act", ["kill the agent", "kill the daemon"])
 @pytest.mark.parametrize("engine", ["mpirun"], indirect=True)
-def test_mpirun_ends_all_when_an_agent_is_killed(start: Start, hosts: Hosts, tmp_path: Path) -> None:
+def test_mpirun_ends_all_when_a_host_is_gone(
+    start: Start, hosts: Hosts, engine: Engine, tmp_path: Path, act: str
+) -> None:
+    does, _ = ACTS[act]
     job = begin(start, tmp_path / "run")
-    hosts.kill([process(hosts, "n1", AGENT)])
+    does(hosts, engine)
     assert job.wait() != [0]
     hosts.wait_until_empty(60.0)
     goes_on(start, tmp_path / "run")
