@@ -52,3 +52,17 @@ def test_the_last_word_arrives_while_the_other_end_is_speaking() -> None:
         assert near.wait(10.0)
         assert far.wait(10.0)
         assert heard == [Dismiss(130)]
+
+
+def test_a_line_that_is_cut_ends_on_both_sides_and_raises_nowhere() -> None:
+    """What a thread raises fails a test here, and stands on people's terminals elsewhere."""
+    for _ in range(TIMES):
+        near, far = map(Bridge, greeted())
+        speaking = Line(near.line, near.line)
+        speaking.say(Beat())
+        assert far.line.poll(10.0)
+        far.cut()
+        assert far.wait(10.0)
+        assert near.wait(10.0)
+        speaking.close()
+        far.line.close()

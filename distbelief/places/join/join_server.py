@@ -191,7 +191,7 @@ class JoinServer:
 def _cut(connection: socket.socket) -> None:
     """End what is said on a connection; whoever serves it closes it."""
     with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # below TLS, whose state its thread may be using
 
 
 def wrong_strategy(strategy: str, named: str) -> str:
