@@ -22,7 +22,7 @@ test: .venv/tools
 	PYTHONPATH=tests $(BIN)/python -m mutants --minutes 3 --passed
 
 test-fast: .venv/tools
-	$(BIN)/pytest -n 2 tests/core tests/machines tests/simulated
+	$(BIN)/pytest -n 2 --dist worksteal tests/core tests/machines tests/simulated
 
 test-slow: .venv/tools
 	DISTBELIEF_SEEDS=10000 $(BIN)/pytest -n 2 tests/simulated/test_sweep.py tests/simulated/test_consistency.py tests/simulated/test_sandblaster_faults.py

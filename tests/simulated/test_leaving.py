@@ -25,6 +25,7 @@ WAYS: dict[str, Any] = {
     "split": Downpour(3, 2, partitions=2),
     "synchronous": Synchronous(3, 2),
     "sandblaster": Sandblaster(3, 2, 2, portion_size=8),
+    "split sandblaster": Sandblaster(3, 2, 2, portion_size=8, partitions=2, split="stages"),
     "allreduce": Allreduce(3),
     "split allreduce": Allreduce(3, partitions=2),
 }

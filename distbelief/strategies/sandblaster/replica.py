@@ -135,8 +135,8 @@ class WorkUnitTraining:
         return math.fsum(losses) if all(map(math.isfinite, losses)) else math.inf
 
     def _may_compute(self, assigned: operations.Assign, index: int) -> Generator[Effect, object, bool]:
-        """Whether a portion of a work unit is to be computed; of a split replica the lead says so, and what all have
-        begun with the last portion all send.
+        """Whether a portion of a work unit is still to be computed. For a split replica the lead decides, before each
+        portion and not after the last: so all of its partitions send the work unit, or none.
         """
         if self._siblings.follows:
             while not self._told:
