@@ -33,7 +33,7 @@ from distbelief.core.records import Note
 from distbelief.replica.pushes import Pushes
 from distbelief.replica.served_replica import ModelView, ServedReplica, ServerView
 from distbelief.replica.siblings import Steps
-from distbelief.replica.split_compute import SplitCompute, apart
+from distbelief.replica.split_compute import SplitCompute, apart, gradient
 from distbelief.replica.vectors import Vectors
 from distbelief.replica.work import WorkQueue, report_seconds
 from distbelief.sharding.layout import Range
@@ -147,7 +147,7 @@ class DownpourTraining:
             yield from self._fetch()
         if self._pushing.prefetch and self._too_old(replica.step + 1, self._next_tick):
             yield from self._ask_ahead()
-        computed = yield from replica.compute(batch, self.wait)
+        computed = yield from gradient(replica.split, batch, self.wait)
         if computed is None:
             return False
         if computed.ended:
@@ -172,7 +172,7 @@ class DownpourTraining:
         while True:
             if self._stepped:
                 yield from self._fetch_stepped()
-            computed = yield from self._replica.compute(batch, self.wait)
+            computed = yield from gradient(self._replica.split, batch, self.wait)
             if computed is not None and computed.ended:
                 yield from self._end_epoch(batch)
                 return True

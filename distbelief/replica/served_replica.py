@@ -22,7 +22,7 @@ from distbelief.core.conversations import (
     partitioning,
     pushing,
 )
-from distbelief.core.effects import RECEIVE, Arrival, Attach, Batch, Compute, Computed, Effect, Payload, Send, Story
+from distbelief.core.effects import RECEIVE, Arrival, Attach, Batch, Effect, Payload, Send, Story
 from distbelief.core.messages import Version
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Plan
@@ -266,17 +266,6 @@ class ServedReplica:
                 yield from training.wait()
             yield Send(self.superior, initialising.Ready(lives_of(welcome)))
         return training
-
-    def compute(self, batch: Batch, wait: Callable[[], Steps]) -> Generator[Effect, Any, Computed | None]:
-        """The gradient of a minibatch: of a split replica its part, together with the other partitions; None where a
-        script has left its loop.
-        """
-        computed: Computed | None
-        if self.split is None:
-            computed = yield Compute(batch)
-        else:
-            computed = yield from self.split.compute(batch, wait)
-        return computed
 
     def finish(self) -> list[Send]:
         """Have the partitions that this one leads come to their end too, once."""

@@ -285,6 +285,20 @@ class SplitCompute:
             self._here[crossing] = bytearray().join(self._coming.pop(crossing))
 
 
+def gradient(
+    split: SplitCompute | None, batch: Batch, wait: Callable[[], Steps]
+) -> Generator[Effect, Any, Computed | None]:
+    """The gradient of a minibatch: of a split replica its part, together with the other partitions; None where a script
+    has left its loop.
+    """
+    computed: Computed | None
+    if split is None:
+        computed = yield Compute(batch)
+    else:
+        computed = yield from split.compute(batch, wait)
+    return computed
+
+
 def apart(role: str, other: str) -> UsageError:
     """The error where another partition never makes a step that this one has begun."""
     return UsageError(

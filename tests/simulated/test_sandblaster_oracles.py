@@ -116,10 +116,9 @@ def test_split_replicas_make_the_iterates_of_whole_ones(
     """Those of which torch's L-BFGS and the plain methods are held against below; on every batch, or on some that
     overlap.
     """
-    mlp = lambda: classes(lambda: nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 3)).double())  # noqa: E731
     for batch in ({}, {"batch_size": 60}):
         one, other = (
-            by_name(Observed(job(mlp(), 4, method=method, shards=4, deterministic=True, **batch, **own)).run())
+            by_name(Observed(job(CASES["mlp"](), 4, method=method, shards=4, deterministic=True, **batch, **own)).run())
             for own in ({}, {"partitions": partitions, "split": split, **more})
         )
         for name, value in one.items():

@@ -25,7 +25,6 @@ from distbelief.core.effects import (
     Arrival,
     Attach,
     Batch,
-    Compute,
     Computed,
     Connect,
     Effect,
@@ -49,7 +48,7 @@ from distbelief.fabric.buckets import Bucket, buckets, of_buffers, shares
 from distbelief.fabric.messages import Messages
 from distbelief.replica.links import unwanted
 from distbelief.replica.siblings import Siblings
-from distbelief.replica.split_compute import SplitCompute
+from distbelief.replica.split_compute import SplitCompute, gradient
 from distbelief.replica.work import check_loss, report_seconds
 from distbelief.schedules.schedule import Schedule
 from distbelief.strategies.grouped.followers import Followers, Said
@@ -502,13 +501,7 @@ class AllreduceReplica:
             self._round_batches.append((None, self._group))
 
     def _compute(self, batch: Batch) -> Generator[Effect, Any, Computed | None]:
-        """The gradient of a minibatch: of a split replica its part, together with the other partitions."""
-        computed: Computed | None
-        if self._split is None:
-            computed = yield Compute(batch)
-        else:
-            computed = yield from self._split.compute(batch, self._wait)
-        return computed
+        return gradient(self._split, batch, self._wait)
 
     def _agree(self) -> Generator[Effect, object, float]:
         """Wait until all partitions of the replica hold their sums of the round: then each makes the update.

@@ -21,7 +21,7 @@ from distbelief.core.conversations import dealing, initialising, operations, pus
 from distbelief.core.effects import GLANCE, RECEIVE, Arrival, Batch, Effect, Send
 from distbelief.replica.served_replica import ServedReplica, ServerView
 from distbelief.replica.siblings import Steps
-from distbelief.replica.split_compute import SplitCompute
+from distbelief.replica.split_compute import SplitCompute, gradient
 from distbelief.replica.vectors import Vectors
 from distbelief.replica.work import WorkQueue
 from distbelief.sharding.layout import Range
@@ -124,7 +124,7 @@ class WorkUnitTraining:
         for index in range(portion.first, portion.first + portion.count):
             if not (yield from self._may_compute(assigned, index)):
                 return None
-            computed = yield from self._replica.compute(Batch(portion.epoch, index), self.wait)
+            computed = yield from gradient(self._replica.split, Batch(portion.epoch, index), self.wait)
             assert computed is not None  # only a script can leave its loop
             yield from self._look()
             if self._computing is None and self._replica.split is None:
