@@ -89,7 +89,7 @@ class Shown(Protocol):
         """What it waits for, in one sentence; empty where for nothing."""
         ...
 
-    def standing(self) -> dict[str, Any]:
+    def standing(self) -> dict[str, object]:
         """Its counts."""
         ...
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+import torch
 
 from distbelief.core.conversations.agreement import Squares
 from distbelief.core.conversations.mirroring import Confirmed, Copied, CopyUse, Decided, StatePart, StateSent
@@ -68,7 +69,11 @@ class Mirror:
         return []
 
     def begin(
-        self, place: Address, arrays: dict[str, Any], whole: StateSent, beside: Iterable[tuple[Make, Payload]] = ()
+        self,
+        place: Address,
+        arrays: dict[str, torch.Tensor],
+        whole: StateSent,
+        beside: Iterable[tuple[Make, Payload]] = (),
     ) -> list[Effect]:
         """Mirror to a standby, which is sent all of the shard's state first, as of now.
 

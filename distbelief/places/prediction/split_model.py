@@ -23,8 +23,9 @@ from distbelief.places.prediction.messages import PredictionSpec
 from distbelief.places.processes.peers import map_memory
 from distbelief.record.restore import load_weights
 from distbelief.replica.home_part import HomeSchedule, ModelPart, home_schedule
-from distbelief.replica.siblings import Siblings, Steps
+from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute
+from distbelief.replica.steps import Steps
 from distbelief.schedules.pipeline import HomeTask, Pass
 from distbelief.split.choosing import choose
 from distbelief.split.options import AUTO, Split
@@ -181,7 +182,7 @@ class _WakePipes:
         os.read(self._own, WAKES)
 
 
-def _wait() -> Steps:
+def _wait() -> Steps[None]:
     yield RECEIVE
 
 
