@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.node import Argument
 
 from distbelief.errors import UsageError
 from distbelief.split.layers import Indices, edges
@@ -207,7 +208,12 @@ class _Unrolling:
         return self._call(torch.cat, (list(states), 0), path, shape)
 
     def _call(
-        self, function: Any, args: tuple[Any, ...], path: str, shape: Shape | None, home: int | None = None
+        self,
+        function: Callable[..., object],
+        args: tuple[Argument, ...],
+        path: str,
+        shape: Shape | None,
+        home: int | None = None,
     ) -> fx.Node:
         made = self.graph.call_function(function, args)
         made.meta.update(path=path, flops=0)
