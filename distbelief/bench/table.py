@@ -86,6 +86,7 @@ def _of_bench(name: str, runs: Sequence[BenchRun]) -> str:
 def _row(figures: Sequence[Figure], runs: int) -> str:
     """A row of the table.
 
+    >>> from distbelief.bench.parts.timing import figure
     >>> _row([figure("rate", rate, 2.0) for rate in (1.0, 3.0, 2.0)], 3)
     '| rate | >= 2.0 | 2.0 | 1.0 to 3.0 | reached |'
     """
