@@ -23,7 +23,7 @@ class Data(Protocol):
         """Number of samples."""
         ...
 
-    def batch(self, indices: Tensor) -> tuple[Any, Any]:
+    def batch(self, indices: Tensor) -> tuple[object, object]:
         """The inputs and targets of the samples `indices` (int64, on the CPU), each with the samples in its first
         dimension.
         """
@@ -78,7 +78,7 @@ class _MappedData:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def batch(self, indices: Tensor) -> tuple[Any, Any]:
+    def batch(self, indices: Tensor) -> tuple[object, object]:
         numbers = indices.tolist()
         together = getattr(self.dataset, "__getitems__", None)
         items = together(numbers) if together else [self.dataset[i] for i in numbers]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from itertools import chain
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import nn
@@ -290,7 +290,7 @@ def measure(task: Task, model: nn.Module, most: int | None = None) -> Measured:
     return Measured(loss / samples, means.pop(ACCURACY, None), means)
 
 
-def metric_sum(task: Task, name: str, output: Any, targets: Any, samples: int) -> float:
+def metric_sum(task: Task, name: str, output: object, targets: object, samples: int) -> float:
     """One metric of a minibatch: the sum over its samples.
 
     Raises:
