@@ -26,6 +26,7 @@ from distbelief.cli.task_names import TASKS, check_task
 from distbelief.cli.virtual import cluster
 from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Outcome
+from distbelief.core.records import Json
 from distbelief.core.settings import option
 from distbelief.errors import JobFailed, UsageError, unknown
 from distbelief.places.processes import forkserver
@@ -43,6 +44,7 @@ from distbelief.strategies import STRATEGIES, find
 if TYPE_CHECKING:
     from distbelief.core.settings import Settings
     from distbelief.job import Job
+    from distbelief.places.attempt import View
     from distbelief.places.simulated.simulated import Simulated
 
 MOST_DRAWN = 64
@@ -313,7 +315,7 @@ def plan(args: list[str]) -> int:
     """`distbelief plan TASK [options]`."""
     task, asked = _of_a_task("plan", PlanOptions, args)
     chosen = optim(asked.optimizer)
-    line: dict[str, Any] = dict(words.network(asked.network))
+    line: Json = dict(words.network(asked.network))
     memory = words.size(asked.max_memory, "--max-memory") if asked.max_memory else None
     from distbelief.cli import cost_tables, plan_tables
     from distbelief.planner import plan as planning
@@ -664,15 +666,13 @@ def _strategy(command: str, name: str, args: Sequence[str]) -> str:
     return name
 
 
-def _view(asked: options.Options) -> Any:
+def _view(asked: options.Options) -> View:
     from distbelief.places.attempt import View
 
     return View(quiet=asked.showing.quiet, json=asked.showing.json and not asked.showing.quiet)
 
 
-def _run(
-    run_job: Callable[[], dict[str, Any]], asked: options.Options, args: Sequence[str], script: Sequence[str] = ()
-) -> int:
+def _run(run_job: Callable[[], Json], asked: options.Options, args: Sequence[str], script: Sequence[str] = ()) -> int:
     """Run a job and print its end, and how to go on where it was cut short."""
     try:
         result = run_job()

@@ -18,7 +18,7 @@ import re
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from distbelief.cli import words
 from distbelief.cli.config import configured
@@ -279,6 +279,9 @@ def refuse(prog: str, args: Sequence[str], known: Sequence[str], elsewhere: Mapp
         raise UsageError(f"{prog} has no option {name}; {hint}All are in {prog} --help")
 
 
+Asked = TypeVar("Asked")
+
+
 def _reflowed(kind: Any) -> Any:
     """The same dataclass, with what its fields mean in one line each: tyro would keep the line breaks of the source."""
     import tyro
@@ -291,7 +294,9 @@ def _reflowed(kind: Any) -> Any:
     return dataclasses.make_dataclass(kind.__name__, made, frozen=True)
 
 
-def call_tyro(kind: Any, prog: str, description: str, args: Sequence[str], default: Any = None) -> Any:
+def call_tyro(
+    kind: type[Asked], prog: str, description: str, args: Sequence[str], default: Asked | None = None
+) -> Asked:
     """The options that are a dataclass, made from the arguments, and of a default where it is given.
 
     Raises:
