@@ -51,7 +51,7 @@ class Tallied(nn.Module):
         self.tally = nn.Parameter(torch.zeros(self.sizes.shape, dtype=next(model.parameters()).dtype))
         self._places = {key(seed, *place): place for place in itertools.product(*map(range, self.sizes.shape))}
 
-    def forward(self, inputs: Tensor) -> tuple[Any, Tensor]:
+    def forward(self, inputs: Tensor) -> tuple[object, Tensor]:
         """What the model makes of the inputs, and the number of this minibatch; of an evaluation, 0."""
         place = self._places[torch.initial_seed()] if self.training else None
         return self.model(inputs), self.tally.new_zeros(()) if place is None else self.tally[place]
@@ -76,7 +76,9 @@ def tallied(task: Task, batch_size: int, epochs: int = 1, seed: int = 0) -> Task
     )
 
 
-def _first(metric: Callable[[Any, Any], Tensor | float], output: Any, target: Any) -> Tensor | float:
+def _first(
+    metric: Callable[[Any, Any], Tensor | float], output: tuple[object, object], target: object
+) -> Tensor | float:
     return metric(output[0], target)
 
 
