@@ -188,7 +188,7 @@ def _flat(sources: Sequence[Source], heading: str, meanings: Mapping[str, str]) 
     """One dataclass with the fields of several, as tyro is to show them."""
     import tyro
 
-    made: list[tuple[str, Any, Any]] = []
+    made: list[tuple[str, object, object]] = []
     for kind, without in sources:
         # a job's task is no option, and its type would import torch
         hints, texts = typing.get_type_hints(kind, localns={"Task": object}), {**documents(kind), **meanings}
@@ -287,7 +287,7 @@ def _reflowed(kind: Any) -> Any:
     import tyro
 
     hints, texts = typing.get_type_hints(kind, include_extras=True), documents(kind)
-    made: list[Any] = []
+    made: list[tuple[str, object, object]] = []
     for field in dataclasses.fields(kind):
         shown = tyro.conf.arg(help=texts.get(field.name, ""))
         made.append((field.name, Annotated[hints[field.name], shown], copy.copy(field)))
@@ -430,7 +430,7 @@ class Options:
         Raises:
             UsageError: an option has a value that it cannot have.
         """
-        stepped: dict[str, Any] = {"optimizer": self.optimizer()} if _is_stepped(self.kind) else {}
+        stepped = {"optimizer": self.optimizer()} if _is_stepped(self.kind) else {}
         own = {name: value for name, value in self._of(Job).items() if name not in self.kind.meaningless}
         job = Job(task=task, strategy=self.kind(**stepped, **self._of(self.kind) | self._replicas()), **own)
         job.settings()

@@ -6,16 +6,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from distbelief.core.optimizer import Optimizer
 from distbelief.tasks.order import key
-from distbelief.tasks.task import Task, as_data
+from distbelief.tasks.task import Metric, Task, as_data
 
 RATE = 0.5
 """The learning rate under which `times` reads a tally."""
@@ -76,9 +74,7 @@ def tallied(task: Task, batch_size: int, epochs: int = 1, seed: int = 0) -> Task
     )
 
 
-def _first(
-    metric: Callable[[Any, Any], Tensor | float], output: tuple[object, object], target: object
-) -> Tensor | float:
+def _first(metric: Metric, output: tuple[object, object], target: object) -> Tensor | float:
     return metric(output[0], target)
 
 
