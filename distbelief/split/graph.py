@@ -14,7 +14,6 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -90,7 +89,7 @@ class SplitGraph:
     """By the target of the nodes that call each."""
     pieces: dict[str, list[Piece]] = field(default_factory=dict)
     """Of each tensor, by its first name."""
-    outputs: dict[int, Any] = field(default_factory=dict)
+    outputs: dict[int, Argument] = field(default_factory=dict)
     """By home, what the model gives: a structure of nodes, each whole there. One home has it, or all."""
     loss: fx.Node | None = None
 

@@ -89,7 +89,7 @@ class HomeProgram:
     segments: tuple[Segment, ...]
     loss: OwnValue | None
     """The value that is the loss, at the home that computes it."""
-    outputs: Any
+    outputs: object
     """The values that are the model's output, in its structure, at a home that has it; None at others."""
     layers: tuple[nn.Module, ...]
     """The modules that compute."""

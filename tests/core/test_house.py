@@ -79,7 +79,6 @@ ANYS = {
     "core/events.py": 2,
     "core/values.py": 6,
     "server/layerwise.py": 1,
-    "server/mirror.py": 1,
     "server/optimizers.py": 1,
     "strategies/players.py": 2,
     "strategies/sandblaster/stories.py": 1,

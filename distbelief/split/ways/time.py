@@ -21,6 +21,8 @@ from distbelief.split.tidying import Shape
 from distbelief.split.tracing import Traced
 
 RECURRENT = (nn.GRU, nn.LSTM, nn.RNN)
+State = fx.Node | tuple[fx.Node, ...]
+"""What a stack, or a layer of one, goes on with: an LSTM's is two tensors."""
 CHUNKS = 4
 """Chunks for each partition, where none are named."""
 
@@ -171,18 +173,20 @@ class _Unrolling:
         self.model._modules[target] = made
         return target
 
-    def _first(self, state: Any, number: int, path: str) -> Any:
+    def _first(self, state: State | None, number: int, path: str) -> State | None:
         """A layer's own part of the state that the whole stack begins with."""
-        if isinstance(state, tuple):
-            return tuple(self._first(one, number, path) for one in state)
+
+        def own(whole: fx.Node) -> fx.Node:
+            shape = Indices(0, number, number + 1).of(self.shapes[whole])
+            return self._call(torch.narrow, (whole, 0, number, 1), path, shape)
+
         if state is None:
             return None
-        shape = Indices(0, number, number + 1).of(self.shapes[state])
-        return self._call(torch.narrow, (state, 0, number, 1), path, shape)
+        return tuple(map(own, state)) if isinstance(state, tuple) else own(state)
 
     def _step(
-        self, node: fx.Node, name: str, flow: fx.Node, state: Any, stack: nn.RNNBase, home: int, chunks: int
-    ) -> tuple[fx.Node, Any]:
+        self, node: fx.Node, name: str, flow: fx.Node, state: State | None, stack: nn.RNNBase, home: int, chunks: int
+    ) -> tuple[fx.Node, State]:
         """One layer over one chunk, of as many steps as the others more or less."""
         made = self.graph.call_module(name, (flow,) if state is None else (flow, state))
         made.meta.update(path=str(node.target), flops=node.meta["flops"] // stack.num_layers // chunks)
