@@ -380,7 +380,7 @@ class Batches:
         self._begin = begin
 
     @property
-    def dataset(self) -> object:
+    def dataset(self) -> Any:
         """As it was given."""
         return self.source.dataset
 

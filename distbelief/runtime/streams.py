@@ -39,7 +39,8 @@ class Stream:
         """Have it read for replica `index` of a job."""
         own, data = self._given, settings.data
         self._first = data.own_data or index == 0
-        read = own.dataset if data.own_data else StreamPart(self.dataset, index, settings.replicas)
+        dataset: Any = own.dataset
+        read = dataset if data.own_data else StreamPart(dataset, index, settings.replicas)
         sizes: dict[str, object] = {"batch_size": own.batch_size}
         if own.batch_size is not None:
             sizes = {"batch_size": data.batch_size, "drop_last": own.drop_last or data.drop_last}
