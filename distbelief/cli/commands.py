@@ -315,7 +315,7 @@ def plan(args: list[str]) -> int:
     """`distbelief plan TASK [options]`."""
     task, asked = _of_a_task("plan", PlanOptions, args)
     chosen = optim(asked.optimizer)
-    line: Json = dict(words.network(asked.network))
+    line: dict[str, Any] = dict(words.network(asked.network))
     memory = words.size(asked.max_memory, "--max-memory") if asked.max_memory else None
     from distbelief.cli import cost_tables, plan_tables
     from distbelief.planner import plan as planning
@@ -378,7 +378,7 @@ def split(args: list[str]) -> int:
     chosen = optim(asked.optimizer)
     if ":" not in task:  # a user's module may register ways
         Split.parse(asked.split, asked.partitions, asked.chunks)
-    line = words.network(asked.network)
+    line: dict[str, Any] = dict(words.network(asked.network))
     link = LinkModel(line.get("latency", 0.0), line.get("bandwidth", math.inf))
     from distbelief.cli import cost_tables, split_tables
     from distbelief.costs import splitting

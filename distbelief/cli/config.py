@@ -9,7 +9,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from distbelief.core.records import Json
 from distbelief.core.settings import option
 from distbelief.errors import UsageError
 
@@ -67,7 +66,7 @@ def _without_config(args: Sequence[str]) -> tuple[list[str], list[str]]:
     return words, paths
 
 
-def _read(path: str) -> Json:
+def _read(path: str) -> dict[str, object]:
     try:
         return tomllib.loads(Path(path).read_text())
     except OSError as error:

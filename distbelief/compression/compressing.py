@@ -208,7 +208,7 @@ def _strategy(options: Compression) -> Strategy:
     """How a job trains on."""
     kind = find(options.strategy)
     fields = getattr(kind, "__dataclass_fields__", {})
-    own: Json = {"replicas": options.replicas} if "replicas" in fields else {}
+    own = {"replicas": options.replicas} if "replicas" in fields else {}
     return kind(**own, **{"optimizer": optim("adam", lr=options.lr)})
 
 
