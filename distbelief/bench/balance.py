@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from typing import Any
 
 from distbelief.bench.parts.timing import figure
 from distbelief.bench.parts.workloads import counted, points
 from distbelief.core import records, roles, wire
 from distbelief.core.effects import Payload
 from distbelief.core.messages import Message
+from distbelief.core.records import Json
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
@@ -54,7 +54,7 @@ def balance(replicas: int, iterations: int, shards: int = MANY) -> dict[str, flo
     return found
 
 
-def balance_settings() -> dict[str, Any]:
+def balance_settings() -> dict[str, object]:
     """What `balance` is measured with, beside the replicas."""
     cluster = Simulated()
     return {
@@ -104,7 +104,7 @@ class _Weighing(Simulation):
         return endpoint
 
 
-def coordinator_bytes() -> dict[str, Any]:
+def coordinator_bytes() -> Json:
     """Bytes that the coordinator says and hears in an iteration with a full history, by the parameters and by the
     shards.
     """

@@ -14,7 +14,6 @@ computes, but pushes nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
 from typing import Any
 
 from distbelief.core import roles
@@ -27,13 +26,13 @@ from distbelief.core.conversations import (
     partitioning,
     pushing,
 )
-from distbelief.core.effects import RECEIVE, Arrival, Batch, Computed, Effect, Send, WriteRecord
+from distbelief.core.effects import RECEIVE, Arrival, Batch, Computed, Send, WriteRecord
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Note
 from distbelief.replica.pushes import Pushes
 from distbelief.replica.served_replica import ModelView, ServedReplica, ServerView
-from distbelief.replica.siblings import Steps
 from distbelief.replica.split_compute import SplitCompute, apart, gradient
+from distbelief.replica.steps import Steps
 from distbelief.replica.vectors import Vectors
 from distbelief.replica.work import WorkQueue, report_seconds
 from distbelief.sharding.layout import Range
@@ -110,7 +109,7 @@ class DownpourTraining:
         """Pushes that were made."""
         return self._pushes.clock
 
-    def train(self) -> Steps:
+    def train(self) -> Steps[None]:
         """From the server's parameters to the end of the work."""
         yield from self._request(0, self.server.whole)
         yield from self._landed(*self._models)
@@ -140,7 +139,7 @@ class DownpourTraining:
             yield from self._landed(*self._models)
             self._vectors.swap(self._landing)
 
-    def _step(self, batch: Batch) -> Generator[Effect, Any, bool]:
+    def _step(self, batch: Batch) -> Steps[bool]:
         """One step, and the push and the fetches that are due with it; whether there is to be another."""
         replica = self._replica
         if self._in_flight or self._too_old(replica.step, self._tick):
@@ -164,7 +163,7 @@ class DownpourTraining:
             yield from self._push()
         return True
 
-    def _step_in_turn(self, batch: Batch) -> Generator[Effect, Any, bool]:
+    def _step_in_turn(self, batch: Batch) -> Steps[bool]:
         """Of several models: step them one after another, each with a push of its own and a fetch of what that has made
         of it, until the minibatch is over; whether there is to be another.
         """
@@ -188,7 +187,7 @@ class DownpourTraining:
             yield from self._accrue(computed)
             yield from self._push(computed.model)
 
-    def _fetch_stepped(self) -> Steps:
+    def _fetch_stepped(self) -> Steps[None]:
         """The parameters of the models that were stepped."""
         models = [self._models[number] for number in sorted(self._stepped)]
         for model in models:
@@ -197,14 +196,14 @@ class DownpourTraining:
         self._stepped.clear()
         self._vectors.swap(0, [part for model in models for part in model.moving])
 
-    def _end_epoch(self, batch: Batch) -> Steps:
+    def _end_epoch(self, batch: Batch) -> Steps[None]:
         """Its data end before a minibatch: there is no more of that epoch."""
         self.work.end(batch.epoch)
         yield Send(roles.COORDINATOR, dealing.StreamEnded(batch.epoch, batch.index))
 
     # data
 
-    def _next_batch(self) -> Generator[Effect, Any, Batch | None]:
+    def _next_batch(self) -> Steps[Batch | None]:
         """The next minibatch that the coordinator dealt; None when the job is over."""
         if self._siblings.follows:
             return (yield from self._next_of_lead())
@@ -230,7 +229,7 @@ class DownpourTraining:
             self._recalled = False
             self.work.give_back()
 
-    def _next_of_lead(self) -> Generator[Effect, Any, Batch | None]:
+    def _next_of_lead(self) -> Steps[Batch | None]:
         """The next minibatch that the lead computes; None when it is done."""
         while (batch := self.work.next()) is None and not self._replica.ending:
             if self._draining:
@@ -243,7 +242,7 @@ class DownpourTraining:
 
     # gradients up
 
-    def _accrue(self, computed: Computed) -> Steps:
+    def _accrue(self, computed: Computed) -> Steps[None]:
         """Add the step's gradient to what the next push will hold, and step the local model."""
         shrinks = yield from self._shrinks()
         while self._pushes.busy[self._slot * len(self._models) + computed.model]:
@@ -262,7 +261,7 @@ class DownpourTraining:
         self._held_steps = self._held_samples = 0
         self.work.seconds += computed.seconds
 
-    def _shrinks(self) -> Generator[Effect, Any, float]:
+    def _shrinks(self) -> Steps[float]:
         """What the gradient of a step of a split replica is multiplied with, where the job clips it: by its norm, of
         which each partition knows that of its part. A replica that is whole computes it clipped.
         """
@@ -272,7 +271,7 @@ class DownpourTraining:
         norm = yield from self._siblings.whole_norm(self._vectors.norm(), self._wait_for_others)
         return min(1.0, clip / (norm + 1e-6))  # as torch's clip_grad_norm_
 
-    def _wait_for_others(self) -> Steps:
+    def _wait_for_others(self) -> Steps[None]:
         """Wait for what the other partitions make of the same step.
 
         Raises:
@@ -289,7 +288,7 @@ class DownpourTraining:
         self._held_samples += computed.samples
         self.work.seconds += computed.seconds
 
-    def _push(self, model: int = 0) -> Steps:
+    def _push(self, model: int = 0) -> Steps[None]:
         """Send what has accrued to all shards; does not wait, but for a checkpoint that is being made, or for the lead
         to do so. Of several models, what has of one: the first push of a minibatch counts as its step, and the others
         follow it.
@@ -319,7 +318,7 @@ class DownpourTraining:
         self._steps = self._covered = self._accrued_samples = 0
         self._slot = (slot + 1) % self._settings.slots
 
-    def _drain(self) -> Steps:
+    def _drain(self) -> Steps[None]:
         """Push the rest, wait until all is acknowledged and all that was asked for is here, and report it."""
         if self._steps:
             yield from self._push()
@@ -334,7 +333,7 @@ class DownpourTraining:
 
     # parameters down
 
-    def _fetch(self) -> Steps:
+    def _fetch(self) -> Steps[None]:
         """The parameters for this step; with prefetch, those that were asked for a step ago, and the next are asked
         for.
         """
@@ -351,7 +350,7 @@ class DownpourTraining:
         self._landing, self._in_flight = 1 - self._landing, False
         self._vectors.swap(self._landing)
 
-    def _ask_ahead(self) -> Steps:
+    def _ask_ahead(self) -> Steps[None]:
         """Ask for the next step's parameters; they land in the other vector while this step computes."""
         if self._pushing.read_in_place:
             return
@@ -362,7 +361,7 @@ class DownpourTraining:
         self.work.fetched += sum(part.size for part in parts)
         return self.server.fetch(landing, parts, tick)
 
-    def _landed(self, *models: ModelView) -> Steps:
+    def _landed(self, *models: ModelView) -> Steps[None]:
         while self._links.missing:
             yield from self.wait()
         for model in models:
@@ -370,7 +369,7 @@ class DownpourTraining:
                 yield from self._same_round(model)
             model.held.land()
 
-    def _same_round(self, model: ModelView) -> Steps:
+    def _same_round(self, model: ModelView) -> Steps[None]:
         """Rounds may have gone on without this replica: have every shard's parameters be those of one round, which this
         replica is in.
         """
@@ -400,7 +399,7 @@ class DownpourTraining:
 
     # taking part
 
-    def _attend(self) -> Steps:
+    def _attend(self) -> Steps[None]:
         """Take part, from the furthest tick at which a shard would have this replica begin."""
         before = self._tick
         for role, _ in self.server.parts:
@@ -414,7 +413,7 @@ class DownpourTraining:
             for role, _ in self.server.parts:
                 yield Send(role, attendance.Attend(self._replica.incarnation, self._tick))
 
-    def _sit_out(self) -> Steps:
+    def _sit_out(self) -> Steps[None]:
         """Be waited for by nobody; what was pushed before counts."""
         if self._attending or self._expected:
             self._attending = self._expected = False
@@ -423,7 +422,7 @@ class DownpourTraining:
 
     # what arrives
 
-    def wait(self) -> Steps:
+    def wait(self) -> Steps[None]:
         """Wait for the next word, and do what it asks for; every wait of the story is a loop around this."""
         self.take((yield RECEIVE))
         yield from self._siblings.relayed()
@@ -434,14 +433,14 @@ class DownpourTraining:
             yield from self._replica.reunite(self, self._replica.welcome)
         yield from self._links.seek()
 
-    def _holds(self) -> Steps:
+    def _holds(self) -> Steps[None]:
         """Tell that nothing is on its way to the shards, and nothing will be, once that is so."""
         if self._hold is not None and not self._pushes.waiting and not self._amid:
             number, self._hold = self._hold, None
             yield self._progress(wants=False)
             yield Send(roles.COORDINATOR, checkpointing.Held(number))
 
-    def owed(self, shard: str) -> Steps:
+    def owed(self, shard: str) -> Steps[None]:
         """Tell a shard that has come again how far the one before was, and push again what that had not
         acknowledged.
         """

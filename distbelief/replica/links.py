@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from distbelief.core import roles
 from distbelief.core.conversations import membership, pushing
-from distbelief.core.effects import Arrival, Connect, Effect, Payload, Send
+from distbelief.core.effects import Arrival, Connect, Payload, Send
 from distbelief.core.events import Lost
 from distbelief.core.messages import Address, Message
 from distbelief.core.protocol import ANSWERS
 from distbelief.errors import JobFailed, LayoutError, LocalProtocolError, UsageError
+from distbelief.replica.steps import Steps
 
 _VERSIONED = (pushing.Fetched, pushing.Pushed)
 """Answers that say which life of a shard has given them."""
@@ -82,7 +82,7 @@ class ShardLinks:
         lost = tuple((shard, self._places[shard].incarnation) for shard in sorted(self.lost, key=roles.index_of))
         return [Send(self._superior, membership.Rejoin(lost))]
 
-    def reach(self, welcome: membership.Welcome) -> Generator[Effect, Any, list[str]]:
+    def reach(self, welcome: membership.Welcome) -> Steps[list[str]]:
         """Open the links that a welcome names and that are not there, and ask for those that cannot be opened; returns
         to whom there is one now.
 

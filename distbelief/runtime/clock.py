@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush, heapreplace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from distbelief.errors import LocalProtocolError
 from distbelief.transport.base import NetworkEndpoint
@@ -21,7 +21,7 @@ class Clock(Protocol):
         """Seconds since some fixed moment."""
         ...
 
-    def call_later(self, delay: float, function: Callable[[Any], None], argument: Any) -> None:
+    def call_later(self, delay: float, function: Callable[[Argument], None], argument: Argument) -> None:
         """Call a function in `delay` seconds; of calls due at one moment, the one asked for first comes first."""
 
     def turn(self) -> None:
@@ -31,6 +31,7 @@ class Clock(Protocol):
         """Let what has arrived be delivered and what is due be called, and wait for nothing."""
 
 
+Argument = TypeVar("Argument")
 Coming = list[tuple[float, int, Callable[[Any], None], Any]]
 """What is to be called, and when: a heap."""
 
@@ -45,7 +46,7 @@ class WallClock:
         self._order = 0
         self._coming: Coming = []
 
-    def call_later(self, delay: float, function: Callable[[Any], None], argument: Any) -> None:
+    def call_later(self, delay: float, function: Callable[[Argument], None], argument: Argument) -> None:
         """Call a function in `delay` seconds."""
         self._order += 1
         heappush(self._coming, (self.now() + delay, self._order, function, argument))
@@ -99,12 +100,12 @@ class VirtualClock:
         """Whether anything is to come."""
         return bool(self._coming)
 
-    def call_later(self, delay: float, function: Callable[[Any], None], argument: Any) -> None:
+    def call_later(self, delay: float, function: Callable[[Argument], None], argument: Argument) -> None:
         """Call a function in `delay` seconds; of calls due at one moment, the one asked for first comes first."""
         self.call_at(self.time + delay, function, argument)
 
     def call_at(
-        self, moment: float, function: Callable[[Any], None], argument: Any, queue: deque[Any] | None = None
+        self, moment: float, function: Callable[[Argument], None], argument: Argument, queue: deque[Any] | None = None
     ) -> None:
         """Call a function at a moment that is not in the past.
 

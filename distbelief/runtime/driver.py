@@ -45,7 +45,7 @@ from distbelief.core.roles import CARRIER, CLOCK, COORDINATOR, STORE
 from distbelief.errors import CheckpointError, JobFailed, LocalProtocolError, RemoteProtocolError
 from distbelief.runtime.clock import Clock
 from distbelief.runtime.lasting import RETURN_SECONDS, Caller, LastingHost
-from distbelief.runtime.player import Player, Store, Worker, stay
+from distbelief.runtime.player import BecomeRole, Player, Store, Worker, stay
 from distbelief.runtime.step_times import ASIDE, COMPUTE, SHARE, UPDATE, WAIT, WORK, StepTimes
 from distbelief.sharding.layout import Range
 from distbelief.transport.base import Endpoint
@@ -77,7 +77,7 @@ class Driver:
 
     def add_machine(
         self, role: str, machine: Machine, endpoint: Endpoint, store: Store | None = None,
-        become: Callable[[str, int, Any], None] | None = None, host: LastingHost | None = None,
+        become: BecomeRole | None = None, host: LastingHost | None = None,
     ) -> None:  # fmt: skip
         """Play a machine: it is handed every arrival at its endpoint. `become` plays another role in its place, with a
         machine that it has made.
@@ -343,7 +343,7 @@ class Driver:
             player.waits = False
             self._ready.append(player)
 
-    def _advance(self, player: Player, answer: Any) -> None:
+    def _advance(self, player: Player, answer: object) -> None:
         """Run a story, from an answer to its next wait."""
         story, say = player.story, player.send
         assert story is not None
@@ -394,7 +394,7 @@ class Driver:
         else:
             self._end(player)
 
-    def _work(self, player: Player, effect: Effect) -> Any:
+    def _work(self, player: Player, effect: Effect) -> object:
         """Have the worker do what may take it long; None where the answer comes later."""
         if isinstance(effect, Update):
             return self._update(player, effect)

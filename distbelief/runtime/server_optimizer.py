@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from distbelief.core.optimizer import ParameterGroup
 from distbelief.core.settings import Holder, Settings
 from distbelief.errors import UsageError
 from distbelief.tasks.flat import FlatModule
@@ -34,7 +34,7 @@ class ServerOptimizer(torch.optim.Optimizer):
     def __init__(
         self,
         vectors: FlatModule,
-        groups: Sequence[Mapping[str, Any]] | None,
+        groups: Sequence[ParameterGroup] | None,
         settings: Settings,
         lr: float,
         step: Callable[[], None],
@@ -46,7 +46,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         self._rates = [float(group["lr"]) for group in self.param_groups]
         self._begun = True
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # there is no loss to return
+    def step(self, closure: object = None) -> None:  # type: ignore[override]  # there is no loss to return
         """Push the gradients and fetch parameters, as the job's settings have it.
 
         Raises:
@@ -59,7 +59,7 @@ class ServerOptimizer(torch.optim.Optimizer):
             )
         self._push()
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: dict[str, object]) -> None:
         """Refused once the parameters are the server's.
 
         Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from distbelief.core import records, roles
 from distbelief.core.effects import Arrival, Computed
@@ -60,7 +59,7 @@ class StepTimes:
                 self._end()
         self.doing = doing
 
-    def go_on(self, answer: Any = None, sender: str = "") -> None:
+    def go_on(self, answer: object = None, sender: str = "") -> None:
         """What it asked for is answered: it goes on with its own work."""
         if not self.doing or self.doing == SHARE:  # what is a share is computed in the story itself
             return

@@ -19,6 +19,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 import msgspec
+import torch
 
 from distbelief.core import events, messages, records, roles
 from distbelief.core.consistency import Action, Drop, Key, PlannedUpdate, Policy, PolicyState
@@ -106,7 +107,7 @@ class Sums(Protocol):
         """The bytes of the moving range as the evaluator is to see them."""
         ...
 
-    def state(self, shard: Shard) -> tuple[dict[str, Any], mirroring.Summing, list[tuple[Make, Payload]]]:
+    def state(self, shard: Shard) -> tuple[dict[str, torch.Tensor], mirroring.Summing, list[tuple[Make, Payload]]]:
         """What its standby is sent: arrays, how far it is, and what is sent beside."""
         ...
 

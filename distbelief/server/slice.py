@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -347,7 +347,7 @@ class TorchSlice:
         for piece, value in zip(self._carried, values, strict=True):
             piece.tensor.copy_(value)
 
-    def _state(self, piece: _TrainedPiece) -> dict[str, Any]:
+    def _state(self, piece: _TrainedPiece) -> dict[str, object]:
         assert self._optimizer is not None
         assert piece.parameter is not None
         return dict(self._optimizer.state.get(piece.parameter, {}))

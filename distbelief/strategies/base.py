@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from distbelief.core import roles
 from distbelief.core.settings import Pushing, Settings, StrategySettings, declared, know
@@ -113,7 +113,7 @@ class Strategy(Checked):
             cls.name = f"{cls.__module__}:{cls.__qualname__}"
             know(cls.name, cls.own)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """The settings that its options make.
 
         >>> from distbelief.strategies.parameter_server.options import Bounded

@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from distbelief.core import roles
 from distbelief.core.effects import Payload
@@ -18,7 +18,8 @@ from distbelief.core.messages import Message
 from distbelief.core.values import CheckedStruct
 from distbelief.errors import UsageError
 
-Then = Callable[[Any], None]
+Argument = TypeVar("Argument")
+Then = Callable[[Argument], None]
 
 
 class Hosts(CheckedStruct, frozen=True):
@@ -109,7 +110,9 @@ class SimulatorClock(Protocol):
 
     time: float
 
-    def call_at(self, moment: float, function: Then, argument: Any, queue: deque[Any] | None = None) -> None:
+    def call_at(
+        self, moment: float, function: Then[Argument], argument: Argument, queue: deque[Any] | None = None
+    ) -> None:
         """Call a function at a moment; of a queue most are asked for in the order of their moments."""
 
 
@@ -120,11 +123,11 @@ class Thread(ABC):
     """Seconds of work that it was given, beside steps."""
 
     @abstractmethod
-    def do(self, seconds: float, then: Then, argument: Any) -> None:
+    def do(self, seconds: float, then: Then[Argument], argument: Argument) -> None:
         """Work for so many seconds, and then call."""
 
     @abstractmethod
-    def step(self, seconds: float, then: Then, argument: Any) -> None:
+    def step(self, seconds: float, then: Then[Argument], argument: Argument) -> None:
         """Make a step of so many seconds, and then call; it may not need a core for all of them."""
 
     @abstractmethod
@@ -157,12 +160,12 @@ class OwnThread(Thread):
         self._queue = deque[Any]()
         self.worked = 0.0
 
-    def do(self, seconds: float, then: Then, argument: Any) -> None:
+    def do(self, seconds: float, then: Then[Argument], argument: Argument) -> None:
         """Work, and then call."""
         self.worked += seconds
         self.step(seconds, then, argument)
 
-    def step(self, seconds: float, then: Then, argument: Any) -> None:
+    def step(self, seconds: float, then: Then[Argument], argument: Argument) -> None:
         """Make a step, and then call."""
         now, free = self._clock.time, self._free
         self._free = free = (free if free > now else now) + seconds
@@ -184,7 +187,7 @@ class OwnThread(Thread):
         """Do nothing more."""
         self._stopped = True
 
-    def _done(self, what: tuple[Then, Any]) -> None:
+    def _done(self, what: tuple[Then[Any], Any]) -> None:
         then, argument = what
         self._uncalled -= 1
         if not self._stopped:
@@ -284,20 +287,20 @@ class SharedThread(Thread):
 
     def __init__(self, host: VirtualHost, clock: SimulatorClock) -> None:
         self._host, self._clock = host, clock
-        self._given: deque[tuple[float, float, Then | None, Any]] = deque()
+        self._given: deque[tuple[float, float, Then[Any] | None, Any]] = deque()
         """Of each piece: seconds of work, seconds before which it is not over, and what is called then."""
         self._began = self.worked = 0.0
 
-    def do(self, seconds: float, then: Then | None, argument: Any) -> None:
+    def do(self, seconds: float, then: Then[Argument] | None, argument: Argument) -> None:
         """Work, and then call."""
         self.worked += seconds
         self._add(seconds, 0.0, then, argument)
 
-    def step(self, seconds: float, then: Then, argument: Any) -> None:
+    def step(self, seconds: float, then: Then[Argument], argument: Argument) -> None:
         """Work as long as a step is busy, sleep for what is left of it, and then call."""
         self._add(min(self._host.busy or seconds, seconds), seconds, then, argument)
 
-    def _add(self, work: float, least: float, then: Then | None, argument: Any) -> None:
+    def _add(self, work: float, least: float, then: Then[Argument] | None, argument: Argument) -> None:
         self._given.append((work, least, then, argument))
         if len(self._given) == 1:
             self._begin()
@@ -329,7 +332,7 @@ class SharedThread(Thread):
         else:
             self._end(piece)
 
-    def _end(self, piece: tuple[float, float, Then | None, Any]) -> None:
+    def _end(self, piece: tuple[float, float, Then[Any] | None, Any]) -> None:
         """The first piece is over, unless its role has died meanwhile."""
         if not self._given or self._given[0] is not piece:
             return

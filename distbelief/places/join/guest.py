@@ -8,9 +8,9 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any
 
 import msgspec
 
@@ -55,7 +55,7 @@ class Guest:
     data_dir: str | None = None
     device: str = "cpu"
     threads: int = 1
-    tell: Any = print
+    tell: Callable[[str], object] = print
     strategy: str = ""
     """The job's, where it was written outside the package: nothing else of that kind is imported."""
     leave_within: float = 0.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from distbelief.coordination.cadence import Target, budget_spent, is_due, snapsh
 from distbelief.core import records, roles
 from distbelief.core.conversations.membership import Join
 from distbelief.core.effects import Batch
-from distbelief.core.optimizer import Optimizer
+from distbelief.core.optimizer import Optimizer, ParameterGroup
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import Dealer
 from distbelief.core.settings import fixed_point
@@ -268,7 +268,7 @@ class SingleLoop:
 
 
 def _build(
-    settings: Optimizer, groups: Sequence[Mapping[str, Any]], dense: Sequence[torch.Tensor]
+    settings: Optimizer, groups: Sequence[ParameterGroup], dense: Sequence[torch.Tensor]
 ) -> list[torch.optim.Optimizer]:
     """The optimizer of what has dense gradients, and that of what has sparse ones, which torch's fused kernels do not
     take; one of them, or both.
