@@ -30,7 +30,7 @@ is ahead there."""
 WIDTHS, SHARDS = (10, 100, 1000), (1, 2, 4, 8)
 
 
-def balance(replicas: int, iterations: int, shards: int = MANY) -> dict[str, float]:
+def balance(replicas: int, iterations: int) -> dict[str, float]:
     """Median seconds of a batch of the MLP, each portion taking 10 ms: dealt in work units with and without backup
     portions, and split once.
     """
@@ -47,7 +47,7 @@ def balance(replicas: int, iterations: int, shards: int = MANY) -> dict[str, flo
     found = {}
     for name, (send_every, backup) in ways.items():
         strategy = Sandblaster(
-            replicas, shards, iterations + 1, portion_size=1, send_every=send_every, backup_portions=backup
+            replicas, MANY, iterations + 1, portion_size=1, send_every=send_every, backup_portions=backup
         )
         taken = _moments(Job(counted(replicas * SHARE), strategy, snapshot_every="0"), cluster)
         found[name] = statistics.median(b - a for a, b in itertools.pairwise(taken))

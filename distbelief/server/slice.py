@@ -147,7 +147,7 @@ class TorchSlice:
         self._step = optimizers.stepper(self._optimizer) if self._optimizer else None
         self._layers: Layers | None = None
         if isinstance(self._optimizer, Layerwise):
-            self._layers = Layers(self._optimizer, plan.layout, own, [(p.section, _data(p)) for p in self._trained])
+            self._layers = Layers(self._optimizer, plan.layout, [(p.section, _data(p)) for p in self._trained])
         self._fixed_point = fixed_point(plan.settings.fixed_point)
         self._parts = [_parts(plan.layout, piece.section) for piece in self._trained] if self._fixed_point else []
         self._rates = [group["lr"] for group in self._optimizer.param_groups] if self._optimizer else []

@@ -142,7 +142,7 @@ class _Tidied:
         if node.op == "output":
             self.graph.output(args[0])
         elif node.op == "placeholder":
-            self._new[node] = self._leaves_of(node, values, leaves)
+            self._new[node] = self._leaves_of(values, leaves)
         elif not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(values[0])):
             self._new[node] = self._number(node, values, args, kwargs)
         elif node.target is operator.getitem and isinstance(args[0], tuple | list | dict):
@@ -199,7 +199,7 @@ class _Tidied:
         item.meta["path"], item.meta["flops"] = new.meta["path"], 0
         return self._taken_out(item, values)
 
-    def _leaves_of(self, node: fx.Node, values: tuple[object, ...], leaves: Iterator[int]) -> Any:
+    def _leaves_of(self, values: tuple[object, ...], leaves: Iterator[int]) -> Any:
         def leaf(one: Any, other: Any) -> Any:
             if isinstance(one, tuple | list):
                 return tuple(leaf(*pair) for pair in zip(one, other, strict=True))

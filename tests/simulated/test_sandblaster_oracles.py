@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,6 +124,20 @@ def test_split_replicas_make_the_iterates_of_whole_ones(
         )
         for name, value in one.items():
             torch.testing.assert_close(other[name], value, rtol=1e-9, atol=1e-9)
+
+
+def test_a_lead_says_whose_parts_of_its_work_unit_are_not_there() -> None:
+    """It is done with its own as soon as its shards are."""
+    run = Observed(job(CASES["mlp"](), 2, replicas=2, shards=2, partitions=2, split="neurons"), SHAKY)
+    parts, said = run.simulation.parts, set[str]()
+    run.watch(
+        SimpleNamespace(  # type: ignore[arg-type]  # a checker
+            sent=lambda *_: None, delivered=lambda *_: said.add(parts["replica 0.0"].player.waits())
+        )
+    )
+    run.simulation.run()
+    assert "for the shards to take its work unit" in said
+    assert "for the shards to take the parts of replica 0.1 of its work unit" in said
 
 
 def flat(model: nn.Module) -> Tensor:

@@ -511,6 +511,8 @@ class AllreduceCoordinator(Answering):
         if not self._lives.end(role, incarnation, died):
             return []
         member = self._groups.leave(role)
+        if not member and role not in roles.leads(self.settings.mesh):
+            return []  # a guest that was refused, or sent away
         self._fallen.append((role, reason, died))
         if member and self._may(GroupMay.REGROUP) and self._expected:
             if not died or reduction(self.settings).on_death == "regroup":

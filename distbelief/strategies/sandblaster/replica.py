@@ -119,7 +119,7 @@ class WorkUnitTraining:
         returns the sum of the losses, or None where nobody wants it any more.
         """
         portion, losses = assigned.work_unit.portion, []
-        self._computing = assigned if assigned.evaluation >= self._newest or self._siblings.follows else None
+        self._computing = assigned if assigned.evaluation >= self._newest else None
         for index in range(portion.first, portion.first + portion.count):
             if not (yield from self._may_compute(assigned, index)):
                 return None
@@ -245,8 +245,12 @@ class WorkUnitTraining:
 
     def waits(self) -> str:
         """What it waits for: one sentence."""
-        if any(self._sent):
+        sent = [one for one in self._sent if one]
+        if any(one.owing for one in sent):
             return "for the shards to take its work unit"
+        parts = [self._parts.get((one.assigned.evaluation, one.assigned.number), {}) for one in sent]
+        if late := [role for role in self._siblings.followers if any(role not in done for done in parts)]:
+            return f"for the shards to take the parts of {', '.join(late)} of its work unit"
         return self._links.waits_for_answers() or (
             f"for work from {self._replica.superior if self._siblings.follows else 'the coordinator'}"
         )

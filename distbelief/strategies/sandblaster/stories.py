@@ -85,7 +85,6 @@ class Descend:
         self._begin: tuple[AnyCommand, ...] = ()
         """What makes the direction, until it has been asked for."""
         self._weights: tuple[float, ...] = ()
-        self._largest = 0.0
 
     def story(self) -> Steps[tuple[Cause, str]]:
         """Algorithm 1.2: evaluate a batch, make a direction of it and of the history, search along it, update; returns

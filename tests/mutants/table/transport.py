@@ -344,6 +344,14 @@ MUTANTS = [
         (JOIN_SERVER + "test_where_links_are_tls_a_secret_alone_lets_nobody_in[the certificate of a replica]",),
     ),
     Mutant(
+        "a-guest-that-was-refused-halts-the-group",
+        TICKET,
+        "strategies/grouped/coordinator.py",
+        "if not member and role not in roles.leads(self.settings.mesh):",
+        "if False:",
+        ("tests/machines/test_forming.py::test_a_guest_that_is_refused_halts_nobody_when_its_link_is_closed",),
+    ),
+    Mutant(
         "a-guest-whom-nobody-reaches-stays",
         TICKET,
         "strategies/grouped/coordinator.py",
