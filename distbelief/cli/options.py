@@ -135,15 +135,16 @@ def groups(command: str, strategy: str) -> Mapping[str, list[Source]]:
     job = (
         "task",
         "strategy",
-        *kind.meaningless,
+        *_meaningless(kind),
         *(("evaluate_every", "target_accuracy", "target_loss", "data_dir") if command == "launch" else ()),
     )
     place: list[Source] = []
     if command == "simulate":
-        place = [(VirtualOptions, ())]
+        place = [(VirtualOptions, () if kind.direct else ("path",))]
     elif kind.coordinated:
         local = [field.name for field in dataclasses.fields(Local)]
-        place = [(Local, ("compute",)), (Cluster, tuple(local)), (Planned, ()), (Padded, ())]
+        lacks = [*["path"] * (not kind.direct), *["listen"] * (not kind.most_guests)]
+        place = [(Local, ("compute", *lacks)), (Cluster, tuple(local)), (Planned, ()), (Padded, ())]
     own: list[Source] = [(kind, ("optimizer",))]
     stepping: list[Source] = [(Stepping, ())] if _is_stepped(kind) else []
     found: dict[str, list[Source]] = {
@@ -154,6 +155,13 @@ def groups(command: str, strategy: str) -> Mapping[str, list[Source]]:
         "view": [(Showing, ())],
     }
     return {name: sources for name, sources in found.items() if any(fields_of(*source) for source in sources)}
+
+
+def _meaningless(kind: type[Strategy]) -> tuple[str, ...]:
+    """The options of a job that a strategy always refuses."""
+    own = kind.own
+    shared = ["data", *["order"] * (not own.one_reader)] if own.deals_to_any else []
+    return (*kind.meaningless, *shared)
 
 
 def _is_stepped(kind: type[Strategy]) -> bool:
@@ -431,7 +439,7 @@ class Options:
             UsageError: an option has a value that it cannot have.
         """
         stepped = {"optimizer": self.optimizer()} if _is_stepped(self.kind) else {}
-        own = {name: value for name, value in self._of(Job).items() if name not in self.kind.meaningless}
+        own = {name: value for name, value in self._of(Job).items() if name not in _meaningless(self.kind)}
         job = Job(task=task, strategy=self.kind(**stepped, **self._of(self.kind) | self._replicas()), **own)
         job.settings()
         return job

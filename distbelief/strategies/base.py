@@ -100,6 +100,8 @@ class Strategy(Checked):
     """Whether an evaluator of its own measures the model; else who has it does."""
     most_guests: ClassVar[int] = MOST
     """How many may join one job in all."""
+    direct: ClassVar[bool] = False
+    """Whether its replicas can update the shards' memory themselves, where all are on one host."""
     counts: ClassVar[str] = "minibatches"
     """What the position of a checkpoint counts: a run goes on only with a strategy that counts the same."""
     meaningless: ClassVar[Mapping[str, str]] = {}

@@ -27,6 +27,7 @@ class Mapped(Replicated):
     """
 
     own: ClassVar[type[StrategySettings]] = MappedSettings
+    most_guests: ClassVar[int] = 0
     meaningless: ClassVar[Mapping[str, str]] = {
         "fixed_point": "rounding a parameter would undo what others add to it at the same time; use downpour"
     }
