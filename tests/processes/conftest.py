@@ -41,6 +41,15 @@ def temporary() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def seldom_collected() -> Iterator[None]:
+    """What was imported is no garbage: a collection after each test looks at what that has made."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left(request: pytest.FixtureRequest, temporary: Path) -> Iterator[None]:
     # orphans become children of this process, so that they can be seen

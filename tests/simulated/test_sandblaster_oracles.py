@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from scipy import optimize
+from split_jobs import state_of
 from torch import Tensor, nn
 
 from distbelief.core import records, roles, wire
@@ -87,20 +88,6 @@ def train(task: Task, iterations: int, cluster: Simulated | None = None, **optio
     return torch.frombuffer(bytearray(run.vector()), dtype=torch.float64)
 
 
-def by_name(run: Observed) -> dict[str, Tensor]:
-    """What the shards hold, wherever it lies."""
-    plan: Any = run.simulation.coordinator.plan
-    vector, found = torch.zeros(plan.layout.total, dtype=torch.uint8), dict[str, Tensor]()
-    for shard, own in zip(run.simulation.shards, plan.assignments, strict=True):
-        held: Any = shard.held
-        vector[own.moving.start : own.moving.stop] = held.moving()
-    for entry in plan.layout.entries:
-        whole, piece = found.setdefault(entry.tensor.name, torch.zeros(entry.tensor.shape).double()), entry.piece
-        values = vector[entry.start : entry.stop].view(torch.float64).view(entry.shape)
-        whole.narrow(piece.dimension, piece.start, piece.stop - piece.start).copy_(values)
-    return found
-
-
 @pytest.mark.parametrize(
     ("split", "partitions", "more"),
     [
@@ -119,7 +106,9 @@ def test_split_replicas_make_the_iterates_of_whole_ones(
     """
     for batch in ({}, {"batch_size": 60}):
         one, other = (
-            by_name(Observed(job(CASES["mlp"](), 4, method=method, shards=4, deterministic=True, **batch, **own)).run())
+            state_of(
+                Observed(job(CASES["mlp"](), 4, method=method, shards=4, deterministic=True, **batch, **own)).run()
+            )
             for own in ({}, {"partitions": partitions, "split": split, **more})
         )
         for name, value in one.items():
