@@ -41,10 +41,11 @@ class ShardLinks:
 
     def answered(self, shard: str, answer: Message) -> None:
         """Note an answer."""
-        asked = self._asked.get(shard, [])
+        asked, answers = self._asked.get(shard, []), ANSWERS[type(answer)]
         for i, (message, _) in enumerate(asked):
-            if type(message) is ANSWERS[type(answer)] and (
-                not isinstance(answer, pushing.Fetched) or (message.slot, message.start) == (answer.slot, answer.start)  # type: ignore[attr-defined]  # a Fetch, which is what a Fetched answers
+            if type(message) is answers and (
+                not isinstance(answer, pushing.Fetched)
+                or (message.slot == answer.slot and message.start == answer.start)  # type: ignore[attr-defined]  # a Fetch, which is what a Fetched answers
             ):
                 del asked[i]
                 self._unanswered -= 1
@@ -121,7 +122,9 @@ class ShardLinks:
     def stale(self, arrival: Arrival) -> bool:
         """Whether it is on its way since a life of a shard that another has replaced, which is asked the same."""
         event = arrival.event
-        return isinstance(event, _VERSIONED) and event.version.incarnation < self._places[arrival.sender].incarnation
+        return (
+            type(event) in _VERSIONED and event.version.incarnation < self._places[arrival.sender].incarnation  # type: ignore[union-attr]  # of these two
+        )
 
     def forget(self, shard: str) -> None:
         """Expect no answers from a shard any more."""
