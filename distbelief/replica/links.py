@@ -30,13 +30,14 @@ class ShardLinks:
         self.lost: set[str] = set()
         self._places: dict[str, Address] = {}
         self._asked: dict[str, list[tuple[Message, Payload | None]]] = {}
-        self._unanswered = 0
+        self.missing = 0
+        """Answers that are still to come."""
         self._sought = False
 
     def ask(self, shard: str, message: Message, payload: Payload | None = None) -> Send:
         """Ask something of a shard that it will answer."""
         self._asked.setdefault(shard, []).append((message, payload))
-        self._unanswered += 1
+        self.missing += 1
         return Send(shard, message, payload)
 
     def answered(self, shard: str, answer: Message) -> None:
@@ -48,13 +49,8 @@ class ShardLinks:
                 or (message.slot == answer.slot and message.start == answer.start)  # type: ignore[attr-defined]  # a Fetch, which is what a Fetched answers
             ):
                 del asked[i]
-                self._unanswered -= 1
+                self.missing -= 1
                 break
-
-    @property
-    def missing(self) -> bool:
-        """Whether anything is still to be answered."""
-        return self._unanswered > 0
 
     def waits_for_lives(self) -> str:
         """Whose next lives are waited for, in words; "" where none are."""
@@ -128,7 +124,7 @@ class ShardLinks:
 
     def forget(self, shard: str) -> None:
         """Expect no answers from a shard any more."""
-        self._unanswered -= len(self._asked.pop(shard, ()))
+        self.missing -= len(self._asked.pop(shard, ()))
 
     def again(self, shard: str) -> list[Send]:
         """Ask a shard again what it has not answered."""

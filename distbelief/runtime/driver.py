@@ -364,7 +364,8 @@ class Driver:
                 return
             kind = type(effect)
             answer = None
-            if (doing := DOING.get(kind, ASIDE)) != times.doing:
+            doing = WORK if kind is Send or kind is Receive else DOING.get(kind, ASIDE)
+            if doing != times.doing:
                 times.begin(doing)
             if kind is Send:
                 if type(effect.message) is membership.Leave:  # type: ignore[union-attr]  # a Send
@@ -471,10 +472,9 @@ class Driver:
 
 
 DOING: Mapping[type[Effect], str] = {
-    Compute: COMPUTE, Work: SHARE, Update: UPDATE, Send: WORK, Receive: WORK, ReduceGradients: WORK, Connect: WORK,
-    Rest: WORK, RecordEffect: WORK,
+    Compute: COMPUTE, Work: SHARE, Update: UPDATE, ReduceGradients: WORK, Connect: WORK, Rest: WORK, RecordEffect: WORK,
 }  # fmt: skip
-"""What a replica does that asks for something; the others are no part of a step."""
+"""What a replica does that asks for something else than messages; the others are no part of a step."""
 PERFORMS: Mapping[type[Effect], Callable[[Driver, Player, Any], None]] = {
     RecordEffect: Driver._perform_record,
     End: Driver._perform_end,

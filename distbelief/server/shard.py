@@ -320,11 +320,12 @@ class Shard:
         held = here.slice.of(model)
         assert payload is not None
         noted = self.ledger.judge(sender, event.partition, event.incarnation, event.clock)
-        if noted.taking is REFUSE:
+        taking = noted.taking
+        if taking is REFUSE:
             return []
         told: list[Effect] = []
         freed: list[Effect] = []
-        if noted.taking is APPLY:
+        if taking is APPLY:
             incarnation, updates = self.version
             staleness = self._staleness(here, event.version, model)
             if staleness < 0:
@@ -361,7 +362,7 @@ class Shard:
         else:
             self.policy.taken(sender, event.tick)
             freed = self.let_go()
-        dropped = noted.taking is ACKNOWLEDGE and self.ledger.dropped(sender, event.incarnation, event.clock)
+        dropped = taking is ACKNOWLEDGE and self.ledger.dropped(sender, event.incarnation, event.clock)
         return [*told, *self.mirror.after([pushed(sender, event, self.version, dropped)]), *freed]
 
     def _holds(self, key: Key) -> bool:
@@ -413,22 +414,20 @@ class Shard:
             f"{sender} pushed to {self.role} what covers {covered or 'nothing'}; it holds [{own.start}, {own.stop})"
         )
 
-    def _based(self, version: Version) -> int:
-        """How many updates were in the parameters of a version; all that this life began with are in those of a life
-        before.
-        """
-        return version.updates if version.incarnation == self.version.incarnation else min(version.updates, self._began)
-
     def _staleness(self, here: HeldRange, version: Version, model: int) -> int:
-        """Updates of a model since those in the parameters of a version."""
-        since = self.version.updates - self._based(version)
+        """Updates of a model since those in the parameters of a version; all that this life began with are in those of
+        a life before.
+        """
+        (life, based), (incarnation, updates) = version, self.version
+        since = updates - (based if life == incarnation else min(based, self._began))
         if len(here.parts) == 1 or since <= 0:
             return since
         return sum(stepped == model for stepped in islice(reversed(self._stepped), since))
 
     def _count(self, here: HeldRange, model: int) -> None:
         """One more update is made."""
-        self.version = Version(self.version.incarnation, self.version.updates + 1)
+        incarnation, updates = self.version
+        self.version = Version(incarnation, updates + 1)
         if len(here.parts) > 1:
             self._stepped.append(model)
 

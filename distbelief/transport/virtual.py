@@ -232,13 +232,14 @@ class VirtualLink:
     """One role's end of its link to a life of a peer.
 
     Args:
+        own: the role's endpoint.
         peer: the other end.
     """
 
-    __slots__ = ("gone", "last", "peer")
+    __slots__ = ("gone", "last", "own", "peer")
 
-    def __init__(self, peer: VirtualEndpoint) -> None:
-        self.peer, self.gone = peer, False
+    def __init__(self, own: VirtualEndpoint, peer: VirtualEndpoint) -> None:
+        self.own, self.peer, self.gone = own, peer, False
         self.last = -1.0
         """When what was sent last arrives; less than 0 where nothing was."""
 
@@ -298,8 +299,8 @@ class VirtualEndpoint(Endpoint):
 
     def _reach(self, peer: VirtualEndpoint) -> VirtualLink:
         """Have a link to a peer, who sees ours replace that of our life before with our first word."""
-        link = self.links[peer.role] = VirtualLink(peer)
-        if peer.links.setdefault(self.role, VirtualLink(self)).peer is not self:
+        link = self.links[peer.role] = VirtualLink(self, peer)
+        if peer.links.setdefault(self.role, VirtualLink(peer, self)).peer is not self:
             peer.callers.append(self)
         return link
 
@@ -364,11 +365,12 @@ class VirtualEndpoint(Endpoint):
         if not network.plain:
             arrives = network.delay(self, peer, arrival, arrives, last, takes, line.latency)
         link.last = arrives = arrives if arrives > last else last
-        clock.call_at(arrives, peer.take, (self, arrival), peer.arriving)
+        clock.call_at(arrives, peer.take, what, peer.arriving)
 
-    def take(self, what: tuple[VirtualEndpoint, Arrival]) -> None:
+    def take(self, what: tuple[VirtualLink, Arrival]) -> None:
         """Deliver what arrives now, unless this role is dead or has dropped the sender."""
-        sender, arrival = what
+        theirs, arrival = what
+        sender = theirs.own
         link = self.links[sender.role]
         if self.closed or (link.gone if link.peer is sender else not self._succeeds(sender)):
             return
@@ -432,7 +434,7 @@ class VirtualEndpoint(Endpoint):
         """The first word of a later incarnation: the link to the one before is gone."""
         before = self.links[sender.role].peer
         self._lose((before, f"{sender.role} came again, as incarnation {sender.incarnation}"))
-        self.links[sender.role] = VirtualLink(sender)
+        self.links[sender.role] = VirtualLink(self, sender)
 
     def drop(self, peer: str, reason: str) -> None:
         """Close the link to a peer, on both sides."""
