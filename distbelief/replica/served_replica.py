@@ -117,7 +117,9 @@ class ServerView:
 
     def arrive(self, shard: str, event: pushing.Fetched) -> None:
         """Parameters of a shard have arrived."""
-        self._held.get((event.start, event.stop), self.held).arrive(shard, event)
+        several = len(self.models) > 1
+        held = self._held.get((event.start, event.stop), self.held) if several else self.held
+        held.arrive(shard, event)
 
     def based(self, model: int) -> Mapping[str, Version]:
         """The version of each shard from which a gradient of a model is computed; the newest that is here of a shard

@@ -125,14 +125,14 @@ class VirtualClock:
         3.0
         """
         self._order = order = self._order + 1
+        if queue:
+            if moment >= queue[-1][0]:
+                queue.append((moment, order, function, argument, queue))
+                return
+            queue = None
         call = (moment, order, function, argument, queue)
         if queue is not None:
-            if queue and moment < queue[-1][0]:
-                call = (moment, order, function, argument, None)
-            else:
-                queue.append(call)
-                if len(queue) > 1:
-                    return
+            queue.append(call)
         heappush(self._coming, call)
 
     def forget(self, queue: deque[Any]) -> None:

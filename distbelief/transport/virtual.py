@@ -236,10 +236,12 @@ class VirtualLink:
         peer: the other end.
     """
 
-    __slots__ = ("gone", "last", "own", "peer")
+    __slots__ = ("back", "gone", "last", "own", "peer")
 
     def __init__(self, own: VirtualEndpoint, peer: VirtualEndpoint) -> None:
         self.own, self.peer, self.gone = own, peer, False
+        self.back: VirtualLink | None = None
+        """The peer's end; None until a first word replaces what that has to a life before."""
         self.last = -1.0
         """When what was sent last arrives; less than 0 where nothing was."""
 
@@ -300,7 +302,10 @@ class VirtualEndpoint(Endpoint):
     def _reach(self, peer: VirtualEndpoint) -> VirtualLink:
         """Have a link to a peer, who sees ours replace that of our life before with our first word."""
         link = self.links[peer.role] = VirtualLink(self, peer)
-        if peer.links.setdefault(self.role, VirtualLink(peer, self)).peer is not self:
+        theirs = peer.links.setdefault(self.role, VirtualLink(peer, self))
+        if theirs.peer is self:
+            link.back, theirs.back = theirs, link
+        else:
             peer.callers.append(self)
         return link
 
@@ -370,11 +375,9 @@ class VirtualEndpoint(Endpoint):
     def take(self, what: tuple[VirtualLink, Arrival]) -> None:
         """Deliver what arrives now, unless this role is dead or has dropped the sender."""
         theirs, arrival = what
-        sender = theirs.own
-        link = self.links[sender.role]
-        if self.closed or (link.gone if link.peer is sender else not self._succeeds(sender)):
+        if self.closed or (theirs.back.gone if theirs.back is not None else not self._succeeds(theirs)):
             return
-        self._hand(sender, arrival if arrival.payload is None else self._landed(arrival))
+        self._hand(theirs.own, arrival if arrival.payload is None else self._landed(arrival))
 
     def find(self, what: tuple[VirtualEndpoint, Arrival]) -> None:
         """Have what this role has done in a memory, whatever has become of the process that it belongs to."""
@@ -390,13 +393,17 @@ class VirtualEndpoint(Endpoint):
         here = self.arena.part(event).copy_(payload) if isinstance(payload, torch.Tensor) else None
         return Arrival(arrival.sender, event, here)
 
-    def _succeeds(self, sender: VirtualEndpoint) -> bool:
-        """Whether it is a later life of a role than the one that the link is to, which it replaces by its first word;
-        else that was on its way since a former life.
+    def _succeeds(self, theirs: VirtualLink) -> bool:
+        """Whether what comes is of a later life of a role than the one that the link is to, which is gone with this
+        first word; else that was on its way since a former life.
         """
-        if sender.incarnation < self.links[sender.role].peer.incarnation:
+        sender = theirs.own
+        before = self.links[sender.role].peer
+        if sender.incarnation < before.incarnation:
             return False
-        self._replace(sender)
+        self._lose((before, f"{sender.role} came again, as incarnation {sender.incarnation}"))
+        own = self.links[sender.role] = VirtualLink(self, sender)
+        own.back, theirs.back = theirs, own
         return True
 
     def _hand(self, sender: VirtualEndpoint, arrival: Arrival) -> None:
@@ -429,12 +436,6 @@ class VirtualEndpoint(Endpoint):
         if watch is not _nothing and isinstance(arrival.event, Message):
             watch(arrival.sender, self.role, arrival.event)
         self.deliver(arrival)
-
-    def _replace(self, sender: VirtualEndpoint) -> None:
-        """The first word of a later incarnation: the link to the one before is gone."""
-        before = self.links[sender.role].peer
-        self._lose((before, f"{sender.role} came again, as incarnation {sender.incarnation}"))
-        self.links[sender.role] = VirtualLink(self, sender)
 
     def drop(self, peer: str, reason: str) -> None:
         """Close the link to a peer, on both sides."""
