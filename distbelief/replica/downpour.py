@@ -29,6 +29,7 @@ from distbelief.core.conversations import (
 from distbelief.core.effects import RECEIVE, Arrival, Batch, Computed, Send, WriteRecord
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Note
+from distbelief.core.settings import Settings
 from distbelief.replica.pushes import Pushes
 from distbelief.replica.served_replica import ModelView, ServedReplica, ServerView
 from distbelief.replica.split_compute import SplitCompute, apart, gradient
@@ -74,17 +75,14 @@ class DownpourTraining:
     def __init__(self, replica: ServedReplica, server: ServerView) -> None:
         self.server, self.work = server, WorkQueue()
         settings = server.plan.settings
-        self._replica, self._links, self._vectors = replica, replica.links, replica.vectors
+        self._replica, self._links = replica, replica.links
         self._siblings = replica.siblings
         self._models = server.models
         self._stepped = {*range(len(server.models))}
         """Of several models, those whose parameters are not at hand since they were stepped."""
         self._amid = False
         """Whether a minibatch of several pushes has been begun, and is not over."""
-        self._settings, self._pushing = settings, settings.strategy.pushing
-        self._report_seconds = report_seconds(settings.replicas)
-        self._attends, self._in_rounds = settings.strategy.attendance, settings.strategy.rounds
-        self._bound = settings.strategy.staleness_bound
+        self._pushing, self._bound = settings.strategy.pushing, settings.strategy.staleness_bound
         shards, slots = [role for role, _ in server.parts], settings.slots * len(server.models)
         self._pushes = Pushes(replica.incarnation, shards, slots, told=replica.siblings.follows)
         # what accrues for the next push: in which slot, how much of it, and from which parameters on
@@ -104,6 +102,24 @@ class DownpourTraining:
         # whether shards wait for it; in rounds the first waits for all, until they say otherwise
         self._attending, self._expected = False, self._in_rounds
 
+    # by what they come from, for CPython finds the attributes of an object with 30 or more by a slower way
+
+    @property
+    def _vectors(self) -> Vectors:
+        return self._replica.vectors
+
+    @property
+    def _settings(self) -> Settings:
+        return self.server.plan.settings
+
+    @property
+    def _attends(self) -> bool:
+        return self._settings.strategy.attendance
+
+    @property
+    def _in_rounds(self) -> bool:
+        return self._settings.strategy.rounds
+
     @property
     def clock(self) -> int:
         """Pushes that were made."""
@@ -114,7 +130,7 @@ class DownpourTraining:
         yield from self._request(0, self.server.whole)
         yield from self._landed(*self._models)
         self._vectors.swap(0)
-        replica = self._replica
+        replica, reports = self._replica, report_seconds(self._settings.replicas)
         self._stepped.clear()
         step = self._step if len(self._models) == 1 else self._step_in_turn
         while (batch := (yield from self._next_batch())) is not None:
@@ -130,7 +146,7 @@ class DownpourTraining:
                 elif not replica.stops:
                     yield WriteRecord(Note(f"{replica.role} ends its part here: its script has left the loop"))
                 break
-            if self.work.seconds >= self._report_seconds:
+            if self.work.seconds >= reports:
                 yield self._progress(wants=False)
         yield from self._drain()
         if replica.keeps:
@@ -314,7 +330,7 @@ class DownpourTraining:
         yield from self._pushes.make(busy, *covered, sent, self._siblings.push(clock))
         self._tick += self._attends
         self._stepped.add(model)
-        self.work.pushed += sum(part.size for _, part in pushed.parts)
+        self.work.pushed += pushed.size
         self._steps = self._covered = self._accrued_samples = 0
         self._slot = (slot + 1) % self._settings.slots
 
@@ -425,20 +441,23 @@ class DownpourTraining:
     def wait(self) -> Steps[None]:
         """Wait for the next word, and do what it asks for; every wait of the story is a loop around this."""
         self.take((yield RECEIVE))
-        yield from self._siblings.relayed()
-        for done in self._pushes.finished():
-            yield Send(self._replica.superior, partitioning.PartPushed(*done))
-        yield from self._holds()
+        if self._replica.split is not None:
+            yield from self._siblings.relayed()
+            for done in self._pushes.finished():
+                yield Send(self._replica.superior, partitioning.PartPushed(*done))
+        if self._hold is not None:
+            yield from self._holds()
         if self._replica.welcome is not None:
             yield from self._replica.reunite(self, self._replica.welcome)
-        yield from self._links.seek()
+        if self._links.lost:
+            yield from self._links.seek()
 
-    def _holds(self) -> Steps[None]:
+    def _holds(self) -> list[Send]:
         """Tell that nothing is on its way to the shards, and nothing will be, once that is so."""
         if self._hold is not None and not self._pushes.waiting and not self._amid:
             number, self._hold = self._hold, None
-            yield self._progress(wants=False)
-            yield Send(roles.COORDINATOR, checkpointing.Held(number))
+            return [self._progress(wants=False), Send(roles.COORDINATOR, checkpointing.Held(number))]
+        return []
 
     def owed(self, shard: str) -> Steps[None]:
         """Tell a shard that has come again how far the one before was, and push again what that had not

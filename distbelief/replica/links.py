@@ -30,30 +30,27 @@ class ShardLinks:
         self.lost: set[str] = set()
         self._places: dict[str, Address] = {}
         self._asked: dict[str, list[tuple[Message, Payload | None]]] = {}
-        self._unanswered = 0
+        self.missing = 0
+        """Answers that are still to come."""
         self._sought = False
 
     def ask(self, shard: str, message: Message, payload: Payload | None = None) -> Send:
         """Ask something of a shard that it will answer."""
         self._asked.setdefault(shard, []).append((message, payload))
-        self._unanswered += 1
+        self.missing += 1
         return Send(shard, message, payload)
 
     def answered(self, shard: str, answer: Message) -> None:
         """Note an answer."""
-        asked = self._asked.get(shard, [])
+        asked, answers = self._asked.get(shard, []), ANSWERS[type(answer)]
         for i, (message, _) in enumerate(asked):
-            if type(message) is ANSWERS[type(answer)] and (
-                not isinstance(answer, pushing.Fetched) or (message.slot, message.start) == (answer.slot, answer.start)  # type: ignore[attr-defined]  # a Fetch, which is what a Fetched answers
+            if type(message) is answers and (
+                not isinstance(answer, pushing.Fetched)
+                or (message.slot == answer.slot and message.start == answer.start)  # type: ignore[attr-defined]  # a Fetch, which is what a Fetched answers
             ):
                 del asked[i]
-                self._unanswered -= 1
+                self.missing -= 1
                 break
-
-    @property
-    def missing(self) -> bool:
-        """Whether anything is still to be answered."""
-        return self._unanswered > 0
 
     def waits_for_lives(self) -> str:
         """Whose next lives are waited for, in words; "" where none are."""
@@ -121,11 +118,13 @@ class ShardLinks:
     def stale(self, arrival: Arrival) -> bool:
         """Whether it is on its way since a life of a shard that another has replaced, which is asked the same."""
         event = arrival.event
-        return isinstance(event, _VERSIONED) and event.version.incarnation < self._places[arrival.sender].incarnation
+        return (
+            type(event) in _VERSIONED and event.version.incarnation < self._places[arrival.sender].incarnation  # type: ignore[union-attr]  # of these two
+        )
 
     def forget(self, shard: str) -> None:
         """Expect no answers from a shard any more."""
-        self._unanswered -= len(self._asked.pop(shard, ()))
+        self.missing -= len(self._asked.pop(shard, ()))
 
     def again(self, shard: str) -> list[Send]:
         """Ask a shard again what it has not answered."""

@@ -52,6 +52,8 @@ class ModelView:
     def __init__(self, parts: list[tuple[str, Range]], vectors: Vectors, slots: int) -> None:
         self.parts = parts
         self.moving = [part for _, part in parts if part.size]
+        self.size = sum(part.size for part in self.moving)
+        """Bytes of a push."""
         self.outgoing: list[list[Payload]] = [
             [vectors.outgoing(slot, part) for _, part in parts] for slot in range(slots)
         ]
@@ -116,7 +118,9 @@ class ServerView:
 
     def arrive(self, shard: str, event: pushing.Fetched) -> None:
         """Parameters of a shard have arrived."""
-        self._held.get((event.start, event.stop), self.held).arrive(shard, event)
+        several = len(self.models) > 1
+        held = self._held.get((event.start, event.stop), self.held) if several else self.held
+        held.arrive(shard, event)
 
     def based(self, model: int) -> Mapping[str, Version]:
         """The version of each shard from which a gradient of a model is computed; the newest that is here of a shard

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -40,7 +39,7 @@ class Siblings:
         """Those that this one leads."""
         self._permitted = 0
         """The push up to which this partition may push, where it follows."""
-        self._asked: deque[membership.Rejoin] = deque()
+        self._asked: list[membership.Rejoin] = []
         """What followers ask about shards that they have lost."""
         self._places: tuple[Address, ...] = ()
         self._greeted: set[str] = set()
@@ -152,10 +151,10 @@ class Siblings:
                 return False
         return True
 
-    def relayed(self) -> Steps[None]:
+    def relayed(self) -> list[Send]:
         """Hand on what followers ask of the coordinator."""
-        while self._asked:
-            yield Send(self.superior, self._asked.popleft())
+        asked, self._asked = self._asked, []
+        return [Send(self.superior, one) for one in asked]
 
     def moment(self, step: int) -> int:
         """A step of the replica since it began, as a number that grows with its lives and the job's generations too."""

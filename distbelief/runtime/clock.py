@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Protocol, TypeVar
 
 from distbelief.errors import LocalProtocolError
@@ -125,16 +125,29 @@ class VirtualClock:
         2.5
         3.0
         """
-        self._order += 1
+        self._order = order = self._order + 1
         if queue:
             if moment >= queue[-1][0]:
-                queue.append((moment, self._order, function, argument, queue))
+                queue.append((moment, order, function, argument, queue))
                 return
             queue = None
-        call = (moment, self._order, function, argument, queue)
+        call = (moment, order, function, argument, queue)
         if queue is not None:
             queue.append(call)
         heappush(self._coming, call)
+
+    def forget(self, queue: deque[Any]) -> None:
+        """Call nobody of a queue any more; all in it were asked for in the order of their moments.
+
+        >>> clock, queue = VirtualClock(), deque()
+        >>> for moment in (1.0, 2.0): clock.call_at(moment, print, moment, queue)
+        >>> clock.forget(queue); clock.pending
+        False
+        """
+        if queue:
+            self._coming.remove(queue[0])
+            heapify(self._coming)
+            queue.clear()
 
     def glance(self) -> None:
         """What has arrived by now is delivered already."""
@@ -152,11 +165,13 @@ class VirtualClock:
                 "somebody"
             )
         self.time, _, function, argument, queue = coming[0]
-        if queue is not None:
-            queue.popleft()
-        if queue:
-            heapreplace(coming, queue[0])
-        else:
+        if queue is None:
             heappop(coming)
+        else:
+            queue.popleft()
+            if queue:
+                heapreplace(coming, queue[0])
+            else:
+                heappop(coming)
         self.events += 1
         function(argument)

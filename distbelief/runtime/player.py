@@ -136,11 +136,19 @@ class Store(Protocol):
 
 
 class Player:
-    """A role that this driver plays: a machine, or a story with what it waits for."""
+    """A role that this driver plays: a machine, or a story with what it waits for.
 
-    def __init__(self, role: str, endpoint: Endpoint) -> None:
-        self.role, self.endpoint = role, endpoint
+    Args:
+        role: that is played.
+        endpoint: of it.
+        ready: the driver's, of stories that go on.
+    """
+
+    def __init__(self, role: str, endpoint: Endpoint, ready: deque[Player]) -> None:
+        self.role, self.endpoint, self._ready = role, endpoint, ready
         self.inbox: deque[Arrival] = deque()
+        self.ended = False
+        """Whether it is played no more."""
         self.waits = False
         self.since: float | None = None
         self.stalled: float | None = None
@@ -157,6 +165,13 @@ class Player:
         """What is left of its journal, while it goes through that."""
         self.known = 0
         """Records that it had made in its past, and that are written down."""
+
+    def queue(self, arrival: Arrival) -> None:
+        """Keep what arrives for a story, which is ready to go on where it has waited for that."""
+        self.inbox.append(arrival)
+        if self.waits:
+            self.waits = False
+            self._ready.append(self)
 
     @property
     def waiting_since(self) -> float | None:

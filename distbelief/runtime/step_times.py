@@ -50,13 +50,12 @@ class StepTimes:
             if doing not in (COMPUTE, SHARE):
                 return
             self._since, self._first_worked = self._now(), self._worked() if self._worked else 0.0
-        if self._worked and doing == COMPUTE:
-            self._before = self._worked()
-        if self.doing and doing != self.doing:
-            before, self.doing = self.doing, doing
-            self._pass(before)
-            if before == SHARE:
+        elif doing != self.doing:
+            self._pass(self.doing)
+            if self.doing == SHARE:
                 self._end()
+        if doing == COMPUTE and self._worked:
+            self._before = self._worked()
         self.doing = doing
 
     def go_on(self, answer: object = None, sender: str = "") -> None:

@@ -115,6 +115,9 @@ class SimulatorClock(Protocol):
     ) -> None:
         """Call a function at a moment; of a queue most are asked for in the order of their moments."""
 
+    def forget(self, queue: deque[Any]) -> None:
+        """Call nobody of a queue any more."""
+
 
 class Thread(ABC):
     """One role's: what it is given to do it does in that order, one after the other."""
@@ -153,24 +156,26 @@ class OwnThread(Thread):
     3.0
     """
 
-    __slots__ = ("_clock", "_free", "_queue", "_stopped", "_uncalled", "worked")
+    __slots__ = ("_clock", "_free", "_queue", "worked")
 
     def __init__(self, clock: SimulatorClock) -> None:
-        self._clock, self._free, self._uncalled, self._stopped = clock, 0.0, 0, False
+        self._clock, self._free, self.worked = clock, 0.0, 0.0
         self._queue = deque[Any]()
-        self.worked = 0.0
+        """The clock's, of whom it is to call: what it is given later is done later."""
 
     def do(self, seconds: float, then: Then[Argument], argument: Argument) -> None:
         """Work, and then call."""
         self.worked += seconds
-        self.step(seconds, then, argument)
+        clock, free = self._clock, self._free
+        now = clock.time
+        self._free = free = (free if free > now else now) + seconds
+        clock.call_at(free, then, argument, self._queue)
 
     def step(self, seconds: float, then: Then[Argument], argument: Argument) -> None:
         """Make a step, and then call."""
-        now, free = self._clock.time, self._free
-        self._free = free = (free if free > now else now) + seconds
-        self._uncalled += 1
-        self._clock.call_at(free, self._done, (then, argument), self._queue)
+        worked = self.worked
+        self.do(seconds, then, argument)
+        self.worked = worked
 
     def owe(self, seconds: float) -> None:
         """Work."""
@@ -181,17 +186,11 @@ class OwnThread(Thread):
     @property
     def busy(self) -> bool:
         """Whether it is not done, or somebody who is to be called has not been."""
-        return self._uncalled > 0 or self._free > self._clock.time
+        return bool(self._queue) or self._free > self._clock.time
 
     def stop(self) -> None:
         """Do nothing more."""
-        self._stopped = True
-
-    def _done(self, what: tuple[Then[Any], Any]) -> None:
-        then, argument = what
-        self._uncalled -= 1
-        if not self._stopped:
-            then(argument)
+        self._clock.forget(self._queue)
 
 
 class VirtualHost:

@@ -66,8 +66,8 @@ MUTANTS = [
         "a-late-message-is-overtaken",
         ORDER,
         "transport/virtual.py",
-        "self.last[to] = arrives = arrives if arrives > last else last",
-        "self.last[to] = arrives",
+        "link.last = arrives = arrives if arrives > last else last",
+        "link.last = arrives",
         (
             VIRTUAL + "test_conformance",
             VIRTUAL + "test_whatever_the_network_does_a_link_keeps_its_order_and_loses_nothing",
