@@ -161,7 +161,7 @@ class OwnThread(Thread):
     def __init__(self, clock: SimulatorClock) -> None:
         self._clock, self._free, self.worked = clock, 0.0, 0.0
         self._queue = deque[Any]()
-        """The clock's, of whom it is to call: what it is given later is done later."""
+        """The clock's queue of whom it is to call: what is given later is done later."""
 
     def do(self, seconds: float, then: Then[Argument], argument: Argument) -> None:
         """Work, and then call."""
@@ -173,7 +173,7 @@ class OwnThread(Thread):
 
     def step(self, seconds: float, then: Then[Argument], argument: Argument) -> None:
         """Make a step, and then call."""
-        worked = self.worked
+        worked = self.worked  # in which steps do not count
         self.do(seconds, then, argument)
         self.worked = worked
 
