@@ -486,6 +486,8 @@ def bench(args: list[str]) -> int:
         print("\n  table       the medians of several runs, which --json has written, and how far these lie apart")
         return 0 if args else 2
     if args[0] == "table":
+        if args[1:2] in (["--help"], ["-h"]):
+            return bench(args[1:2])
         from distbelief.bench.table import table
 
         print(table(args[1:]))

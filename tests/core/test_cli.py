@@ -444,6 +444,15 @@ def test_a_first_line_says_at_once_what_is_begun(
     assert capsys.readouterr().out == first
 
 
+def test_the_help_of_a_table_of_benchmarks_is_that_of_bench(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["bench", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "distbelief bench table FILE..." in shown
+    for asked in ("--help", "-h"):
+        assert main.run(["bench", "table", asked]) == 0
+        assert capsys.readouterr().out == shown
+
+
 def test_the_help_of_launch_lists_no_task(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["launch", "--help"]) == 0
     said = capsys.readouterr().out

@@ -144,7 +144,8 @@ class Placement:
         """Who is where, one line a host, and what whoever runs the job should know of that."""
         told = [f"here: {', '.join(self.on(HOME))}"]
         for at, site in enumerate(self.sites):
-            told.append(f"host {site.name}, {site.slots} slots: {', '.join(self.on(at)) or 'nobody'}")
+            slots = f"{site.slots} slot{'' if site.slots == 1 else 's'}"
+            told.append(f"host {site.name}, {slots}: {', '.join(self.on(at)) or 'nobody'}")
         why = "and its standby are on one host, since no other sees the run folder: both die with it"
         return [*told, *(f"{shard} {why}" for shard in self.beside)]
 
