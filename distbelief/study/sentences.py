@@ -218,9 +218,10 @@ def _machine(found: Report) -> str:
     local = [one for one in _ran(found) if one.place == "local"]
     if not local:
         return "All times are those of a simulated cluster." if found.arms else ""
+    if not found.machine:
+        return "Times of real processes are as each run took them: on what machine, and what else it did, is not known."
     busy = max((one.busy for one in local if math.isfinite(one.busy)), default=0.0)
-    cores = found.machine.get("cores")
-    where = f"Times of real processes are of one machine with {cores} cores"
+    where = f"Times of real processes are of one machine with {found.machine['cores']} cores"
     if busy < BUSY:
         return f"{where}, which did nothing else."
     return f"{where}, of which something else took up to {100 * busy:.0f} %: they are no clean measurement."
