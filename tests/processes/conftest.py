@@ -25,7 +25,7 @@ if HERE not in sys.path:  # where `jobs` is, for the tests and for the processes
 
 from jobs import Watch, descendants  # noqa: E402
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 """Seconds that processes may take to end after a test, such as a forkserver whose job is over."""
 PR_SET_CHILD_SUBREAPER = 36
 
