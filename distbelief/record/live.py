@@ -392,7 +392,7 @@ def summary(result: Json, folder: str | Path | None = None) -> str:
     if result["staleness"]["mean"] is not None:
         rows.append(("staleness", f"mean {result['staleness']['mean']:.2f}, max {result['staleness']['max']}"))
     lost = [
-        f"{roles.replica(one['id'])} lost {_many(one['lost'], 'minibatch', 'es')}"
+        f"{_many(one['lost'], 'minibatch', 'es')} of {roles.replica(one['id'])}"
         for one in result["per_replica"]
         if one["lost"]
     ]

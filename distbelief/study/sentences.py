@@ -76,7 +76,8 @@ def _first(found: Report, alike: Sequence[ArmFigures]) -> str:
         return f"No arm reaches {percent(found.study.targets[0])} in the median." if found.study.targets else ""
     first = min(alike, key=lambda one: one.at(target).median)
     at = first.at(target)
-    told = f"{first.name} is first at {percent(target)}, after {number(at.median)} s in the median of {at.of} seeds"
+    seeds = "with its one seed" if at.of == 1 else f"in the median of {at.of} seeds"
+    told = f"{first.name} is first at {percent(target)}, after {number(at.median)} s {seeds}"
     if first.name == first.baseline:
         return f"{told}; nothing is faster than the baseline."
     if not math.isfinite(at.speed_up.ratio):
