@@ -116,9 +116,8 @@ def test_a_checkpoint_goes_from_single_to_downpour_and_back(tmp_path: Path, watc
 def test_a_run_that_goes_on_with_another_strategy_says_so(tmp_path: Path, watch: jobs.Watch) -> None:
     jobs.run(tmp_path, single("sgd"), epochs=1)
     jobs.run(tmp_path, downpour(1, "sgd"), epochs=1, resume=True)
-    assert [note.text for note in watch.of(records.Note)] == [
-        "this run was trained with single before, and goes on with downpour"
-    ]
+    told = [note.text for note in watch.of(records.Note)]  # of silence too, where the machine is busy
+    assert told.count("this run was trained with single before, and goes on with downpour") == 1
     assert RunFolder.open(tmp_path).read_job()["strategy"] == "downpour"
 
 
