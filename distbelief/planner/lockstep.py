@@ -9,6 +9,7 @@ more is told to the virtual cluster, of all candidates of the kind.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -20,11 +21,8 @@ from distbelief.tasks import Task
 
 SECONDS = 1.0
 """That a job of each kind is trained for."""
-LEAST, MOST = 0.1, 10.0
-"""What messages cost at least and at most, as multiples of what they are said to cost."""
-NEAR, MOST_PRICES = 0.01, 10
-"""How far the price of a step may be from what was seen, and how many prices are made for that at most."""
-TINY = 1e-9
+LEAST, MOST, HALVINGS = 0.1, 10.0, 10
+"""What messages cost at least and at most, as multiples of what they are said to cost; how often that is halved."""
 
 
 class LockstepCosts(NamedTuple):
@@ -75,34 +73,16 @@ def measure(
 
 
 def explained(one: PlanCandidate, pricing: Pricing, cluster: PricedCluster, seen: Terms) -> LockstepCost:
-    """What is to be told to the virtual cluster so that its steps are those that were seen: as long in computing, and
-    as long in all else.
-
-    What is not computing is nearly a line over what messages cost; gradients are longer where these take a core's time.
+    """What is to be told to the virtual cluster so that its steps are as long as those that were seen: of gradients
+    what these took more, and of messages so much that the rest of a step is there.
     """
 
-    def price(cost: LockstepCost) -> tuple[float, float]:
-        return _parts(pricing.price(one, dataclasses.replace(cluster, lockstep={one.kind: cost})))
+    def price(cost: LockstepCost) -> Terms:
+        return pricing.price(one, dataclasses.replace(cluster, lockstep={one.kind: cost}))
 
-    computes, other = _parts(seen)
-    last, found = LockstepCost(), LockstepCost()
-    (computed, before), slope = price(found), 0.0
-    for _ in range(MOST_PRICES):
-        more = (other - before) / slope if slope > 0 else found.messages * (other / max(before, TINY) - 1)
-        last, found = found, LockstepCost(found.gradient * computes / computed, _within(found.messages + more))
-        computed, now = price(found)
-        if abs(computed + now - computes - other) < NEAR * (computes + other) and abs(computed / computes - 1) < NEAR:
-            break
-        if found.messages != last.messages:
-            slope = (now - before) / (found.messages - last.messages)
-        before = now
-    return found
-
-
-def _parts(terms: Terms) -> tuple[float, float]:
-    """Seconds of a step in which it computes, and of all else."""
-    return terms.compute, terms.step - terms.compute
-
-
-def _within(messages: float) -> float:
-    return min(max(messages, LEAST), MOST)
+    gradient = seen.compute / price(LockstepCost()).compute
+    low, high = LEAST, MOST
+    for _ in range(HALVINGS):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if price(LockstepCost(gradient, middle)).step > seen.step else (middle, high)
+    return LockstepCost(gradient, math.sqrt(low * high))

@@ -25,7 +25,7 @@ from distbelief.planner import plan as planning
 from distbelief.planner.candidates import PLANNED, Machines, PlanCandidate, candidates, memory
 from distbelief.planner.lockstep import LockstepCosts
 from distbelief.planner.plan import TrainingPlan
-from distbelief.planner.pricing import LockstepCost, PricedCluster, Pricing, Terms, memory_speed
+from distbelief.planner.pricing import PricedCluster, Pricing, Terms, memory_speed
 from distbelief.planner.trips import DirectHandling
 from distbelief.schedules import price as schedules_price
 from distbelief.tasks import Task, TensorData
@@ -399,21 +399,26 @@ WAITING = (
 
 
 @pytest.mark.parametrize("strategy", WAITING)
-def test_what_a_job_took_more_than_its_price_is_told_of_gradients_and_of_messages(strategy: db.Strategy) -> None:
-    """Each is found by itself, of steps that took as long as the price with them says."""
+def test_steps_that_took_longer_than_their_price_are_priced_so_by_gradients_and_messages(strategy: db.Strategy) -> None:
+    """Half as long again in computing, and three times as long in all else."""
     handling = Handling(20e-6, 10e9)
     cluster = PricedCluster(Machines(1, 2), db.NetworkModel(), 1e-3, handling, handling, splits={2: split_cost(0.6e-3)})
     pricing, one = Pricing(LAYERS, 64), PlanCandidate(strategy)
     assert pricing.meets(one)
-    told = LockstepCost(1.25, 3.0)
-    seen = pricing.price(one, dataclasses.replace(cluster, lockstep={one.kind: told}))
-    assert seen.step > 1.25 * pricing.price(one, cluster).step
-    assert lockstep.explained(one, pricing, cluster, seen) == pytest.approx(told, rel=0.05)
+    usual = pricing.price(one, cluster)
+    other = usual.step - usual.compute
+    seen = Terms(1.5 * usual.compute, 0.0, 0.0, 3 * other, 1.0, 0.0)
+    found = lockstep.explained(one, pricing, cluster, seen)
+    now = pricing.price(one, dataclasses.replace(cluster, lockstep={one.kind: found}))
+    assert found.gradient == pytest.approx(1.5)
+    assert 1.5 < found.messages < 6
+    assert now.step == pytest.approx(seen.step, rel=0.02)
+    assert now.compute == pytest.approx(seen.compute, rel=0.3)  # of split ones, what messages take is in it too
     # it is of this kind alone
-    other = PlanCandidate(db.Hogwild(2, optimizer=SGD))
-    assert not pricing.meets(other)
-    assert pricing.price(other, dataclasses.replace(cluster, lockstep={one.kind: told})) == pricing.price(
-        other, cluster
+    hogwild = PlanCandidate(db.Hogwild(2, optimizer=SGD))
+    assert not pricing.meets(hogwild)
+    assert pricing.price(hogwild, dataclasses.replace(cluster, lockstep={one.kind: found})) == pricing.price(
+        hogwild, cluster
     )
 
 

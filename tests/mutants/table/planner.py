@@ -80,7 +80,7 @@ MUTANTS = [
         "planner/pricing.py",
         "cluster.step * cluster.lockstep_of(candidate).gradient",
         "cluster.step",
-        (PLANS + "test_what_a_job_took_more_than_its_price_is_told_of_gradients_and_of_messages",),
+        (PLANS + "test_steps_that_took_longer_than_their_price_are_priced_so_by_gradients_and_messages",),
     ),
     Mutant(
         "of-each-kind-the-most-processes-are-tried",
