@@ -411,9 +411,9 @@ def test_steps_that_took_longer_than_their_price_are_priced_so_by_gradients_and_
     found = lockstep.explained(one, pricing, cluster, seen)
     now = pricing.price(one, dataclasses.replace(cluster, lockstep={one.kind: found}))
     assert found.gradient == pytest.approx(1.5)
-    assert 1.5 < found.messages < 6
+    assert 2 < found.messages < 3.1
     assert now.step == pytest.approx(seen.step, rel=0.02)
-    assert now.compute == pytest.approx(seen.compute, rel=0.3)  # of split ones, what messages take is in it too
+    assert now.compute == pytest.approx(seen.compute, rel=0.1)  # what messages take of a core lengthens it too
     # it is of this kind alone
     hogwild = PlanCandidate(db.Hogwild(2, optimizer=SGD))
     assert not pricing.meets(hogwild)
