@@ -17,7 +17,7 @@ test: .venv/tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2 --dist worksteal tests/core tests/machines tests/simulated
-	$(BIN)/pytest -n 3 --dist loadfile tests/processes
+	$(BIN)/pytest -n 4 --dist loadfile tests/processes
 	$(BIN)/pytest --doctest-modules distbelief
 	PYTHONPATH=tests $(BIN)/python -m mutants --minutes 3 --passed
 

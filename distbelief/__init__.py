@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from distbelief.compression.expanding import expand
     from distbelief.compression.options import Compression
     from distbelief.core.optimizer import optim
+    from distbelief.core.records import Json
     from distbelief.errors import CheckpointError, DataError, DistbeliefError, JobFailed, TrainingError, UsageError
     from distbelief.fabric.hook import Reduce, comm_hook
     from distbelief.job import Job
@@ -103,7 +104,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def run(job: Job, on: Local | Simulated | str = "local", view: View | None = None) -> dict[str, Any]:
+def run(job: Job, on: Local | Simulated | str = "local", view: View | None = None) -> Json:
     """Run a job to its end.
 
     Args:

@@ -43,7 +43,7 @@ def lightning_callback(reduce: Reduce | None = None) -> Any:
     class LightningReduceCallback(Callback):  # type: ignore[misc]  # an optional package, whose classes are Any where it is not
         """Registers the hook as training starts."""
 
-        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        def on_train_start(self, trainer: Any, pl_module: object) -> None:
             """With the model that the strategy has made."""
             _register(trainer.strategy.model, state, 'Trainer(strategy="ddp")')
 
@@ -69,7 +69,7 @@ def transformers_callback(trainer: Any, reduce: Reduce | None = None) -> Any:
     class TransformersReduceCallback(TrainerCallback):  # type: ignore[misc]  # as above
         """Registers the hook as training begins."""
 
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
+        def on_train_begin(self, *_: object, **__: object) -> None:
             """With the model that the trainer has made."""
             _register(trainer.model_wrapped, state, "the script under torchrun --nproc-per-node 2")
 

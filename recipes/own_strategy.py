@@ -72,7 +72,7 @@ class Elastic(Served):
     step: float = 0.05
     """Learning rate of the replicas' own SGD (eta)."""
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """The centre is moved by what is pushed: plain SGD of rate 1."""
         return {**super().settings(), "optimizer": Optimizer("sgd", 1.0)}
 

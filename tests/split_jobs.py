@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from distbelief.core import roles
+from distbelief.core import records, roles
 from distbelief.job import Job
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.strategies import Allreduce, Single
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
-from distbelief.testing.simulations import Observed
+from distbelief.testing.simulations import Observed, mapping_of
 
 SAMPLES, WIDTH = 43, 27
 
@@ -74,3 +74,32 @@ def marked() -> Task:
     return Task(
         model=lambda: nn.Sequential(Scale(), Scale()), train=lambda: data, loss=lambda out, _: out.sum() / len(out)
     )
+
+
+def state_of(run: Observed) -> dict[str, torch.Tensor]:
+    """The server's state dict, or that of a replica which was there at the end where there is none."""
+    stories: dict[str, Any] = {role: part.player for role, part in run.simulation.parts.items()}
+    if run.simulation.memory is not None:
+        return _entries(run, mapping_of(run.simulation))
+    plan: Any = run.simulation.coordinator.plan
+    vector = torch.zeros(plan.layout.total, dtype=torch.uint8)
+    if not run.simulation.shards:
+        last = next(record.role for record in run.records if isinstance(record, records.Gone) and not record.died)
+        for role in (role for role in stories if roles.is_replica(role) and roles.lead_of(role) == last):
+            held = plan.layout.held(roles.partition_of(role))
+            vector[held.start : held.stop] = torch.frombuffer(
+                bytearray(stories[role].whole.values()), dtype=torch.uint8
+            )
+        return _entries(run, vector)
+    for shard, own in zip(run.simulation.shards, plan.assignments, strict=True):
+        vector[own.moving.start : own.moving.stop] = shard.held.moving()
+    return _entries(run, vector)
+
+
+def _entries(run: Observed, vector: torch.Tensor) -> dict[str, torch.Tensor]:
+    layout, found = run.simulation.coordinator.plan.layout, dict[str, torch.Tensor]()  # type: ignore[union-attr]
+    for e in layout.entries:
+        whole = found.setdefault(e.tensor.name, torch.zeros(e.tensor.shape, dtype=torch.float64))
+        part = whole.narrow(e.piece.dimension, e.piece.start, e.piece.stop - e.piece.start) if e.shape else whole
+        part.copy_(vector[e.start : e.stop].view(torch.float64).view(e.shape))
+    return found

@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from distbelief.core.records import Json
+
 
 class Bench(NamedTuple):
     """One benchmark: what it measures, and where its options and its `run(options)` are."""
@@ -23,7 +25,7 @@ class Bench(NamedTuple):
         """Its options where none is given; those that `--quick` makes shorter can still be given beside it."""
         return self.options(**(self.options.QUICK if quick else {}))
 
-    def run(self, options: Any) -> dict[str, Any]:
+    def run(self, options: object) -> Json:
         """Run it; returns what it writes as JSON."""
         return importlib.import_module(self.module).run(options)  # type: ignore[no-any-return]  # a bench's result
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from distbelief.bench.parts import workloads
 from distbelief.bench.parts.timing import figure, finish, show
 from distbelief.core.optimizer import Optimizer, optim
+from distbelief.core.records import Json
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.record.machine import machine
@@ -47,11 +48,11 @@ class AccuracyOptions:
     """One seed of digits: whether it runs, not how well."""
     quiet: bool = False
     """Print nothing."""
-    QUICK: ClassVar[Mapping[str, Any]] = {"task": "digits", "seeds": 1}
+    QUICK: ClassVar[Mapping[str, object]] = {"task": "digits", "seeds": 1}
     """Defaults with --quick."""
 
 
-def run(options: AccuracyOptions) -> dict[str, Any]:
+def run(options: AccuracyOptions) -> Json:
     """Measure; returns what is written as JSON.
 
     Raises:

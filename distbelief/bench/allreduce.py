@@ -12,12 +12,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from distbelief.bench.parts import lines
 from distbelief.bench.parts.ranks import SWAPS, play
-from distbelief.bench.parts.timing import figure, finish, interleave, medians, number, ratio, show
+from distbelief.bench.parts.timing import Figure, figure, finish, interleave, medians, number, ratio, show
 from distbelief.core import roles
+from distbelief.core.records import Json
 from distbelief.errors import UsageError
 from distbelief.places.join.authority import Authority
 from distbelief.places.processes.peers import Peer, Peers, lend
@@ -70,11 +71,11 @@ class AllreduceOptions:
     """One small size, one round: whether it runs, not how fast."""
     quiet: bool = False
     """Print nothing."""
-    QUICK: ClassVar[Mapping[str, Any]] = {"sizes": (100_000,), "ranks": (2,), "repeats": 1}
+    QUICK: ClassVar[Mapping[str, object]] = {"sizes": (100_000,), "ranks": (2,), "repeats": 1}
     """Defaults with --quick."""
 
 
-def run(options: AllreduceOptions) -> dict[str, Any]:
+def run(options: AllreduceOptions) -> Json:
     """Measure; returns what is written as JSON.
 
     Raises:
@@ -163,8 +164,8 @@ def _processes(ranks: int, hosts: lines.Namespaces | None = None) -> Iterator[Ca
             peer.hear()
 
 
-def _on_one_host(ranks: int, sizes: tuple[int, ...], repeats: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _on_one_host(ranks: int, sizes: tuple[int, ...], repeats: int) -> Json:
+    found: Json = {}
     with _processes(ranks) as measure:
         for size in sizes:
             times = max(1, min(50, 16 * MB // size))
@@ -179,7 +180,7 @@ def _on_one_host(ranks: int, sizes: tuple[int, ...], repeats: int) -> dict[str, 
     return found
 
 
-def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
+def _figures(measured: Json) -> list[Figure]:
     figures = []
     for ranks, by_size in measured.items():
         for size, one in by_size.items():
@@ -193,11 +194,11 @@ def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
     return figures
 
 
-def _limited(place: AbstractContextManager[lines.Namespaces], sizes: tuple[int, ...]) -> dict[str, Any]:
+def _limited(place: AbstractContextManager[lines.Namespaces], sizes: tuple[int, ...]) -> Json:
     """Every algorithm between namespaces, beside its price by the latency and the bandwidth of this network, measured
     in this run.
     """
-    found: dict[str, Any] = {}
+    found: Json = {}
     with place as hosts, _processes(len(hosts.names), hosts) as measure:
         ranks, link = len(hosts.names), _probe(measure)
         for size in sizes:
@@ -211,9 +212,9 @@ def _limited(place: AbstractContextManager[lines.Namespaces], sizes: tuple[int, 
     return found
 
 
-def _encrypted(place: AbstractContextManager[lines.Namespaces], sizes: tuple[int, ...], repeats: int) -> dict[str, Any]:
+def _encrypted(place: AbstractContextManager[lines.Namespaces], sizes: tuple[int, ...], repeats: int) -> Json:
     """Our ring over TLS and gloo's own in the clear, by turns."""
-    found: dict[str, Any] = {}
+    found: Json = {}
     with place as hosts, _processes(len(hosts.names), hosts) as measure:
         for size in sizes:
             hows = {OWN: "native", ENCRYPTED: "tls"}
@@ -227,7 +228,7 @@ def _encrypted(place: AbstractContextManager[lines.Namespaces], sizes: tuple[int
     return found
 
 
-def _of_encryption(encrypted: dict[str, Any], rate: int) -> list[dict[str, Any]]:
+def _of_encryption(encrypted: Json, rate: int) -> list[Figure]:
     return [
         figure(
             f"{int(size) / MB:g} MB, {ranks} namespaces of {rate} Mbit/s: {ENCRYPTED}, of gloo's in the clear",
@@ -245,7 +246,7 @@ def _probe(measure: Callable[[str, int, int], float]) -> LinkModel:
     return LinkModel(few, (MB - MB // 4) / max(many - some, 1e-9))
 
 
-def _of_prices(limited: dict[str, Any]) -> list[dict[str, Any]]:
+def _of_prices(limited: Json) -> list[Figure]:
     figures = []
     for ranks, by_size in limited.items():
         for size, found in by_size.items():

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from typing import Any
 
 from distbelief.bench.parts.timing import figure
 from distbelief.bench.parts.workloads import counted, points
 from distbelief.core import records, roles, wire
 from distbelief.core.effects import Payload
 from distbelief.core.messages import Message
+from distbelief.core.records import Json
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
@@ -30,7 +30,7 @@ is ahead there."""
 WIDTHS, SHARDS = (10, 100, 1000), (1, 2, 4, 8)
 
 
-def balance(replicas: int, iterations: int, shards: int = MANY) -> dict[str, float]:
+def balance(replicas: int, iterations: int) -> dict[str, float]:
     """Median seconds of a batch of the MLP, each portion taking 10 ms: dealt in work units with and without backup
     portions, and split once.
     """
@@ -47,14 +47,14 @@ def balance(replicas: int, iterations: int, shards: int = MANY) -> dict[str, flo
     found = {}
     for name, (send_every, backup) in ways.items():
         strategy = Sandblaster(
-            replicas, shards, iterations + 1, portion_size=1, send_every=send_every, backup_portions=backup
+            replicas, MANY, iterations + 1, portion_size=1, send_every=send_every, backup_portions=backup
         )
         taken = _moments(Job(counted(replicas * SHARE), strategy, snapshot_every="0"), cluster)
         found[name] = statistics.median(b - a for a, b in itertools.pairwise(taken))
     return found
 
 
-def balance_settings() -> dict[str, Any]:
+def balance_settings() -> dict[str, object]:
     """What `balance` is measured with, beside the replicas."""
     cluster = Simulated()
     return {
@@ -104,7 +104,7 @@ class _Weighing(Simulation):
         return endpoint
 
 
-def coordinator_bytes() -> dict[str, Any]:
+def coordinator_bytes() -> Json:
     """Bytes that the coordinator says and hears in an iteration with a full history, by the parameters and by the
     shards.
     """

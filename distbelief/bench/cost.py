@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import msgspec
 
 from distbelief.bench.parts import iterations
 from distbelief.bench.parts.timing import check_models, figure, finish, number, show
 from distbelief.core.optimizer import optim
+from distbelief.core.records import Json
 from distbelief.costs import profile
 from distbelief.costs.cost import sample_of
 from distbelief.costs.profile import ladder
@@ -72,11 +73,11 @@ class CostBenchOptions:
     """Few steps: whether it runs, not how well it predicts."""
     quiet: bool = False
     """Print nothing."""
-    QUICK: ClassVar[Mapping[str, Any]] = {"models": ("mlp",), "seconds": 2.0}
+    QUICK: ClassVar[Mapping[str, object]] = {"models": ("mlp",), "seconds": 2.0}
     """Defaults with --quick."""
 
 
-def run(options: CostBenchOptions) -> dict[str, Any]:
+def run(options: CostBenchOptions) -> Json:
     """Measure; returns what is written as JSON.
 
     Raises:
@@ -111,7 +112,7 @@ def _allowed(process: float) -> float:
     return ERROR if process > SMALL else max(SMALL_ERROR, SMALL_BYTES / process)
 
 
-def _steps(sizes: Sizes, seconds: float) -> dict[str, Any]:
+def _steps(sizes: Sizes, seconds: float) -> Json:
     """Steps at all sizes, which take turns; those that are unseen beside the lines between the others."""
     task = resolve(sizes.task)
     data = as_data(task.train())
@@ -136,7 +137,7 @@ def _memory(one: HeldMemory) -> dict[str, float]:
     return {"traced": traced, "process": process, "error": abs(traced / process - 1)}
 
 
-def _show(steps: Mapping[str, Any], memory: Mapping[str, Any]) -> None:
+def _show(steps: Json, memory: Mapping[str, Mapping[str, float]]) -> None:
     rows = [
         [f"{name}, {size}", number(1e3 * row["measured"]), number(1e3 * row["predicted"]), f"{row['error']:.1%}"]
         for name, one in steps.items()

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from distbelief.bench.parts import loops, workloads
 from distbelief.bench.parts.timing import figure, finish, interleave, number, rates, ratio, show
 from distbelief.core.optimizer import Optimizer
+from distbelief.core.records import Json
 from distbelief.job import Job
 from distbelief.places.processes.peers import Peers
 from distbelief.record.machine import machine
@@ -60,11 +61,11 @@ class HogwildOptions:
     """One short round: whether it runs, not how fast."""
     quiet: bool = False
     """Print nothing."""
-    QUICK: ClassVar[Mapping[str, Any]] = {"repeats": 1, "epochs": 1, "svm_batch_size": 512}
+    QUICK: ClassVar[Mapping[str, object]] = {"repeats": 1, "epochs": 1, "svm_batch_size": 512}
     """Defaults with --quick."""
 
 
-def run(options: HogwildOptions) -> dict[str, Any]:
+def run(options: HogwildOptions) -> Json:
     """Measure; returns what is written as JSON.
 
     Raises:
@@ -91,7 +92,7 @@ def run(options: HogwildOptions) -> dict[str, Any]:
     return finish(result, options)
 
 
-def _mlp(options: HogwildOptions) -> dict[str, Any]:
+def _mlp(options: HogwildOptions) -> Json:
     task = "distbelief.bench.parts.workloads:mlp_quick" if options.quick else "mnist"
     samples = len(as_data(resolve(task).train())) * options.epochs
     workload = loops.Workload(task, max(1, samples // options.batch_size // 2), options.batch_size, RATE)

@@ -7,11 +7,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from distbelief.bench.parts import workloads
 from distbelief.bench.parts.timing import figure, finish, show
 from distbelief.core.optimizer import optim
+from distbelief.core.records import Json
 from distbelief.errors import TrainingError, UsageError
 from distbelief.job import Job
 from distbelief.record.machine import machine
@@ -47,11 +48,11 @@ class LargeOptions:
     """One seed and one rate of digits: whether it runs, not how well."""
     quiet: bool = False
     """Print nothing."""
-    QUICK: ClassVar[Mapping[str, Any]] = {"seeds": 1, "epochs": 1, "warmup_epochs": 0.5}
+    QUICK: ClassVar[Mapping[str, object]] = {"seeds": 1, "epochs": 1, "warmup_epochs": 0.5}
     """Defaults with --quick."""
 
 
-def run(options: LargeOptions) -> dict[str, Any]:
+def run(options: LargeOptions) -> Json:
     """Measure; returns what is written as JSON.
 
     Raises:

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from distbelief.bench.parts import loading as script
 from distbelief.bench.parts.timing import figure, finish, interleave, number, rates, ratio, show
+from distbelief.core.records import Json
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
 from distbelief.record.machine import machine
@@ -36,11 +37,11 @@ class LoadingOptions:
     """One short round: whether it runs, not how fast."""
     quiet: bool = False
     """Print nothing."""
-    QUICK: ClassVar[Mapping[str, Any]] = {"repeats": 1, "epochs": 1}
+    QUICK: ClassVar[Mapping[str, object]] = {"repeats": 1, "epochs": 1}
     """Defaults with --quick."""
 
 
-def run(options: LoadingOptions) -> dict[str, Any]:
+def run(options: LoadingOptions) -> Json:
     """Measure; returns what is written as JSON."""
     facts, seconds = machine(), options.milliseconds / 1000
     turns = {
@@ -52,7 +53,7 @@ def run(options: LoadingOptions) -> dict[str, Any]:
     taken = interleave(turns, options.repeats)
     held, none, ahead, between = taken.values()
     shares = {"ahead": ratio(ahead, none), "between": ratio(between, none), "ahead_of_held": ratio(ahead, held)}
-    result: dict[str, Any] = {
+    result: Json = {
         "bench": "loading", "machine": facts, "milliseconds": options.milliseconds, "epochs": options.epochs,
         "repeats": options.repeats,
         **rates(taken), "of_none": shares,

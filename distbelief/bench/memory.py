@@ -9,12 +9,13 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from distbelief.bench.parts import workloads
-from distbelief.bench.parts.timing import figure, finish, number, show
+from distbelief.bench.parts.timing import Figure, figure, finish, number, show
 from distbelief.core import roles
 from distbelief.core.optimizer import optim
+from distbelief.core.records import Json
 from distbelief.job import Job
 from distbelief.places.paths import DIRECT, SERVED
 from distbelief.places.processes.local import Local
@@ -46,11 +47,11 @@ class MemoryOptions:
     """One kind of job, few steps: whether it runs, not how much."""
     quiet: bool = False
     """Print nothing."""
-    QUICK: ClassVar[Mapping[str, Any]] = {"epochs": 3}
+    QUICK: ClassVar[Mapping[str, object]] = {"epochs": 3}
     """Defaults with --quick."""
 
 
-def run(options: MemoryOptions) -> dict[str, Any]:
+def run(options: MemoryOptions) -> Json:
     """Measure; returns what is written as JSON."""
     facts, measured = machine(), {}
     asked = options.optimizer, options.epochs
@@ -79,7 +80,7 @@ def run(options: MemoryOptions) -> dict[str, Any]:
     return finish(result, options)
 
 
-def _figures(measured: dict[str, Any], optimizer: str) -> list[dict[str, Any]]:
+def _figures(measured: Json, optimizer: str) -> list[Figure]:
     """The promised figures; a vector more than the model's own is what a replica holds less its parameters."""
     figures = []
     for how, one in measured.items():
@@ -99,7 +100,7 @@ def _figures(measured: dict[str, Any], optimizer: str) -> list[dict[str, Any]]:
     return figures
 
 
-def _shared_figure(together: Mapping[str, float], optimizer: str) -> list[dict[str, Any]]:
+def _shared_figure(together: Mapping[str, float], optimizer: str) -> list[Figure]:
     """What the direct path holds, of what the served one does: its buffers hold the optimizer's state too."""
     if optimizer not in STATES:
         return []

@@ -12,10 +12,11 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
-from distbelief.bench.parts.timing import check_models, check_repeats, figure, finish, number, show, spread
+from distbelief.bench.parts.timing import Figure, check_models, check_repeats, figure, finish, number, show, spread
 from distbelief.core.optimizer import optim
+from distbelief.core.records import Json
 from distbelief.planner import trials
 from distbelief.planner.candidates import PLANNED, candidates
 from distbelief.planner.plan import TrainingPlan, plan, this_machine
@@ -63,11 +64,11 @@ class PlanBenchOptions:
     """One short round: whether it runs, not how well it predicts."""
     quiet: bool = False
     """Print nothing."""
-    QUICK: ClassVar[Mapping[str, Any]] = {"models": ("mlp",), "repeats": 1, "seconds": 0.1}
+    QUICK: ClassVar[Mapping[str, object]] = {"models": ("mlp",), "repeats": 1, "seconds": 0.1}
     """Defaults with --quick."""
 
 
-def run(options: PlanBenchOptions) -> dict[str, Any]:
+def run(options: PlanBenchOptions) -> Json:
     """Measure; returns what is written as JSON.
 
     Raises:
@@ -86,7 +87,7 @@ def run(options: PlanBenchOptions) -> dict[str, Any]:
     return finish(result, options)
 
 
-def _of_model(model: PlannedModel, options: PlanBenchOptions) -> dict[str, Any]:
+def _of_model(model: PlannedModel, options: PlanBenchOptions) -> Json:
     """Rounds, in each of which there is a plan, and then a job of each of its candidates."""
     known = {str(one): one for one in candidates(this_machine(), model.strategies, SGD)}
     samples = len(as_data(resolve(model.task).train()))
@@ -115,14 +116,14 @@ def _planned(model: PlannedModel) -> TrainingPlan:
         return plan(model.task, strategies=model.strategies, batch_size=BATCH, optimizer=SGD, calibration=file)
 
 
-def _compared(rounds: Sequence[Mapping[str, PlanTrial]], firsts: Sequence[str]) -> dict[str, Any]:
+def _compared(rounds: Sequence[Mapping[str, PlanTrial]], firsts: Sequence[str]) -> Json:
     """Predicted and measured rates of each candidate, and the first of each plan beside the best of its round.
 
     Args:
         rounds: the trial of each candidate.
         firsts: what the plan of each round put first.
     """
-    rows: dict[str, Any] = {}
+    rows: dict[str, object] = {}
     for what in rounds[0]:
         seen = [one[what] for one in rounds if what in one]
         rates = [one.measured.samples_per_second for one in seen]
@@ -158,7 +159,7 @@ def _parts(terms: Sequence[Terms]) -> dict[str, float]:
     return {part: statistics.median(getattr(one, part) for one in terms) for part in PARTS}
 
 
-def _figures(name: str, found: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _figures(name: str, found: Json) -> list[Figure]:
     """What is promised."""
     rows = found["candidates"]
     return [
@@ -171,7 +172,7 @@ def _figures(name: str, found: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _show(name: str, found: Mapping[str, Any]) -> None:
+def _show(name: str, found: Json) -> None:
     rows = [
         [what, number(row["predicted"]), number(row["measured"]), f"{row['spread']:.0%}", f"{row['error']:+.0%}",
             *(f"{1e3 * row['parts_predicted'][part]:.3g} / {1e3 * row['parts_measured'][part]:.3g}" for part in PARTS)]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -20,6 +20,7 @@ from distbelief.bench.balance import balance, balance_settings, coordinator_byte
 from distbelief.bench.parts import workloads
 from distbelief.bench.parts.timing import figure, finish, interleave, medians, number, ratio, show
 from distbelief.core.effects import Batch
+from distbelief.core.records import Json
 from distbelief.errors import UsageError, unknown
 from distbelief.job import Job
 from distbelief.places.processes.peers import Peers
@@ -59,7 +60,7 @@ class SandblasterOptions:
     """One short round: whether it runs, not how fast."""
     quiet: bool = False
     """Print nothing."""
-    QUICK: ClassVar[Mapping[str, Any]] = {
+    QUICK: ClassVar[Mapping[str, object]] = {
         "task": "distbelief.bench.parts.workloads:mlp_quick",
         "portion_size": 64,
         "repeats": 1,
@@ -69,7 +70,7 @@ class SandblasterOptions:
     """Defaults with --quick."""
 
 
-def run(options: SandblasterOptions) -> dict[str, Any]:
+def run(options: SandblasterOptions) -> Json:
     """Measure; returns what is written as JSON.
 
     Raises:
@@ -111,9 +112,9 @@ def run(options: SandblasterOptions) -> dict[str, Any]:
     return finish(result, options)
 
 
-def _job(options: SandblasterOptions, iterations: int, measures: bool = False, **more: Any) -> dict[str, Any]:
+def _job(options: SandblasterOptions, iterations: int, measures: bool = False) -> Json:
     """A job of two replicas and two shards; what it returns, with a row of its history for every iteration."""
-    strategy = Sandblaster(2, 2, iterations, portion_size=options.portion_size, **more)
+    strategy = Sandblaster(2, 2, iterations, portion_size=options.portion_size)
     return workloads.run(
         Job(options.task, strategy, evaluate_every=int(measures), checkpoint_every=0, snapshot_every="0")
     )
@@ -122,7 +123,7 @@ def _job(options: SandblasterOptions, iterations: int, measures: bool = False, *
 # an iteration and its ceiling
 
 
-def _iteration(options: SandblasterOptions) -> dict[str, Any]:
+def _iteration(options: SandblasterOptions) -> Json:
     iterations = 3 if options.quick else 8
     contenders = {"iteration": partial(_seconds, options, iterations), "ceiling": partial(_halves, options, iterations)}
     taken = interleave(contenders, options.repeats)
@@ -192,7 +193,7 @@ def _half(connection: Connection, task: str, size: int, which: int, times: int) 
 # torch
 
 
-def _torch(options: SandblasterOptions) -> dict[str, Any]:
+def _torch(options: SandblasterOptions) -> Json:
     iterations = min(20, options.iterations)
     target = float(_job(options, iterations)["descent"]["loss"])
     contenders: dict[str, Callable[[], float]] = {
@@ -253,7 +254,7 @@ def _lbfgs(connection: Connection, task: str, target: float) -> None:
 # balance and bytes
 
 
-def _stragglers(options: SandblasterOptions) -> dict[str, Any]:
+def _stragglers(options: SandblasterOptions) -> Json:
     found = balance(options.replicas, 2 if options.quick else 3)
     cut = found["one static split"] / found["work units, backup portions"]
     return {
@@ -269,7 +270,7 @@ def _stragglers(options: SandblasterOptions) -> dict[str, Any]:
     }
 
 
-def _accuracy(options: SandblasterOptions) -> dict[str, Any]:
+def _accuracy(options: SandblasterOptions) -> Json:
     result = _job(options, options.iterations, measures=True)
     best = max(row["test_accuracy"] or 0.0 for row in result["history"])
     return {

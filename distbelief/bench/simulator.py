@@ -14,6 +14,7 @@ from distbelief.bench import validate
 from distbelief.bench.parts.timing import figure, finish, interleave, number, show
 from distbelief.bench.parts.workloads import counted
 from distbelief.core.messages import Message
+from distbelief.core.records import Json
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.simulated.simulated import Simulated
@@ -52,7 +53,7 @@ class SimulatorOptions:
     """Defaults with --quick."""
 
 
-def run(options: SimulatorOptions) -> dict[str, Any]:
+def run(options: SimulatorOptions) -> Json:
     """Measure; returns what is written as JSON.
 
     Raises:
@@ -73,7 +74,7 @@ def run(options: SimulatorOptions) -> dict[str, Any]:
     own: list[float] = []
     seconds = interleave({"run": lambda: _run(options.replicas, options, own)}, options.repeats)["run"]
     median = statistics.median(seconds)
-    result: dict[str, Any] = {
+    result: Json = {
         "bench": "simulator",
         "machine": facts,
         "replicas": options.replicas,
@@ -108,7 +109,7 @@ def run(options: SimulatorOptions) -> dict[str, Any]:
     return finish(result, options)
 
 
-def _validate(options: SimulatorOptions) -> dict[str, Any]:
+def _validate(options: SimulatorOptions) -> Json:
     """Compare times, real and simulated."""
     usual = SimulatorOptions(**(options.QUICK if options.quick else {}))
     for name in ("replicas", "shards", "steps"):

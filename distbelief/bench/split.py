@@ -8,10 +8,22 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from distbelief.bench.parts import homes, loops, torch_split
-from distbelief.bench.parts.timing import check_models, figure, finish, interleave, medians, number, rates, ratio, show
+from distbelief.bench.parts.timing import (
+    Figure,
+    check_models,
+    figure,
+    finish,
+    interleave,
+    medians,
+    number,
+    rates,
+    ratio,
+    show,
+)
+from distbelief.core.records import Json
 from distbelief.errors import UsageError, unknown
 from distbelief.record.machine import machine
 from distbelief.schedules.pipelines import WEIGHT_GRADIENTS
@@ -91,11 +103,11 @@ class SplitBenchOptions:
     """One short round: whether it runs, not how fast."""
     quiet: bool = False
     """Print nothing."""
-    QUICK: ClassVar[Mapping[str, Any]] = {"repeats": 1, "models": ("mlp",), "microbatches": (4,)}
+    QUICK: ClassVar[Mapping[str, object]] = {"repeats": 1, "models": ("mlp",), "microbatches": (4,)}
     """Defaults with --quick."""
 
 
-def run(options: SplitBenchOptions) -> dict[str, Any]:
+def run(options: SplitBenchOptions) -> Json:
     """Measure; returns what is written as JSON.
 
     Raises:
@@ -157,12 +169,12 @@ def _crossing(options: SplitBenchOptions) -> list[float]:
     return interleave({"": once}, options.repeats)[""]
 
 
-def _of_crossing(seconds: list[float]) -> list[dict[str, Any]]:
+def _of_crossing(seconds: list[float]) -> list[Figure]:
     what = f"{CROSSES:,} bytes cross, seconds"
     return [figure(what, statistics.median(seconds), CROSSES_SECONDS, lower=True)] if seconds else []
 
 
-def _of_wholes(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _of_wholes(measured: Json) -> list[Figure]:
     figures = []
     for model, one in measured.items():
         if MODELS[model].promised:
@@ -178,7 +190,7 @@ def _workload(name: str, options: SplitBenchOptions) -> loops.Workload:
     return loops.Workload(task, steps, model.batch_size, RATE)
 
 
-def _of_model(name: str, options: SplitBenchOptions) -> dict[str, Any]:
+def _of_model(name: str, options: SplitBenchOptions) -> Json:
     model, workload = MODELS[name], _workload(name, options)
     contenders: dict[str, Callable[[], float]] = {
         ONE: partial(loops.independent, workload, 1),
@@ -196,7 +208,7 @@ def _of_model(name: str, options: SplitBenchOptions) -> dict[str, Any]:
     }
 
 
-def _held(options: SplitBenchOptions) -> dict[str, Any]:
+def _held(options: SplitBenchOptions) -> Json:
     """What partitions hold, and their processes at their peak, beside the whole model's."""
     task, splits = (MODELS[ALEXNET].task, HELD) if not options.quick else (f"{WORKLOADS}mlp_quick", {MLP: 1.0})
     workload = loops.Workload(task, HELD_STEPS, MODELS[ALEXNET].batch_size, RATE)
@@ -211,7 +223,7 @@ def _held(options: SplitBenchOptions) -> dict[str, Any]:
     return found
 
 
-def _show(model: str, one: dict[str, Any]) -> None:
+def _show(model: str, one: Json) -> None:
     rows = [
         [name, number(rate), f"{one['spread'][name]:.0%}", *(number(one[key][name]) for key in ("of_one", "of_two"))]
         for name, rate in one["samples_per_second"].items()
@@ -223,7 +235,7 @@ def _show(model: str, one: dict[str, Any]) -> None:
     )
 
 
-def _show_held(memory: Mapping[str, dict[str, Any]]) -> None:
+def _show_held(memory: Mapping[str, Json]) -> None:
     for how, one in memory.items():
         rows = [["whole", *one["whole"]], *([f"partition {home}", *part] for home, part in enumerate(one["homes"]))]
         show(
@@ -236,7 +248,7 @@ def _show_held(memory: Mapping[str, dict[str, Any]]) -> None:
 # beside torch
 
 
-def _beside_pipelines(name: str, microbatches: int, options: SplitBenchOptions) -> dict[str, Any]:
+def _beside_pipelines(name: str, microbatches: int, options: SplitBenchOptions) -> Json:
     """Stages with weights' gradients made either way, and torch's with each of its schedules that can be."""
     workload = _workload(name, options)
     ours = {
@@ -251,7 +263,7 @@ def _beside_pipelines(name: str, microbatches: int, options: SplitBenchOptions) 
     return _beside_torch(ours, theirs, promised, options)
 
 
-def _beside_tensors(name: str, options: SplitBenchOptions) -> dict[str, Any]:
+def _beside_tensors(name: str, options: SplitBenchOptions) -> Json:
     workload = _workload(name, options)
     ours = {"neurons": partial(homes.split, workload, homes.How("neurons"))}
     return _beside_torch(ours, {"torch, tensors": partial(torch_split.tensors, workload)}, AS_TENSORS[name], options)
@@ -260,7 +272,7 @@ def _beside_tensors(name: str, options: SplitBenchOptions) -> dict[str, Any]:
 def _beside_torch(
     ours: Mapping[str, Callable[[], float]], theirs: Mapping[str, Callable[[], float]], promised: float,
     options: SplitBenchOptions,
-) -> dict[str, Any]:  # fmt: skip
+) -> Json:  # fmt: skip
     """All by turns, and the fastest of ours beside the fastest of torch's."""
     taken = interleave({**ours, **theirs}, options.repeats)
     found = rates(taken)
@@ -274,14 +286,14 @@ def _beside_torch(
     }
 
 
-def _of_torch(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _of_torch(measured: Json) -> list[Figure]:
     return [
         figure(f"{name}: {one['best']}, of {one['torch']}", one["of_torch"], one["promised"])
         for name, one in measured.items()
     ]
 
 
-def _show_beside_torch(name: str, one: dict[str, Any]) -> None:
+def _show_beside_torch(name: str, one: Json) -> None:
     rows = [[who, number(rate), f"{one['spread'][who]:.0%}"] for who, rate in one["samples_per_second"].items()]
     show(f"{name}, beside torch", ("", "samples/s", "+-"), rows)
 
@@ -289,7 +301,7 @@ def _show_beside_torch(name: str, one: dict[str, Any]) -> None:
 # microbatches
 
 
-def _work(name: str, options: SplitBenchOptions) -> dict[str, Any]:
+def _work(name: str, options: SplitBenchOptions) -> Json:
     """Seconds of a processor that the gradient of a step takes, with weights' gradients made either way."""
     workload = _workload(name, options)
     whole = homes.How("stages")

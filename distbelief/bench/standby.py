@@ -15,11 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, ClassVar
 
 from distbelief.bench.parts import workloads
 from distbelief.bench.parts.timing import figure, finish, interleave, number, rates, ratio, show
 from distbelief.core.optimizer import optim
+from distbelief.core.records import Json
 from distbelief.errors import JobFailed
 from distbelief.job import Job
 from distbelief.places.status import status
@@ -51,11 +52,11 @@ class StandbyOptions:
     """One short round: whether it runs, not how fast."""
     quiet: bool = False
     """Print nothing."""
-    QUICK: ClassVar[Mapping[str, Any]] = {"task": "distbelief.bench.parts.workloads:lenet_quick", "repeats": 1}
+    QUICK: ClassVar[Mapping[str, object]] = {"task": "distbelief.bench.parts.workloads:lenet_quick", "repeats": 1}
     """Defaults with --quick."""
 
 
-def run(options: StandbyOptions) -> dict[str, Any]:
+def run(options: StandbyOptions) -> Json:
     """Measure; returns what is written as JSON.
 
     Raises:
@@ -71,7 +72,7 @@ def run(options: StandbyOptions) -> dict[str, Any]:
     took = [_take_over(options) for _ in range(options.repeats)]
     seconds, forgotten = statistics.median(one["seconds"] for one in took), sum(one["forgotten"] for one in took)
     share = ratio(taken["with"], taken["without"])
-    result: dict[str, Any] = {
+    result: Json = {
         "bench": "standby", "machine": facts, "task": task, "replicas": options.replicas, "shards": options.shards,
         "repeats": options.repeats,
         **rates(taken), "with_of_without": share,

@@ -12,9 +12,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from distbelief.bench.parts.timing import figure, finish, interleave, number, show, spread
+from distbelief.core.records import Json
 from distbelief.errors import JobFailed
 from distbelief.record.machine import machine
 
@@ -42,11 +43,11 @@ class StartOptions:
     """One start, of digits: whether it runs, not how fast."""
     quiet: bool = False
     """Print nothing."""
-    QUICK: ClassVar[Mapping[str, Any]] = {"task": "digits", "repeats": 1}
+    QUICK: ClassVar[Mapping[str, object]] = {"task": "digits", "repeats": 1}
     """Defaults with --quick."""
 
 
-def run(options: StartOptions) -> dict[str, Any]:
+def run(options: StartOptions) -> Json:
     """Measure; returns what is written as JSON.
 
     Raises:
@@ -60,7 +61,7 @@ def run(options: StartOptions) -> dict[str, Any]:
 
     taken = interleave({"start": start}, options.repeats)["start"]
     medians = {key: statistics.median(one[key] for one in starts) for key in starts[0]}
-    result: dict[str, Any] = {
+    result: Json = {
         "bench": "start",
         "machine": facts,
         "task": options.task,

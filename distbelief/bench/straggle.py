@@ -4,14 +4,16 @@ cores hold many replicas.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from distbelief.bench.parts import workloads
-from distbelief.bench.parts.timing import figure, finish, interleave, number, rates, ratio, show
+from distbelief.bench.parts.timing import Figure, figure, finish, interleave, number, rates, ratio, show
 from distbelief.core.optimizer import optim
+from distbelief.core.records import Json
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
@@ -46,11 +48,11 @@ class StraggleOptions:
     """One short round: whether it runs, not how fast."""
     quiet: bool = False
     """Print nothing."""
-    QUICK: ClassVar[Mapping[str, Any]] = {"pad": 0.002, "epochs": 1, "repeats": 1}
+    QUICK: ClassVar[Mapping[str, object]] = {"pad": 0.002, "epochs": 1, "repeats": 1}
     """Defaults with --quick."""
 
 
-def run(options: StraggleOptions) -> dict[str, Any]:
+def run(options: StraggleOptions) -> Json:
     """Measure; returns what is written as JSON.
 
     Raises:
@@ -96,13 +98,14 @@ def run(options: StraggleOptions) -> dict[str, Any]:
 
 
 def _strategies(replicas: int) -> dict[str, Strategy]:
-    common: dict[str, Any] = {"replicas": replicas, "shards": 1, "optimizer": optim("sgd", lr=0.01)}
+    sgd = optim("sgd", lr=0.01)
+    synchronous = Synchronous(replicas=replicas, shards=1, optimizer=sgd)
     return {
-        SYNCHRONOUS: Synchronous(**common),
-        "synchronous, 1 backup worker": Synchronous(**common, backup_workers=1),
-        "bounded, staleness 3": Bounded(**common, staleness=3),
-        "softsync, n 1": Softsync(**common, n=1),
-        "downpour": Downpour(**common),
+        SYNCHRONOUS: synchronous,
+        "synchronous, 1 backup worker": dataclasses.replace(synchronous, backup_workers=1),
+        "bounded, staleness 3": Bounded(replicas=replicas, shards=1, optimizer=sgd, staleness=3),
+        "softsync, n 1": Softsync(replicas=replicas, shards=1, optimizer=sgd, n=1),
+        "downpour": Downpour(replicas=replicas, shards=1, optimizer=sgd),
     }
 
 
@@ -118,7 +121,7 @@ def _rate(strategy: Strategy, compute: ComputeModel, options: StraggleOptions) -
     return float(workloads.run(job, Local(compute=compute))["samples_per_second"])
 
 
-def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
+def _figures(measured: Json) -> list[Figure]:
     """Each is ahead of synchronous where the issue of stragglers says so."""
     figures = []
     for number_of, (name, one) in enumerate(measured.items()):

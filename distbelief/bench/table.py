@@ -7,21 +7,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from distbelief.bench.parts.timing import number
+from distbelief.bench.parts.timing import Figure, number
 from distbelief.errors import UsageError
-
-
-class Figure(msgspec.Struct, frozen=True):
-    """One figure of a run, beside what is promised."""
-
-    what: str
-    measured: float
-    promised: float
-    better: str
 
 
 class MachineFacts(msgspec.Struct, frozen=True):
@@ -41,7 +31,7 @@ class BenchRun(msgspec.Struct, frozen=True):
     bench: str
     machine: MachineFacts
     figures: list[Figure]
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
 
 
 def table(paths: Sequence[str]) -> str:
@@ -84,26 +74,30 @@ def _of_bench(name: str, runs: Sequence[BenchRun]) -> str:
         f"`{command}`, runs of {when}; {'; '.join(sorted(machines))}\n\n| what | promised | median | least to most | "
         "|\n|---|---|---|---|---|"
     )
-    whats = dict.fromkeys(figure.what for run in runs for figure in run.figures)
+    whats = dict.fromkeys(one["what"] for run in runs for one in run.figures)
     return "\n".join(
-        [head, *(_row([f for run in runs for f in run.figures if f.what == what], len(runs)) for what in whats)]
+        [
+            head,
+            *(_row([f for run in runs for f in run.figures if f["what"] == what], len(runs)) for what in whats),
+        ]
     )
 
 
 def _row(figures: Sequence[Figure], runs: int) -> str:
     """A row of the table.
 
-    >>> _row([Figure("rate", rate, 2.0, "higher") for rate in (1.0, 3.0, 2.0)], 3)
+    >>> from distbelief.bench.parts.timing import figure
+    >>> _row([figure("rate", rate, 2.0) for rate in (1.0, 3.0, 2.0)], 3)
     '| rate | >= 2.0 | 2.0 | 1.0 to 3.0 | reached |'
     """
-    first, measured = figures[0], [figure.measured for figure in figures]
+    first, measured = figures[0], [one["measured"] for one in figures]
     median = statistics.median(measured)
-    lower = first.better == "lower"
-    reached = median <= first.promised if lower else median >= first.promised
+    lower = first["better"] == "lower"
+    reached = median <= first["promised"] if lower else median >= first["promised"]
     few = f" ({len(figures)} runs)" if len(figures) < runs else ""
     spread = f"{number(min(measured))} to {number(max(measured))}{few}" if len(measured) > 1 else "one run"
-    promise = f"{'<=' if lower else '>='} {number(first.promised)}"
-    return f"| {first.what} | {promise} | {number(median)} | {spread} | {'reached' if reached else 'not reached'} |"
+    promise = f"{'<=' if lower else '>='} {number(first['promised'])}"
+    return f"| {first['what']} | {promise} | {number(median)} | {spread} | {'reached' if reached else 'not reached'} |"
 
 
 def _words(value: object) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from distbelief.bench.parts import loops, workloads
-from distbelief.bench.parts.timing import check_models, figure, finish, interleave, number, rates, ratio, show
+from distbelief.bench.parts.timing import Figure, check_models, figure, finish, interleave, number, rates, ratio, show
 from distbelief.core.optimizer import Optimizer
+from distbelief.core.records import Json
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
 from distbelief.record.machine import machine
@@ -73,11 +74,11 @@ class TrainOptions:
     """One short round: whether it runs, not how fast."""
     quiet: bool = False
     """Print nothing."""
-    QUICK: ClassVar[Mapping[str, Any]] = {"repeats": 1, "epochs": 1}
+    QUICK: ClassVar[Mapping[str, object]] = {"repeats": 1, "epochs": 1}
     """Defaults with --quick."""
 
 
-def run(options: TrainOptions) -> dict[str, Any]:
+def run(options: TrainOptions) -> Json:
     """Measure; returns what is written as JSON.
 
     Raises:
@@ -95,7 +96,7 @@ def run(options: TrainOptions) -> dict[str, Any]:
     return finish(result, options)
 
 
-def _of_model(model: str, options: TrainOptions) -> dict[str, Any]:
+def _of_model(model: str, options: TrainOptions) -> Json:
     task = TASKS[model][options.quick]
     epochs = max(1, options.epochs // 2) if model == "lenet" else options.epochs
     samples = len(as_data(resolve(task).train())) * epochs
@@ -159,7 +160,7 @@ def _job(job: Job, place: Local) -> float:
     return float(workloads.run(job, place)["samples_per_second"])
 
 
-def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
+def _figures(measured: Json) -> list[Figure]:
     """The promised figures of what was measured, round by round."""
     figures = []
     for model, what, against, promised in FIGURES:
@@ -169,7 +170,7 @@ def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
     return figures
 
 
-def _show(model: str, one: dict[str, Any]) -> None:
+def _show(model: str, one: Json) -> None:
     rows = [
         [
             name,

@@ -9,14 +9,16 @@ that is less.
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from distbelief.bench.parts import loops, workloads
-from distbelief.bench.parts.timing import figure, interleave, number, show, spread
+from distbelief.bench.parts.timing import Figure, figure, interleave, number, show, spread
 from distbelief.core.optimizer import Optimizer
+from distbelief.core.records import Json
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
@@ -77,13 +79,13 @@ class Case(NamedTuple):
 
 def strategies(replicas: int) -> dict[str, Strategy]:
     """The strategies that are compared, with so many replicas."""
-    one: dict[str, Any] = {"replicas": replicas, "optimizer": SGD}
-    backup = {"synchronous, 1 backup worker": Synchronous(**one, shards=1, backup_workers=1)} if replicas > 2 else {}
+    synchronous = Synchronous(replicas=replicas, shards=1, optimizer=SGD)
+    backup = {"synchronous, 1 backup worker": dataclasses.replace(synchronous, backup_workers=1)}
     return {
-        "downpour": Downpour(**one, shards=1),
-        "synchronous": Synchronous(**one, shards=1),
-        **backup,
-        "allreduce": Allreduce(**one),
+        "downpour": Downpour(replicas=replicas, shards=1, optimizer=SGD),
+        "synchronous": synchronous,
+        **(backup if replicas > 2 else {}),
+        "allreduce": Allreduce(replicas=replicas, optimizer=SGD),
     }
 
 
@@ -100,7 +102,7 @@ def cases(models: Mapping[str, Model], padded: Model, pad: float) -> dict[str, C
     return found
 
 
-def measure(repeats: int, quick: bool, only: tuple[str, ...] = ()) -> dict[str, Any]:
+def measure(repeats: int, quick: bool, only: tuple[str, ...] = ()) -> Json:
     """Real seconds, simulated ones and their ratio, of every job whose name begins with one of `only`.
 
     Raises:
@@ -170,7 +172,7 @@ def _simulated(case: Case, inputs: Inputs) -> float:
     return float(on.run(_job(case))["seconds"])
 
 
-def figures(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+def figures(found: Json) -> list[Figure]:
     """How far each simulated time is from the real one."""
     return [
         figure(f"{name}: simulated time, away from the real one", abs(row["ratio"] - 1), WITHIN, lower=True)
@@ -178,7 +180,7 @@ def figures(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def tell(found: Mapping[str, Any]) -> None:
+def tell(found: Json) -> None:
     """Print the table."""
     for task, one in found["inputs"].items():
         print(

@@ -7,12 +7,13 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
 from distbelief.bench.parts import limits
-from distbelief.bench.parts.timing import figure, finish, interleave, number, ratio, show, spread
+from distbelief.bench.parts.timing import Figure, figure, finish, interleave, number, ratio, show, spread
+from distbelief.core.records import Json
 from distbelief.errors import UsageError
 from distbelief.places.processes.peers import Peers
 from distbelief.planner.shards import Ours
@@ -52,7 +53,7 @@ class WireOptions:
     """Two sizes, three short rounds: whether it runs, not how fast."""
     quiet: bool = False
     """Print nothing."""
-    QUICK: ClassVar[Mapping[str, Any]] = {"sizes": (SMALL, 256 << 10), "repeats": 3, "seconds": 0.002}
+    QUICK: ClassVar[Mapping[str, object]] = {"sizes": (SMALL, 256 << 10), "repeats": 3, "seconds": 0.002}
     """Defaults with --quick."""
 
 
@@ -70,7 +71,7 @@ class Contender(Protocol):
         """Let go of everything."""
 
 
-def run(options: WireOptions) -> dict[str, Any]:
+def run(options: WireOptions) -> Json:
     """Measure; returns what is written as JSON.
 
     Raises:
@@ -102,7 +103,7 @@ def run(options: WireOptions) -> dict[str, Any]:
     return finish(result, options)
 
 
-def _of_size(size: int, shards: int, repeats: int, seconds: float) -> dict[str, Any]:
+def _of_size(size: int, shards: int, repeats: int, seconds: float) -> Json:
     """All carriers and limits, for one size."""
     with Peers() as peers, contextlib.ExitStack() as stack:
         contenders: dict[str, Contender] = {
@@ -152,7 +153,7 @@ def _turn(contender: Contender, count: int) -> float:
     return contender.trips(count)
 
 
-def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
+def _figures(measured: Json) -> list[Figure]:
     """The promised figures, as far as their sizes were measured."""
     figures = []
     for size, told, landed, in_place in ((MIDDLE, "4 MB", 0.45, 0.5), (LARGE, "64 MB", 0.6, 0.8)):
@@ -175,7 +176,7 @@ def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
     return figures
 
 
-def _show(measured: dict[str, Any]) -> None:
+def _show(measured: Json) -> None:
     def name_of(size: str) -> str:
         return f"{int(size) >> 20} MB" if int(size) >= 1 << 20 else f"{int(size) >> 10} kB"
 

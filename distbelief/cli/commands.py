@@ -26,6 +26,7 @@ from distbelief.cli.task_names import TASKS, check_task
 from distbelief.cli.virtual import cluster
 from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Outcome
+from distbelief.core.records import Json
 from distbelief.core.settings import option
 from distbelief.errors import JobFailed, UsageError, unknown
 from distbelief.places.processes import forkserver
@@ -43,6 +44,7 @@ from distbelief.strategies import STRATEGIES, find
 if TYPE_CHECKING:
     from distbelief.core.settings import Settings
     from distbelief.job import Job
+    from distbelief.places.attempt import View
     from distbelief.places.simulated.simulated import Simulated
 
 MOST_DRAWN = 64
@@ -376,7 +378,7 @@ def split(args: list[str]) -> int:
     chosen = optim(asked.optimizer)
     if ":" not in task:  # a user's module may register ways
         Split.parse(asked.split, asked.partitions, asked.chunks)
-    line = words.network(asked.network)
+    line: dict[str, Any] = dict(words.network(asked.network))
     link = LinkModel(line.get("latency", 0.0), line.get("bandwidth", math.inf))
     from distbelief.cli import cost_tables, split_tables
     from distbelief.costs import splitting
@@ -484,6 +486,8 @@ def bench(args: list[str]) -> int:
         print("\n  table       the medians of several runs, which --json has written, and how far these lie apart")
         return 0 if args else 2
     if args[0] == "table":
+        if args[1:2] in (["--help"], ["-h"]):
+            return bench(args[1:2])
         from distbelief.bench.table import table
 
         print(table(args[1:]))
@@ -664,15 +668,13 @@ def _strategy(command: str, name: str, args: Sequence[str]) -> str:
     return name
 
 
-def _view(asked: options.Options) -> Any:
+def _view(asked: options.Options) -> View:
     from distbelief.places.attempt import View
 
     return View(quiet=asked.showing.quiet, json=asked.showing.json and not asked.showing.quiet)
 
 
-def _run(
-    run_job: Callable[[], dict[str, Any]], asked: options.Options, args: Sequence[str], script: Sequence[str] = ()
-) -> int:
+def _run(run_job: Callable[[], Json], asked: options.Options, args: Sequence[str], script: Sequence[str] = ()) -> int:
     """Run a job and print its end, and how to go on where it was cut short."""
     try:
         result = run_job()

@@ -10,6 +10,7 @@ import msgspec
 
 from distbelief.cli import options
 from distbelief.compression.options import Compression
+from distbelief.core.records import Json
 from distbelief.core.settings import option
 from distbelief.errors import UsageError
 from distbelief.places.processes import forkserver
@@ -56,7 +57,7 @@ def parse_compression(words: Sequence[str]) -> Compression:
     return asked
 
 
-def summary(result: dict[str, Any]) -> list[str]:
+def summary(result: Json) -> list[str]:
     """What came of a compression, in lines."""
     lines = [f"{'layer':20} {'values':>11} {'kept':>7} {'bits':>5} {'bytes':>11} {'of them gaps':>13}"]
     for layer in result["layers"]:

@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from distbelief.core.settings import option
 from distbelief.errors import UsageError
@@ -66,7 +66,7 @@ def _without_config(args: Sequence[str]) -> tuple[list[str], list[str]]:
     return words, paths
 
 
-def _read(path: str) -> dict[str, Any]:
+def _read(path: str) -> dict[str, object]:
     try:
         return tomllib.loads(Path(path).read_text())
     except OSError as error:
@@ -86,7 +86,7 @@ def _nearest(key: str, known: Collection[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else "; its options are those of --help, such as replicas"
 
 
-def _words(name: str, value: Any, place: str) -> list[str]:
+def _words(name: str, value: object, place: str) -> list[str]:
     """A value as the command line has it; a flag that is false is left off."""
     if isinstance(value, bool):
         return [name] if value else []

@@ -18,7 +18,7 @@ import re
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from distbelief.cli import words
 from distbelief.cli.config import configured
@@ -135,15 +135,16 @@ def groups(command: str, strategy: str) -> Mapping[str, list[Source]]:
     job = (
         "task",
         "strategy",
-        *kind.meaningless,
+        *_meaningless(kind),
         *(("evaluate_every", "target_accuracy", "target_loss", "data_dir") if command == "launch" else ()),
     )
     place: list[Source] = []
     if command == "simulate":
-        place = [(VirtualOptions, ())]
+        place = [(VirtualOptions, () if kind.direct else ("path",))]
     elif kind.coordinated:
         local = [field.name for field in dataclasses.fields(Local)]
-        place = [(Local, ("compute",)), (Cluster, tuple(local)), (Planned, ()), (Padded, ())]
+        lacks = [*["path"] * (not kind.direct), *["listen"] * (not kind.most_guests)]
+        place = [(Local, ("compute", *lacks)), (Cluster, tuple(local)), (Planned, ()), (Padded, ())]
     own: list[Source] = [(kind, ("optimizer",))]
     stepping: list[Source] = [(Stepping, ())] if _is_stepped(kind) else []
     found: dict[str, list[Source]] = {
@@ -154,6 +155,13 @@ def groups(command: str, strategy: str) -> Mapping[str, list[Source]]:
         "view": [(Showing, ())],
     }
     return {name: sources for name, sources in found.items() if any(fields_of(*source) for source in sources)}
+
+
+def _meaningless(kind: type[Strategy]) -> tuple[str, ...]:
+    """The options of a job that a strategy always refuses."""
+    own = kind.own
+    shared = ["data", *["order"] * (not own.one_reader)] if own.deals_to_any else []
+    return (*kind.meaningless, *shared)
 
 
 def _is_stepped(kind: type[Strategy]) -> bool:
@@ -188,7 +196,7 @@ def _flat(sources: Sequence[Source], heading: str, meanings: Mapping[str, str]) 
     """One dataclass with the fields of several, as tyro is to show them."""
     import tyro
 
-    made: list[tuple[str, Any, Any]] = []
+    made: list[tuple[str, object, object]] = []
     for kind, without in sources:
         # a job's task is no option, and its type would import torch
         hints, texts = typing.get_type_hints(kind, localns={"Task": object}), {**documents(kind), **meanings}
@@ -279,19 +287,24 @@ def refuse(prog: str, args: Sequence[str], known: Sequence[str], elsewhere: Mapp
         raise UsageError(f"{prog} has no option {name}; {hint}All are in {prog} --help")
 
 
+Asked = TypeVar("Asked")
+
+
 def _reflowed(kind: Any) -> Any:
     """The same dataclass, with what its fields mean in one line each: tyro would keep the line breaks of the source."""
     import tyro
 
     hints, texts = typing.get_type_hints(kind, include_extras=True), documents(kind)
-    made: list[Any] = []
+    made: list[tuple[str, object, object]] = []
     for field in dataclasses.fields(kind):
         shown = tyro.conf.arg(help=texts.get(field.name, ""))
         made.append((field.name, Annotated[hints[field.name], shown], copy.copy(field)))
     return dataclasses.make_dataclass(kind.__name__, made, frozen=True)
 
 
-def call_tyro(kind: Any, prog: str, description: str, args: Sequence[str], default: Any = None) -> Any:
+def call_tyro(
+    kind: type[Asked], prog: str, description: str, args: Sequence[str], default: Asked | None = None
+) -> Asked:
     """The options that are a dataclass, made from the arguments, and of a default where it is given.
 
     Raises:
@@ -425,8 +438,8 @@ class Options:
         Raises:
             UsageError: an option has a value that it cannot have.
         """
-        stepped: dict[str, Any] = {"optimizer": self.optimizer()} if _is_stepped(self.kind) else {}
-        own = {name: value for name, value in self._of(Job).items() if name not in self.kind.meaningless}
+        stepped = {"optimizer": self.optimizer()} if _is_stepped(self.kind) else {}
+        own = {name: value for name, value in self._of(Job).items() if name not in _meaningless(self.kind)}
         job = Job(task=task, strategy=self.kind(**stepped, **self._of(self.kind) | self._replicas()), **own)
         job.settings()
         return job

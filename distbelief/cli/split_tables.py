@@ -49,7 +49,7 @@ def _show_ways(cost: SplitCost) -> None:
 def _home(home: HomeCost) -> list[str]:
     times = (home.computes, home.waits, home.update)
     return [
-        f"partition {home.home}", *(number(1e3 * one) for one in times), str(home.messages),
+        f"partition {home.home}", *(number(round(1e3 * one, 6)) for one in times), str(home.messages),
         number(home.sent / 1e3), *_memory(home.memory),
     ]  # fmt: skip
 

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,6 +15,7 @@ from distbelief.compression import shrinking
 from distbelief.compression.options import Compression
 from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Outcome
+from distbelief.core.records import Json
 from distbelief.core.values import admit, shown
 from distbelief.errors import CheckpointError, DataError, Interrupted, JobFailed, UsageError
 from distbelief.job import Job
@@ -52,7 +52,7 @@ def compress(
     options: Compression,
     on: Local | Simulated | None = None,
     tell: Callable[[str], None] = lambda _: None,
-) -> dict[str, Any]:
+) -> Json:
     """Compress the model of a run into one file.
 
     Args:
@@ -208,11 +208,11 @@ def _strategy(options: Compression) -> Strategy:
     """How a job trains on."""
     kind = find(options.strategy)
     fields = getattr(kind, "__dataclass_fields__", {})
-    own: dict[str, Any] = {"replicas": options.replicas} if "replicas" in fields else {}
+    own = {"replicas": options.replicas} if "replicas" in fields else {}
     return kind(**own, **{"optimizer": optim("adam", lr=options.lr)})
 
 
-def _report(origin: Origin, path: Path, read: ModelFile, file: ModelFile, alone: dict[str, str]) -> dict[str, Any]:
+def _report(origin: Origin, path: Path, read: ModelFile, file: ModelFile, alone: dict[str, str]) -> Json:
     """What came of it, measured from the file."""
     models = build_model(origin.task, origin.seed, "cpu"), build_model(origin.task, origin.seed, "cpu")
     models[0].load_state_dict(origin.state)

@@ -101,13 +101,13 @@ class Policy:
     Verdict(action=<Action.APPLY: 'apply'>, reason='it is 4 updates old', scale=0.25)
     """
 
-    floor = 0
-    """How far all members are: the ticks whose pushes are applied here; grows only, and fetches tell it."""
     models = 1
     """How many a job trains, each with an optimizer of its own."""
 
     def __init__(self, scaling: str = "none") -> None:
         self._scaling = None if scaling == "none" else SCALINGS[scaling]
+        self.floor = 0
+        """How far all members are: the ticks whose pushes are applied here; grows only, and fetches tell it."""
 
     def resume(self, floor: int, rulings: Iterable[Any]) -> None:
         """Go on in the place of a shard whose floor it was; in rounds, with what was ruled."""

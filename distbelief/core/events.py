@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from distbelief.core.messages import Message
+from distbelief.core.records import Json
 from distbelief.core.roles import Kind
 from distbelief.core.timers import AnyTimer
 
@@ -36,7 +37,7 @@ class Loaded(msgspec.Struct, frozen=True, gc=False):
     """From the store beside a machine: a shard's part of a checkpoint."""
 
     arrays: dict[str, Any]
-    facts: dict[str, Any]
+    facts: Json
 
 
 class Lent(msgspec.Struct, frozen=True, gc=False):

@@ -5,11 +5,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from distbelief.core.values import admit, check_fields, shown
 from distbelief.errors import UsageError, unknown
+
+ParameterGroup = Mapping[str, Any]
+"""Parameters, under `params`, and what is set for them alone, as `torch.optim` takes it."""
 
 
 class Optimizer(msgspec.Struct, frozen=True):

@@ -8,10 +8,10 @@ the push that holds its gradient.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 import msgspec
 
+from distbelief.core.records import Json
 from distbelief.errors import RemoteProtocolError
 
 PORTION_LIMIT = 32
@@ -56,7 +56,7 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     batch: int
     undone: tuple[Portion, ...]
-    state: dict[str, Any] = {}
+    state: Json = {}
     """Scalars that the coordinator goes on with: numbers, words and lists of them."""
     places: tuple[AllotmentPlace, ...] = ()
     """Of each replica that has an allotment; what is before is of no meaning then."""

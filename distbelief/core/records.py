@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from distbelief.core.outcomes import Cause, Outcome
+
+Json = dict[str, Any]
+"""An object of JSON, whose names depend on what it tells of: a result, the facts of a checkpoint, what a method goes on
+with."""
 
 
 class Record(msgspec.Struct, frozen=True, tag=True, tag_field="event", gc=False):

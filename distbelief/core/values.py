@@ -18,7 +18,7 @@ from distbelief.errors import UsageError
 Read = TypeVar("Read")
 Also = TypeVar("Also")
 
-_WORDS: Mapping[Any, str] = {
+_WORDS: Mapping[object, str] = {
     int: "a whole number",
     float: "a number",
     bool: "True or False",
@@ -39,7 +39,7 @@ class Given(Generic[Read, Also]):
     """
 
     def __init__(
-        self, default: Read, also: Any, find: Callable[[Any], Read]
+        self, default: Read, also: Any, find: Callable[[Also], Read]
     ) -> None:  # also: the class Also; mypy wants no abstract one
         self._default, self._also, self._find = default, also, find
         self._name = ""
@@ -68,7 +68,7 @@ class CheckedStruct(msgspec.Struct, frozen=True):
         check_fields(self)
 
 
-def check_fields(whole: Any, **later: Any) -> None:
+def check_fields(whole: object, **later: object) -> None:
     """Hold each field of a frozen dataclass or struct to its type; what stands for such a value (a number of numpy's, a
     list) becomes one.
 
@@ -79,7 +79,7 @@ def check_fields(whole: Any, **later: Any) -> None:
     Raises:
         UsageError: naming the field, its value and what it may be.
     """
-    for name, hint in _hints(type(whole), **later).items():
+    for name, hint in _hints(type(whole), later).items():
         given = getattr(whole, name)
         held = admit(given, hint, f"{type(whole).__name__}({name}={shown(given)})")
         if held is given:
@@ -90,7 +90,7 @@ def check_fields(whole: Any, **later: Any) -> None:
             object.__setattr__(whole, name, held)
 
 
-def _hints(kind: Any, **later: Any) -> dict[str, Any]:
+def _hints(kind: type[Any], later: Mapping[str, object]) -> dict[str, object]:
     """The type of each field."""
     fields = (
         kind.__struct_fields__
@@ -101,19 +101,19 @@ def _hints(kind: Any, **later: Any) -> dict[str, Any]:
     return {name: hints[name] for name in fields}
 
 
-def read_as(hint: Any) -> Any:
+def read_as(hint: object) -> Any:
     """The type that a field of this annotation is read as."""
     return typing.get_args(hint)[0] if typing.get_origin(hint) is Given else hint
 
 
-def _kinds(hint: Any) -> tuple[Any, ...]:
+def _kinds(hint: object) -> tuple[object, ...]:
     """The types that a value may have, one by one."""
     if typing.get_origin(hint) is Given:
         return tuple(kind for part in typing.get_args(hint) for kind in _kinds(part))
     return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
-def admit(value: Any, hint: Any, where: str) -> Any:
+def admit(value: object, hint: object, where: str) -> Any:
     """A value as a field of this type holds it.
 
     Raises:
@@ -143,7 +143,7 @@ _NONE = object()
 """What a value of another type is held as."""
 
 
-def _held(value: Any, kind: Any, where: str) -> Any:
+def _held(value: object, kind: object, where: str) -> Any:
     origin, of = typing.get_origin(kind), typing.get_args(kind)
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(admit(item, of[0], where) for item in value)
@@ -165,7 +165,7 @@ def _number(value: Real, where: str) -> float:
         raise UsageError(f"{where}: is too large a number to compute with") from None
 
 
-def _names(kinds: tuple[Any, ...]) -> str:
+def _names(kinds: tuple[object, ...]) -> str:
     """What a value may be, in words."""
     *most, last = [_words(kind) for kind in kinds]
     return f"{', '.join(most)} or {last}" if most else last
@@ -191,7 +191,7 @@ def _article(name: str) -> str:
     return f"a{'n' * (name[0].lower() in 'aeiou')} {name}"
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value in a message: short, whatever it is."""
     return value.__name__ if isinstance(value, type) else " ".join(reprlib.repr(value).split())
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
 
 from distbelief.core.optimizer import LEARNING_RATES, Optimizer, optim
+from distbelief.core.records import Json
 from distbelief.costs import profile as profiling
 from distbelief.costs import updates
 from distbelief.costs.free_memory import free_memory
@@ -90,9 +90,9 @@ class TrainingCost(msgspec.Struct, frozen=True, kw_only=True):
         millions = epochs * self.samples / 1e6
         return {**found, **{f"{name}_per_million_samples": value / millions for name, value in found.items()}}
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         """All that is shown."""
-        made: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
+        made: Json = msgspec.to_builtins(self, str_keys=True)
         return {
             **made,
             "step": self.step,
@@ -192,7 +192,7 @@ def _notes(tracer: Tracer, profile: Profile, batch_size: int) -> list[str]:
     return notes
 
 
-def sample_of(data: Data) -> tuple[Any, Any]:
+def sample_of(data: Data) -> tuple[object, object]:
     """Inputs and targets of the few samples that a trace needs."""
     return data.batch(torch.arange(COUNTED) % len(data))
 

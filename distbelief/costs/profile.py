@@ -214,7 +214,7 @@ class _Steps:
         self.busy: list[float] = []
         """The wall's seconds of each step, as a multiple of its own."""
 
-        def loss(output: Any, target: Any) -> Tensor:
+        def loss(output: object, target: object) -> Tensor:
             made = task.loss(output, target)
             self._mark(BACKWARD, REST)
             return made
@@ -294,7 +294,7 @@ class _Repeated:
     def __len__(self) -> int:
         return self._samples
 
-    def batch(self, indices: Tensor) -> tuple[Any, Any]:
+    def batch(self, indices: Tensor) -> tuple[object, object]:
         """Those samples, of as many as there are."""
         made = self._data.batch(indices % len(self._data))
         self._gathered()
@@ -305,7 +305,7 @@ class _Repeated:
 def _hooked(model: nn.Module, names: Sequence[str], mark: Callable[[str, str], None]) -> Iterator[None]:
     """Mark when each layer begins forward and ends, and when the gradient of what it makes is there."""
 
-    def after(output: Any, name: str) -> None:
+    def after(output: object, name: str) -> None:
         mark(FORWARD, REST)
         for leaf in tree_leaves(output):
             if isinstance(leaf, Tensor) and leaf.requires_grad:

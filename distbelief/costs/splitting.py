@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from torch import nn
 
 from distbelief.core.optimizer import Optimizer, optim
+from distbelief.core.records import Json
 from distbelief.costs import updates
 from distbelief.costs.profile import BUSY, one_thread
 from distbelief.costs.turns import Turns
@@ -167,9 +168,9 @@ class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
             return f"splitting pays: {told}; {held}"
         return f"splitting does not pay in time: {told}; {held}, and that is what it may be for"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         """All that is shown."""
-        made: dict[str, Any] = msgspec.to_builtins(self)
+        made: Json = msgspec.to_builtins(self)
         return {**made, "speedup": self.speedup, "share": self.share, "verdict": self.verdict}
 
 

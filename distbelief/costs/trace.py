@@ -7,11 +7,12 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -93,7 +94,7 @@ class Tracer:
     3264
     """
 
-    def __init__(self, task: Task, sample: tuple[Any, Any]) -> None:
+    def __init__(self, task: Task, sample: tuple[object, object]) -> None:
         self._task, self._sample = task, sample
         self._fakes = True
         self.note = ""
@@ -173,19 +174,23 @@ class _Failed(Exception):
     """A pass raised: in which layer, and what."""
 
 
-def _attention(*shapes: Any, **_: Any) -> int:
+def _attention(*shapes: Any, **_: object) -> int:
     """Floating point operations of attention as the CPU computes it."""
     return int(sdpa_flop(*shapes[:3]))
 
 
-def _of_size(sample: Any, size: int) -> Any:
+Tree = TypeVar("Tree")
+
+
+def _of_size(sample: Tree, size: int) -> Tree:
     """As many samples as a minibatch has, of the shapes and dtypes of these."""
 
-    def made(leaf: Any) -> Any:
+    def made(leaf: object) -> object:
         # not new_zeros, which fake tensors refuse of a real one
         return torch.zeros((size, *leaf.shape[1:]), dtype=leaf.dtype) if isinstance(leaf, Tensor) else leaf
 
-    return tree_map(made, sample)
+    sized: Tree = tree_map(made, sample)
+    return sized
 
 
 def _vectors(optimizer: Optimizer) -> tuple[float, float]:
@@ -236,7 +241,7 @@ class _Calls:
         self._innermost = name
         self._operations[name] = self._operations.get(name, 0) - self._counter.get_total_flops()
 
-    def _leave(self, name: str, output: Any) -> None:
+    def _leave(self, name: str, output: object) -> None:
         self._stack.pop()
         self._called[name] = self._called.get(name, 0) + 1
         self._operations[name] += self._counter.get_total_flops()
@@ -274,7 +279,7 @@ class _Hooks:
     def _enter(self, name: str) -> None:
         self.current = name
 
-    def _leave(self, name: str, output: Any) -> None:
+    def _leave(self, name: str, output: object) -> None:
         self.current = REST
         for leaf in tree_leaves(output):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
@@ -288,7 +293,7 @@ class _Allocations(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # torch has not annotated it
         self.hooks: _Hooks | None = None
         self.kept: dict[str, int] = {}
-        self._alive: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._alive: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         """Of each that is there, by its address: its number."""
         self._sizes: list[int] = []
         self._kinds: list[str] = []
@@ -298,8 +303,8 @@ class _Allocations(TorchDispatchMode):
         self._kind = MAPS
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
         """Carry an operation out, and look at what it has made."""
         made = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(made):

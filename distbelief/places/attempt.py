@@ -6,10 +6,9 @@ import contextlib
 import dataclasses
 import re
 import sys
-from typing import Any
 
 from distbelief.core.portions import ANEW, StartingPoint
-from distbelief.core.records import Note, Record, Started
+from distbelief.core.records import Json, Note, Record, Started
 from distbelief.core.roles import SUPERVISOR
 from distbelief.core.settings import Settings, flat, option
 from distbelief.core.values import CheckedStruct, admit, shown
@@ -70,7 +69,7 @@ class Attempt:
         view: View | None,
         began: float,
         kept: bool = True,
-        more: dict[str, Any] | None = None,
+        more: Json | None = None,
     ) -> None:
         view = View() if view is None else admit(view, View, f"view={shown(view)}")
         self.job, self.settings, self._began = job, settings, began
@@ -105,7 +104,7 @@ class Attempt:
                 self.folder.unlock()
             raise
 
-    def _describe(self, more: dict[str, Any]) -> dict[str, Any]:
+    def _describe(self, more: Json) -> Json:
         own = {
             field.name: getattr(self.job, field.name)
             for field in dataclasses.fields(self.job)
@@ -211,7 +210,7 @@ class Attempt:
         self.record(moment, SUPERVISOR, Note(f"the run folder {self.folder.path} was deleted or moved away: {lost}"))
         return True
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> Json:
         """End the view and write the result; a run that never began leaves no folder, and one that was not resumed the
         result it had.
         """

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from distbelief.core import records, roles
 from distbelief.core.conversations import membership
 from distbelief.core.events import Event, Lost
+from distbelief.core.records import Json
 
 
 class ChannelMessage(msgspec.Struct, frozen=True, tag=True):
@@ -91,7 +90,7 @@ class Standing(ChannelMessage, frozen=True, tag=True):
     state: str
     waits_for: str
     waited: float | None
-    facts: dict[str, Any]
+    facts: Json
 
 
 AnyChannelMessage = Listening | Noted | Failed | Over | Interrupt | Died | Explain | Ask | Standing

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 
 from distbelief.codecs.file import ModelFile, read
+from distbelief.core.records import Json
 from distbelief.core.values import admit, device_number, shown
 from distbelief.errors import CheckpointError, DataError, UsageError
 from distbelief.record.folder import RunFolder
@@ -28,7 +29,7 @@ def evaluate(
     device: str = "cpu",
     task: str | None = None,
     inference: str = "float32",
-) -> dict[str, Any]:
+) -> Json:
     """Accuracy and loss of a run's `model.safetensors`, or of a compressed file, on its task's test set.
 
     Args:
@@ -138,7 +139,7 @@ def trained(
     return found, lean(model, inference)
 
 
-def _figures(task: Task, model: nn.Module) -> dict[str, Any]:
+def _figures(task: Task, model: nn.Module) -> Json:
     measured = measure(task, model)
     assert task.test is not None
     return {

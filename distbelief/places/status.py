@@ -7,12 +7,12 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 from distbelief.core import roles
+from distbelief.core.records import Json
 from distbelief.errors import JobFailed
 from distbelief.places.channel_messages import Standing
 from distbelief.record.folder import RunFolder
@@ -44,9 +44,7 @@ class StatusServer:
         answer: makes the state out of what they said.
     """
 
-    def __init__(
-        self, run: Path | None, ask: Callable[[], int], answer: Callable[[Iterable[Standing]], dict[str, Any]]
-    ) -> None:
+    def __init__(self, run: Path | None, ask: Callable[[], int], answer: Callable[[Iterable[Standing]], Json]) -> None:
         self._ask, self._answer = ask, answer
         self._clients: list[socket.socket] = []
         self._said: dict[str, Standing] = {}
@@ -130,7 +128,7 @@ def _told(reader: tuple[socket.socket, memoryview, float]) -> tuple[socket.socke
     return None
 
 
-def state(children: Iterable[tuple[str, int, int]], said: Iterable[Standing], summary: Summary) -> dict[str, Any]:
+def state(children: Iterable[tuple[str, int, int]], said: Iterable[Standing], summary: Summary) -> Json:
     """The state of a job.
 
     Args:
@@ -139,7 +137,7 @@ def state(children: Iterable[tuple[str, int, int]], said: Iterable[Standing], su
         summary: of the job so far.
     """
     told = {standing.role: standing for standing in said}
-    known: dict[str, dict[str, Any]] = {}
+    known: dict[str, Json] = {}
     for standing in told.values():  # what the servers know of the replicas
         for role, facts in standing.facts.get("of", {}).items():
             for name, value in facts.items():
@@ -154,7 +152,7 @@ def state(children: Iterable[tuple[str, int, int]], said: Iterable[Standing], su
     for role, pid, incarnation in [*children, *guests]:
         one = told.get(role)
         state = "elsewhere" if pid is None else "busy" if one is None else one.state
-        member: dict[str, Any] = {"role": role, "pid": pid, "incarnation": incarnation, "state": state}
+        member: Json = {"role": role, "pid": pid, "incarnation": incarnation, "state": state}
         member |= {"waits_for": one.waits_for if one else "", "waited_seconds": one.waited if one else None}
         member |= {"clock": None, "version": None, "staleness": None, "rate": None, "minibatches": None}
         member |= {name: value for name, value in (one.facts if one else {}).items() if name != "of"}
@@ -174,7 +172,7 @@ def state(children: Iterable[tuple[str, int, int]], said: Iterable[Standing], su
     }
 
 
-def status(run: str | Path) -> dict[str, Any]:
+def status(run: str | Path) -> Json:
     """The state of the job in a run folder; of one that has ended, its outcome.
 
     Raises:
@@ -200,7 +198,7 @@ def status(run: str | Path) -> dict[str, Any]:
             raise JobFailed(f"the job in {run} does not answer ({error}); it may just have ended: ask again") from error
 
 
-def _ended(folder: RunFolder) -> dict[str, Any]:
+def _ended(folder: RunFolder) -> Json:
     """The state of a job that nobody answers for."""
     if folder.locked:
         reason = "it cannot be asked: it is a simulation, or a job that just begins or ends"
@@ -213,7 +211,7 @@ def _ended(folder: RunFolder) -> dict[str, Any]:
             "seconds": None,
             "members": [],
         }
-    result: dict[str, Any] = {"outcome": "unknown"}
+    result: Json = {"outcome": "unknown"}
     try:
         result = dict(json.loads(folder.result.read_bytes()))
     except OSError:
@@ -227,7 +225,7 @@ def _ended(folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def lines(found: Mapping[str, Any]) -> list[str]:
+def lines(found: Json) -> list[str]:
     """A state as lines of text.
 
     >>> lines({"run": "runs/x", "running": False, "outcome": "done", "reason": "all epochs are done"})

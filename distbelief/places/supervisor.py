@@ -141,11 +141,6 @@ class Supervisor:
     def _latest(self, role: str) -> _Life | None:
         return self._here[role][-1] if role in self._here else None
 
-    def last_died(self, role: str) -> int:
-        """Which life of a role died, of those the last; -1 where none did."""
-        died = self._gone.get(role)
-        return -1 if died is None or died.left else died.incarnation
-
     def moves(self, standby: str) -> bool:
         """Whether a standby is about to play its shard."""
         return standby in self._moving
@@ -245,10 +240,10 @@ class Supervisor:
             told.append(Tell(said.role, Interrupt(self._interrupts[0].why)))
         return told
 
-    def _leaves(self, role: str) -> None:
-        """The coordinator lets a role go: its end is no death."""
-        for life in self._here.get(role, ()):
-            life.left = True
+    def _leaves(self, lead: str) -> None:
+        """The coordinator lets a replica go, or whoever it is: the end of none of its partitions is a death."""
+        for life in self._lives():
+            life.left |= roles.lead_of(life.role) == lead
 
     def _failed(self, said: Said, word: Failed) -> list[Effect]:
         """One that tells only of somebody else who is gone may come again, and whoever that is says why; any other
@@ -267,7 +262,8 @@ class Supervisor:
 
     def _failed_late(self, role: str, word: Failed) -> list[Effect]:
         """What a script raises after its part of the job costs nobody the training: it is told at the end."""
-        self._leaves(role)
+        for life in self._here.get(role, ()):
+            life.left = True
         if self._late is None:
             self._late = _error_of(word)
             kept = f" and is kept in {self.explanation.run}" if self.explanation.run else ""
@@ -314,20 +310,25 @@ class Supervisor:
         """
         if not roles.is_replica(life.role):
             return []
-        lead, incarnation = roles.lead_of(life.role), life.incarnation
+        lead, following = roles.lead_of(life.role), self._next_life(life)
         for role in [role for role in self._wanted if roles.lead_of(role) == lead]:
-            if self._wanted[role] <= incarnation:
-                self._wanted[role] = incarnation + 1
-                if incarnation >= self._restarts:
-                    del self._wanted[role]
-        siblings = [one for one in self._lives() if one.incarnation <= incarnation and roles.lead_of(one.role) == lead]
+            if following is None:
+                del self._wanted[role]
+                self._due.pop(role, None)
+            else:
+                self._wanted[role] = following
+        siblings = [
+            one for one in self._lives() if one.incarnation <= life.incarnation and roles.lead_of(one.role) == lead
+        ]
         return [effect for one in siblings for effect in self._kill(one, f"{life.role} is gone")]
 
-    def _last_life(self, life: _Life) -> int:
-        """The latest that a role has died in, or another partition of its replica: the next is the same for all."""
+    def _next_life(self, life: _Life) -> int | None:
+        """The one after the latest that a role has died in, or another partition of its replica: it is the same for
+        all of them. None where that was the last.
+        """
         lead = roles.lead_of(life.role)
-        self._died_in[lead] = max(self._died_in.get(lead, 0), life.incarnation)
-        return self._died_in[lead]
+        last = self._died_in[lead] = max(self._died_in.get(lead, 0), life.incarnation)
+        return last + 1 if last < self._restarts else None
 
     def _died(self, now: float, life: _Life, ended: Ended) -> list[Effect]:
         known, role, how = self.explanation, life.role, life.why or ended.how
@@ -338,10 +339,10 @@ class Supervisor:
             return []
         if known.repeats(role, life.said.text) and not self.started:
             self.failure = self.failure or known.failed(life.said.told)  # another life would say it again
-        last = self._last_life(life)
-        again = last < self._restarts and self._comes_again(now, life, ended)
-        if again:
-            self._wanted[role] = last + 1
+        following = self._next_life(life)
+        again = following is not None and self._comes_again(now, life, ended)
+        if following is not None and again:
+            self._wanted[role] = following
         if not self._needs(role):
             reason = life.why or f"{how}: {life.said.told}".removeprefix(": ").removesuffix(": ")
             return [*self._tell_of(Died(role, reason, life.incarnation)), *self._fill(now, role)]
@@ -357,8 +358,17 @@ class Supervisor:
             return False
         if life.role in (roles.COORDINATOR, roles.SINGLE):
             return self._lasts and ended.killed and ended.resumable and now <= self._end_by
-        leaves = self.ending and roles.is_replica(life.role)
-        return roles.kind(life.role) not in (roles.Kind.SHARD, roles.Kind.STANDBY) and not leaves
+        if roles.is_replica(life.role):
+            return not self.ending and not self._was_done(life)
+        return roles.kind(life.role) not in (roles.Kind.SHARD, roles.Kind.STANDBY)
+
+    def _was_done(self, life: _Life) -> bool:
+        """Whether another partition of a replica's life has ended in peace: none of that begins another."""
+        lead, incarnation = roles.lead_of(life.role), life.incarnation
+        return any(
+            one.left and one.incarnation == incarnation and roles.lead_of(one.role) == lead
+            for one in self._gone.values()
+        )
 
     def _notes_of(self, life: _Life, how: str, again: bool) -> list[Effect]:
         """What is recorded of a death that the coordinator does not hear of."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from distbelief.core.optimizer import Optimizer
+from distbelief.core.records import Json
 from distbelief.core.settings import Holder
 from distbelief.costs.splitting import SplitCost
 from distbelief.errors import JobFailed, UsageError
@@ -62,7 +63,7 @@ class Counted:
     def __len__(self) -> int:
         return self._samples
 
-    def batch(self, indices: Tensor) -> tuple[Any, Any]:
+    def batch(self, indices: Tensor) -> tuple[object, object]:
         """Examples; nothing that could be computed with, where there are none."""
         if self._examples is None:
             return indices, indices
@@ -102,7 +103,7 @@ class Terms(msgspec.Struct, frozen=True):
         return max(self.spared, key=lambda name: self.spared[name], default="")
 
 
-def terms_of(result: Mapping[str, Any]) -> Terms:
+def terms_of(result: Json) -> Terms:
     """What the steps of a job were made of, by what it leaves.
 
     Raises:
@@ -119,7 +120,7 @@ def terms_of(result: Mapping[str, Any]) -> Terms:
     return Terms(**parts, samples_per_second=rate, bytes_per_step=sent, waits_for=longest)
 
 
-def lasting(result: Mapping[str, Any], batch_size: int, fetched_before: bool) -> Terms:
+def lasting(result: Json, batch_size: int, fetched_before: bool) -> Terms:
     """What the steps of a long job are made of, by a short one's, which begins with a fetch and ends with a push that
     are no longer beside many steps.
 

@@ -14,7 +14,6 @@ import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -23,6 +22,7 @@ from safetensors.torch import save_file
 
 from distbelief.core import roles
 from distbelief.core.portions import Position
+from distbelief.core.records import Json
 from distbelief.core.settings import Plan, read_own_or_name
 from distbelief.errors import CheckpointError, LocalProtocolError
 from distbelief.record.folder import RunFolder, sync, write_atomically
@@ -42,7 +42,7 @@ class CheckpointFile(msgspec.Struct, frozen=True):
     file: str
     size: int
     crc32: int
-    facts: dict[str, Any] = {}
+    facts: Json = {}
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ class Checkpoints:
         folder = RunFolder(Path(run))
         self.folder, self._model = folder.checkpoints, folder.model
 
-    def save_part(self, number: int, part: str, arrays: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
+    def save_part(self, number: int, part: str, arrays: Mapping[str, torch.Tensor], facts: Json) -> None:
         """Write a shard's arrays as its part of checkpoint `number`, and wait until they are on disk.
 
         Args:
@@ -238,7 +238,7 @@ def read_manifest(path: str | Path) -> Manifest:
         outer = msgspec.json.decode(file.read_bytes(), type=_Sealed)
         if zlib.crc32(outer.manifest) != outer.crc32:
             raise corrupt(file, "its checksum does not match")
-        version = msgspec.json.decode(outer.manifest, type=dict[str, Any]).get("format")
+        version = msgspec.json.decode(outer.manifest, type=Json).get("format")
         if version != FORMAT:
             raise CheckpointError(
                 f"{file} is in format {version}, this distbelief reads format {FORMAT}: go on with the version that "
@@ -269,7 +269,7 @@ def _room() -> str:
     return f"make room on that disk or mend it{limited}"
 
 
-def sealed(path: Path, facts: Mapping[str, Any] | None = None) -> CheckpointFile:
+def sealed(path: Path, facts: Json | None = None) -> CheckpointFile:
     """What a manifest says of a file, which is put on disk first.
 
     Raises:

@@ -10,14 +10,14 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
 
+from distbelief.core.records import Json
 from distbelief.errors import CheckpointError, UsageError, limit
 
 LOOKS, LOOK_SECONDS = 5, 0.02
@@ -179,7 +179,7 @@ class RunFolder:
             return True
         return (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino)
 
-    def make_again(self, job: Mapping[str, Any]) -> None:
+    def make_again(self, job: Json) -> None:
         """Make a folder that is gone again, with its `job.json`, and lock it.
 
         Raises:
@@ -200,7 +200,7 @@ class RunFolder:
         """Take away a run that never began, and so can neither be looked at nor gone on with."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def write_job(self, job: Mapping[str, Any]) -> None:
+    def write_job(self, job: Json) -> None:
         """Write `job.json`: what was asked for, before anything happens.
 
         Raises:
@@ -213,14 +213,14 @@ class RunFolder:
                 f"{self.job} cannot be written: {error.strerror}; {limit(error) or 'name another folder with --out'}"
             ) from error
 
-    def read_job(self) -> dict[str, Any]:
+    def read_job(self) -> Json:
         """What `write_job` was given, as plain JSON values.
 
         Raises:
             CheckpointError: the file is missing or corrupt.
         """
         try:
-            return msgspec.json.decode(self.job.read_bytes(), type=dict[str, Any])
+            return msgspec.json.decode(self.job.read_bytes(), type=Json)
         except OSError as error:
             raise CheckpointError(
                 f"{self.job} cannot be read: {error.strerror}; is {self.path} a run that got that far?"

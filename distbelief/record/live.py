@@ -10,12 +10,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from distbelief.core import records, roles
 from distbelief.core.outcomes import Outcome
+from distbelief.core.records import Json
 from distbelief.record.recorder import line
 from distbelief.record.summary import Mean, Summary
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live as Table
 
 PERIOD = 10.0
 """Seconds between two lines of progress where there is no terminal."""
@@ -67,7 +72,7 @@ class Live:
         self._tested: set[int] = set()
         self._joined: list[str] = []
         self._last = now()
-        self._table: Any = None  # rich's, imported only where there is a terminal
+        self._table: Table | None = None  # rich's, imported only where there is a terminal
         self._terminal = not json and not quiet and stream.isatty()
 
     def __enter__(self) -> Live:
@@ -114,7 +119,7 @@ class Live:
         """Whether it shows how the shards stand."""
         return not (self._silent or self._json)
 
-    def stands(self, shard: str, facts: Mapping[str, Any]) -> None:
+    def stands(self, shard: str, facts: Json) -> None:
         """Take how a shard stands: `facts["of"]` is what it knows of each replica."""
         latest = [one["staleness"] for one in facts.get("of", {}).values() if one.get("staleness") is not None]
         if latest:
@@ -253,7 +258,7 @@ class Live:
             self._stream.write(text + "\n")
             self._stream.flush()
 
-    def _rich(self) -> Any:
+    def _rich(self) -> Table:
         if self._table is None:
             from rich.console import Console
             from rich.live import Live as Table
@@ -265,13 +270,13 @@ class Live:
     def _refresh(self) -> None:
         self._rich().update(self._picture(), refresh=True)
 
-    def _picture(self) -> Any:
+    def _picture(self) -> RenderableType:
         """The progress and the table of replicas, as rich draws them."""
         from rich.console import Group
 
         return Group(self._bar(self._rich().console.width), self._replicas())
 
-    def _bar(self, width: int) -> Any:
+    def _bar(self, width: int) -> RenderableType:
         """The progress in one row: what does not fit is left out, the least important first."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table
@@ -282,8 +287,7 @@ class Live:
         bar_of = (
             (whole, summary.samples) if counted or not summary.started else (summary.started.epochs, summary.epochs)
         )
-        row = summary.history[-1] if summary.history else {}
-        accuracy = row.get("test_accuracy")
+        accuracy = summary.history[-1]["test_accuracy"] if summary.history else None
         loss = self._recent.take()
         self._recent_loss = self._recent_loss if loss is None else f"loss {loss:.4f}"
         cells = {
@@ -299,7 +303,7 @@ class Live:
         for name in LEAST_IMPORTANT:
             if sum(map(len, cells.values())) + GAP * (len(cells) - 1) > width:
                 cells.pop(name, None)
-        drawn: dict[str, Any] = {**cells}
+        drawn: dict[str, RenderableType] = {**cells}
         if "bar" in cells:
             drawn["bar"] = ProgressBar(total=max(bar_of[0], 1), completed=bar_of[1], width=BAR)
         bar = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
@@ -308,7 +312,7 @@ class Live:
         bar.add_row(*drawn.values())
         return bar
 
-    def _replicas(self) -> Any:
+    def _replicas(self) -> RenderableType:
         """The table of replicas; a long reason is cut, so that each is one row."""
         from rich.table import Table
         from rich.text import Text
@@ -349,7 +353,7 @@ def figures(accuracy: float | None, metrics: Mapping[str, float | None], loss: f
     return ", ".join([*told, *(f"{name} {value:.4f}" for name, value in others.items() if value is not None)])
 
 
-def summary(result: Mapping[str, Any], folder: str | Path | None = None) -> str:
+def summary(result: Json, folder: str | Path | None = None) -> str:
     """The few lines that end a run, out of what `result.json` holds.
 
     Args:
@@ -388,7 +392,7 @@ def summary(result: Mapping[str, Any], folder: str | Path | None = None) -> str:
     if result["staleness"]["mean"] is not None:
         rows.append(("staleness", f"mean {result['staleness']['mean']:.2f}, max {result['staleness']['max']}"))
     lost = [
-        f"{roles.replica(one['id'])} lost {_many(one['lost'], 'minibatch', 'es')}"
+        f"{_many(one['lost'], 'minibatch', 'es')} of {roles.replica(one['id'])}"
         for one in result["per_replica"]
         if one["lost"]
     ]
@@ -405,7 +409,7 @@ def summary(result: Mapping[str, Any], folder: str | Path | None = None) -> str:
     return "\n".join(f"{name:<12}{text}" for name, text in rows)
 
 
-def _cluster(told: Mapping[str, Any]) -> str:
+def _cluster(told: Json) -> str:
     """What a simulated cluster costs: its steps, messages, memory and hosts."""
     handling, hosts = told["handling"], told["hosts"]
     memory = f"{handling['memory'] / 1e9:g} GB/s" if math.isfinite(handling["memory"]) else "no time"

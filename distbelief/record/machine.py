@@ -7,7 +7,6 @@ import os
 import platform
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -15,7 +14,7 @@ LOOK = 0.1
 """Seconds for which it is looked how busy the machine is."""
 
 
-def machine() -> dict[str, Any]:
+def machine() -> dict[str, object]:
     """What the figures were measured on."""
     model = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     return {

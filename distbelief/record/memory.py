@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from distbelief.core.portions import Position
+from distbelief.core.records import Json
 from distbelief.core.settings import Plan
 from distbelief.errors import CheckpointError
 
@@ -14,18 +14,18 @@ class MemoryStore:
     """Keeps the newest checkpoint, for a job that goes on with as many shards as it had."""
 
     def __init__(self) -> None:
-        self._making: dict[tuple[int, str], tuple[dict[str, torch.Tensor], dict[str, Any]]] = {}
-        self._newest: dict[str, tuple[dict[str, torch.Tensor], dict[str, Any]]] = {}
+        self._making: dict[tuple[int, str], tuple[dict[str, torch.Tensor], Json]] = {}
+        self._newest: dict[str, tuple[dict[str, torch.Tensor], Json]] = {}
         self._number = ""
 
-    def save_part(self, number: int, part: str, arrays: dict[str, torch.Tensor], facts: dict[str, Any]) -> None:
+    def save_part(self, number: int, part: str, arrays: dict[str, torch.Tensor], facts: Json) -> None:
         """Copy one shard's part."""
         self._making[number, part] = (
             {name: array.detach().clone() for name, array in arrays.items()},
             dict(facts),
         )
 
-    def commit(self, number: int, plan: Plan, position: Any, samples: int) -> str:
+    def commit(self, number: int, plan: Plan, position: Position, samples: int) -> str:
         """Make a checkpoint the newest; returns its name."""
         if str(number) == self._number:
             return self._number
@@ -38,7 +38,7 @@ class MemoryStore:
         """Clear away what was made of a checkpoint, and of those before."""
         self._making = {(made, part): held for (made, part), held in self._making.items() if made > number}
 
-    def load_part(self, checkpoint: str, plan: Plan, shard: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    def load_part(self, checkpoint: str, plan: Plan, shard: int) -> tuple[dict[str, torch.Tensor], Json]:
         """One shard's part of the newest.
 
         Raises:

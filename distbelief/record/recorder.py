@@ -6,13 +6,13 @@ import io
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from distbelief.core import records, roles
+from distbelief.core.records import Json
 from distbelief.errors import RemoteProtocolError
 from distbelief.record.curves import Curves
 from distbelief.record.folder import RunFolder, write_atomically
@@ -42,7 +42,7 @@ def read_metrics(path: Path) -> Iterator[tuple[float, records.Record]]:
     with path.open("rb") as file:
         for text in file:
             try:
-                fields = msgspec.json.decode(text, type=dict[str, Any])
+                fields = msgspec.json.decode(text, type=Json)
                 if fields.get("event") == "Tested":  # JSON has no NaN: it was written as null
                     fields = {key: math.nan if value is None else value for key, value in fields.items()}
                 seconds, record = (
@@ -68,9 +68,7 @@ class Recorder:
         warn: is told, once each, that the metrics or the result cannot be written; by default it goes to stderr.
     """
 
-    def __init__(
-        self, folder: RunFolder | None, job: Mapping[str, Any], warn: Callable[[str], None] | None = None
-    ) -> None:
+    def __init__(self, folder: RunFolder | None, job: Json, warn: Callable[[str], None] | None = None) -> None:
         self.folder, self.job = folder, dict(job)
         self.summary = Summary(self.job)
         self._warn = warn or _to_stderr
@@ -138,11 +136,11 @@ class Recorder:
                 f"metrics cannot be written to {self.folder.metrics}: {error.strerror}; the job goes on without them"
             )
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Json:
         """What `result.json` holds, or would hold if the run ended now."""
         return self.summary.result()
 
-    def finish(self, write: bool = True) -> dict[str, Any]:
+    def finish(self, write: bool = True) -> Json:
         """Write `result.json` (where asked to) and the last of the curves, close the files, and return the result."""
         result = self.result()
         if self.folder and write:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from distbelief.core.records import Json
 from distbelief.core.settings import Plan
 from distbelief.errors import CheckpointError, LayoutError
 from distbelief.record.checkpoints import (
@@ -26,7 +27,7 @@ from distbelief.record.model_file import stored
 from distbelief.sharding.layout import ITEM_SIZES, Layout, Piece, Range, check_same
 
 
-def load_part(path: str | Path, plan: Plan, shard: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def load_part(path: str | Path, plan: Plan, shard: int) -> tuple[dict[str, torch.Tensor], Json]:
     """The arrays that shard number `shard` of `plan` holds, out of a checkpoint that may have been cut into another
     number of shards.
 
@@ -83,7 +84,7 @@ def load_part(path: str | Path, plan: Plan, shard: int) -> tuple[dict[str, torch
 class CheckpointStore(Checkpoints):
     """The checkpoints of one run, written and read back: what a driver asks of a store."""
 
-    def load_part(self, checkpoint: str, plan: Plan, shard: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    def load_part(self, checkpoint: str, plan: Plan, shard: int) -> tuple[dict[str, torch.Tensor], Json]:
         """As the function `load_part`."""
         return load_part(checkpoint, plan, shard)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import msgspec
 
 from distbelief.core import records, roles
+from distbelief.core.records import Json
 from distbelief.record.folder import versions
 
 OVERFLOWS = ("overflows", "counted")
@@ -30,6 +31,41 @@ class ReplicaCounts(msgspec.Struct):
     """Of its lives that ended in peace."""
     gone: str = ""
     """Why it died; empty while it takes part and where it left in peace."""
+
+
+class HistoryRow(TypedDict):
+    """The model after so much training, as `result.json` has it."""
+
+    seconds: float
+    epoch: int
+    samples: int
+    updates: int
+    train_loss: float | None
+    test_loss: float | None
+    test_accuracy: float | None
+    test_metrics: NotRequired[dict[str, float | None]]
+    """Of a task that has such."""
+
+
+class TargetReached(TypedDict):
+    """When a target was reached, as `result.json` has it."""
+
+    seconds: float
+    epochs: int
+
+
+class DescentSummary(TypedDict):
+    """How far a batch method is, as `result.json` has it."""
+
+    iterations: int
+    loss: float | None
+    gradient: float | None
+    """Its largest component."""
+    evaluations: int
+    restarts: int
+    """Searches that failed."""
+    copies: int
+    """Work units that were dealt to one more."""
 
 
 class Mean:
@@ -62,13 +98,13 @@ class Summary:
             device, versions.
     """
 
-    def __init__(self, job: Mapping[str, Any]) -> None:
+    def __init__(self, job: Json) -> None:
         self.job = job
-        self.settings: Mapping[str, Any] = job.get("settings") or {}
+        self.settings: Json = job.get("settings") or {}
         self.started: records.Started | None = None
         self.replicas: dict[int, ReplicaCounts] = {}
-        self.history: list[dict[str, Any]] = []
-        self._tested: dict[str, Any] = {}
+        self.history: list[HistoryRow] = []
+        self._tested: HistoryRow | None = None
         self.applied: dict[str, records.Applied] = {}
         self.steps = self.samples = self.pushes = self.pushed = self.fetched = self.epochs = self.dropped = (
             self.forgotten
@@ -76,16 +112,16 @@ class Summary:
         self._forgotten: dict[tuple[str, str, int], int] = {}
         self.seconds = 0.0
         """Training time: from `Started` to the last `Stepped`, summed over the attempts of a resumed run."""
-        self.reached: dict[str, Any] | None = None
-        self._holding: dict[str, Any] | None = None
+        self.reached: TargetReached | None = None
+        self._holding: TargetReached | None = None
         """When the last evaluation held the target, where it did."""
         self.evaluating = 0.0
         """Seconds that evaluations took."""
         self.outcome, self.cause, self.reason = "", "", ""
-        self.descent: dict[str, Any] | None = None
+        self.descent: DescentSummary | None = None
+        """Of a batch method."""
         self.split: dict[str, str] | None = None
-        """Of a batch method: its iterations, evaluations, searches that failed, work units dealt to one more, last loss
-        and largest component of the gradient."""
+        """Of a split model: by which ways, and what is told of it."""
         self._loss = Mean()
         self._counted = 0  # samples whose seconds are known: those before a resumption whose metrics are lost are not
         self._began = self._before = 0.0
@@ -186,20 +222,20 @@ class Summary:
         self._holding = {"seconds": self.history[-1]["seconds"], "epochs": record.epoch} if held else None
 
     def _row(self, seconds: float, epoch: int, tested: records.Tested | None = None) -> None:
-        row: dict[str, Any] = {
+        trained = self._loss.take()
+        row: HistoryRow = {
             "seconds": self._training(seconds),
             "epoch": epoch,
             "samples": self.samples,
             "updates": self.pushes,
+            # of the whole batch where it is known, without what was only tried
+            "train_loss": self.descent["loss"] if self.descent else _finite(trained),
+            "test_loss": _finite(tested.loss) if tested else None,
+            "test_accuracy": _finite(tested.accuracy) if tested else None,
         }
-        trained = self._loss.take()
-        # of the whole batch where it is known, without what was only tried
-        trained = self.descent["loss"] if self.descent else _finite(trained)
-        row |= {"train_loss": trained, "test_loss": None, "test_accuracy": None}
         if tested is not None:
-            row |= {"test_loss": _finite(tested.loss), "test_accuracy": _finite(tested.accuracy)}
-            metrics = {one: _finite(value) for one, value in tested.metrics.items()}
-            row |= {"test_metrics": metrics} if metrics else {}
+            if tested.metrics:
+                row["test_metrics"] = {one: _finite(value) for one, value in tested.metrics.items()}
             self._tested = row
         self.history.append(row)
 
@@ -216,7 +252,7 @@ class Summary:
         """The largest shard version; the pushes reported, until the shards have told."""
         return max((applied.updates for applied in self.applied.values()), default=self.pushes)
 
-    def staleness(self) -> dict[str, Any]:
+    def staleness(self) -> Json:
         """Mean, maximum and histogram (staleness, as a string, to pushes) over all shards; null where nothing is
         known.
         """
@@ -232,9 +268,9 @@ class Summary:
             "histogram": {str(key): histogram[key] for key in sorted(histogram)},
         }
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Json:
         """What `result.json` holds, in JSON's own types; numbers that are not finite become null."""
-        started = self.started
+        started, tested = self.started, self._tested
         aims = {name: self.settings.get(f"target_{name}", 0.0) or None for name in ("accuracy", "loss")}
         replicas = started.replicas if started else self.settings.get("replicas", 0)
         known = {**{index: ReplicaCounts() for index in range(replicas)}, **self.replicas}
@@ -254,9 +290,9 @@ class Summary:
             "seconds": self.seconds,
             "samples_per_second": self.rate,
             "evaluating_seconds": self.evaluating,
-            "test_accuracy": self._tested.get("test_accuracy"),
-            "test_loss": self._tested.get("test_loss"),
-            "test_metrics": self._tested.get("test_metrics", {}),
+            "test_accuracy": tested["test_accuracy"] if tested else None,
+            "test_loss": tested["test_loss"] if tested else None,
+            "test_metrics": tested.get("test_metrics", {}) if tested else {},
             "target": {
                 **aims,
                 "reached": self.reached is not None,

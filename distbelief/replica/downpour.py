@@ -14,7 +14,6 @@ computes, but pushes nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
 from typing import Any
 
 from distbelief.core import roles
@@ -27,13 +26,14 @@ from distbelief.core.conversations import (
     partitioning,
     pushing,
 )
-from distbelief.core.effects import RECEIVE, Arrival, Batch, Computed, Effect, Send, WriteRecord
+from distbelief.core.effects import RECEIVE, Arrival, Batch, Computed, Send, WriteRecord
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Note
+from distbelief.core.settings import Settings
 from distbelief.replica.pushes import Pushes
 from distbelief.replica.served_replica import ModelView, ServedReplica, ServerView
-from distbelief.replica.siblings import Steps
 from distbelief.replica.split_compute import SplitCompute, apart, gradient
+from distbelief.replica.steps import Steps
 from distbelief.replica.vectors import Vectors
 from distbelief.replica.work import WorkQueue, report_seconds
 from distbelief.sharding.layout import Range
@@ -75,17 +75,14 @@ class DownpourTraining:
     def __init__(self, replica: ServedReplica, server: ServerView) -> None:
         self.server, self.work = server, WorkQueue()
         settings = server.plan.settings
-        self._replica, self._links, self._vectors = replica, replica.links, replica.vectors
+        self._replica, self._links = replica, replica.links
         self._siblings = replica.siblings
         self._models = server.models
         self._stepped = {*range(len(server.models))}
         """Of several models, those whose parameters are not at hand since they were stepped."""
         self._amid = False
         """Whether a minibatch of several pushes has been begun, and is not over."""
-        self._settings, self._pushing = settings, settings.strategy.pushing
-        self._report_seconds = report_seconds(settings.replicas)
-        self._attends, self._in_rounds = settings.strategy.attendance, settings.strategy.rounds
-        self._bound = settings.strategy.staleness_bound
+        self._pushing, self._bound = settings.strategy.pushing, settings.strategy.staleness_bound
         shards, slots = [role for role, _ in server.parts], settings.slots * len(server.models)
         self._pushes = Pushes(replica.incarnation, shards, slots, told=replica.siblings.follows)
         # what accrues for the next push: in which slot, how much of it, and from which parameters on
@@ -105,17 +102,35 @@ class DownpourTraining:
         # whether shards wait for it; in rounds the first waits for all, until they say otherwise
         self._attending, self._expected = False, self._in_rounds
 
+    # by what they come from, for CPython finds the attributes of an object with 30 or more by a slower way
+
+    @property
+    def _vectors(self) -> Vectors:
+        return self._replica.vectors
+
+    @property
+    def _settings(self) -> Settings:
+        return self.server.plan.settings
+
+    @property
+    def _attends(self) -> bool:
+        return self._settings.strategy.attendance
+
+    @property
+    def _in_rounds(self) -> bool:
+        return self._settings.strategy.rounds
+
     @property
     def clock(self) -> int:
         """Pushes that were made."""
         return self._pushes.clock
 
-    def train(self) -> Steps:
+    def train(self) -> Steps[None]:
         """From the server's parameters to the end of the work."""
         yield from self._request(0, self.server.whole)
         yield from self._landed(*self._models)
         self._vectors.swap(0)
-        replica = self._replica
+        replica, reports = self._replica, report_seconds(self._settings.replicas)
         self._stepped.clear()
         step = self._step if len(self._models) == 1 else self._step_in_turn
         while (batch := (yield from self._next_batch())) is not None:
@@ -131,7 +146,7 @@ class DownpourTraining:
                 elif not replica.stops:
                     yield WriteRecord(Note(f"{replica.role} ends its part here: its script has left the loop"))
                 break
-            if self.work.seconds >= self._report_seconds:
+            if self.work.seconds >= reports:
                 yield self._progress(wants=False)
         yield from self._drain()
         if replica.keeps:
@@ -140,7 +155,7 @@ class DownpourTraining:
             yield from self._landed(*self._models)
             self._vectors.swap(self._landing)
 
-    def _step(self, batch: Batch) -> Generator[Effect, Any, bool]:
+    def _step(self, batch: Batch) -> Steps[bool]:
         """One step, and the push and the fetches that are due with it; whether there is to be another."""
         replica = self._replica
         if self._in_flight or self._too_old(replica.step, self._tick):
@@ -164,7 +179,7 @@ class DownpourTraining:
             yield from self._push()
         return True
 
-    def _step_in_turn(self, batch: Batch) -> Generator[Effect, Any, bool]:
+    def _step_in_turn(self, batch: Batch) -> Steps[bool]:
         """Of several models: step them one after another, each with a push of its own and a fetch of what that has made
         of it, until the minibatch is over; whether there is to be another.
         """
@@ -188,7 +203,7 @@ class DownpourTraining:
             yield from self._accrue(computed)
             yield from self._push(computed.model)
 
-    def _fetch_stepped(self) -> Steps:
+    def _fetch_stepped(self) -> Steps[None]:
         """The parameters of the models that were stepped."""
         models = [self._models[number] for number in sorted(self._stepped)]
         for model in models:
@@ -197,14 +212,14 @@ class DownpourTraining:
         self._stepped.clear()
         self._vectors.swap(0, [part for model in models for part in model.moving])
 
-    def _end_epoch(self, batch: Batch) -> Steps:
+    def _end_epoch(self, batch: Batch) -> Steps[None]:
         """Its data end before a minibatch: there is no more of that epoch."""
         self.work.end(batch.epoch)
         yield Send(roles.COORDINATOR, dealing.StreamEnded(batch.epoch, batch.index))
 
     # data
 
-    def _next_batch(self) -> Generator[Effect, Any, Batch | None]:
+    def _next_batch(self) -> Steps[Batch | None]:
         """The next minibatch that the coordinator dealt; None when the job is over."""
         if self._siblings.follows:
             return (yield from self._next_of_lead())
@@ -230,7 +245,7 @@ class DownpourTraining:
             self._recalled = False
             self.work.give_back()
 
-    def _next_of_lead(self) -> Generator[Effect, Any, Batch | None]:
+    def _next_of_lead(self) -> Steps[Batch | None]:
         """The next minibatch that the lead computes; None when it is done."""
         while (batch := self.work.next()) is None and not self._replica.ending:
             if self._draining:
@@ -243,7 +258,7 @@ class DownpourTraining:
 
     # gradients up
 
-    def _accrue(self, computed: Computed) -> Steps:
+    def _accrue(self, computed: Computed) -> Steps[None]:
         """Add the step's gradient to what the next push will hold, and step the local model."""
         shrinks = yield from self._shrinks()
         while self._pushes.busy[self._slot * len(self._models) + computed.model]:
@@ -262,7 +277,7 @@ class DownpourTraining:
         self._held_steps = self._held_samples = 0
         self.work.seconds += computed.seconds
 
-    def _shrinks(self) -> Generator[Effect, Any, float]:
+    def _shrinks(self) -> Steps[float]:
         """What the gradient of a step of a split replica is multiplied with, where the job clips it: by its norm, of
         which each partition knows that of its part. A replica that is whole computes it clipped.
         """
@@ -272,7 +287,7 @@ class DownpourTraining:
         norm = yield from self._siblings.whole_norm(self._vectors.norm(), self._wait_for_others)
         return min(1.0, clip / (norm + 1e-6))  # as torch's clip_grad_norm_
 
-    def _wait_for_others(self) -> Steps:
+    def _wait_for_others(self) -> Steps[None]:
         """Wait for what the other partitions make of the same step.
 
         Raises:
@@ -289,7 +304,7 @@ class DownpourTraining:
         self._held_samples += computed.samples
         self.work.seconds += computed.seconds
 
-    def _push(self, model: int = 0) -> Steps:
+    def _push(self, model: int = 0) -> Steps[None]:
         """Send what has accrued to all shards; does not wait, but for a checkpoint that is being made, or for the lead
         to do so. Of several models, what has of one: the first push of a minibatch counts as its step, and the others
         follow it.
@@ -315,11 +330,11 @@ class DownpourTraining:
         yield from self._pushes.make(busy, *covered, sent, self._siblings.push(clock))
         self._tick += self._attends
         self._stepped.add(model)
-        self.work.pushed += sum(part.size for _, part in pushed.parts)
+        self.work.pushed += pushed.size
         self._steps = self._covered = self._accrued_samples = 0
         self._slot = (slot + 1) % self._settings.slots
 
-    def _drain(self) -> Steps:
+    def _drain(self) -> Steps[None]:
         """Push the rest, wait until all is acknowledged and all that was asked for is here, and report it."""
         if self._steps:
             yield from self._push()
@@ -334,7 +349,7 @@ class DownpourTraining:
 
     # parameters down
 
-    def _fetch(self) -> Steps:
+    def _fetch(self) -> Steps[None]:
         """The parameters for this step; with prefetch, those that were asked for a step ago, and the next are asked
         for.
         """
@@ -351,7 +366,7 @@ class DownpourTraining:
         self._landing, self._in_flight = 1 - self._landing, False
         self._vectors.swap(self._landing)
 
-    def _ask_ahead(self) -> Steps:
+    def _ask_ahead(self) -> Steps[None]:
         """Ask for the next step's parameters; they land in the other vector while this step computes."""
         if self._pushing.read_in_place:
             return
@@ -362,7 +377,7 @@ class DownpourTraining:
         self.work.fetched += sum(part.size for part in parts)
         return self.server.fetch(landing, parts, tick)
 
-    def _landed(self, *models: ModelView) -> Steps:
+    def _landed(self, *models: ModelView) -> Steps[None]:
         while self._links.missing:
             yield from self.wait()
         for model in models:
@@ -370,7 +385,7 @@ class DownpourTraining:
                 yield from self._same_round(model)
             model.held.land()
 
-    def _same_round(self, model: ModelView) -> Steps:
+    def _same_round(self, model: ModelView) -> Steps[None]:
         """Rounds may have gone on without this replica: have every shard's parameters be those of one round, which this
         replica is in.
         """
@@ -400,7 +415,7 @@ class DownpourTraining:
 
     # taking part
 
-    def _attend(self) -> Steps:
+    def _attend(self) -> Steps[None]:
         """Take part, from the furthest tick at which a shard would have this replica begin."""
         before = self._tick
         for role, _ in self.server.parts:
@@ -414,7 +429,7 @@ class DownpourTraining:
             for role, _ in self.server.parts:
                 yield Send(role, attendance.Attend(self._replica.incarnation, self._tick))
 
-    def _sit_out(self) -> Steps:
+    def _sit_out(self) -> Steps[None]:
         """Be waited for by nobody; what was pushed before counts."""
         if self._attending or self._expected:
             self._attending = self._expected = False
@@ -423,25 +438,28 @@ class DownpourTraining:
 
     # what arrives
 
-    def wait(self) -> Steps:
+    def wait(self) -> Steps[None]:
         """Wait for the next word, and do what it asks for; every wait of the story is a loop around this."""
         self.take((yield RECEIVE))
-        yield from self._siblings.relayed()
-        for done in self._pushes.finished():
-            yield Send(self._replica.superior, partitioning.PartPushed(*done))
-        yield from self._holds()
+        if self._replica.split is not None:
+            yield from self._siblings.relayed()
+            for done in self._pushes.finished():
+                yield Send(self._replica.superior, partitioning.PartPushed(*done))
+        if self._hold is not None:
+            yield from self._holds()
         if self._replica.welcome is not None:
             yield from self._replica.reunite(self, self._replica.welcome)
-        yield from self._links.seek()
+        if self._links.lost:
+            yield from self._links.seek()
 
-    def _holds(self) -> Steps:
+    def _holds(self) -> list[Send]:
         """Tell that nothing is on its way to the shards, and nothing will be, once that is so."""
         if self._hold is not None and not self._pushes.waiting and not self._amid:
             number, self._hold = self._hold, None
-            yield self._progress(wants=False)
-            yield Send(roles.COORDINATOR, checkpointing.Held(number))
+            return [self._progress(wants=False), Send(roles.COORDINATOR, checkpointing.Held(number))]
+        return []
 
-    def owed(self, shard: str) -> Steps:
+    def owed(self, shard: str) -> Steps[None]:
         """Tell a shard that has come again how far the one before was, and push again what that had not
         acknowledged.
         """

@@ -4,16 +4,16 @@ clock and bound.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator
-from typing import Any
+from collections.abc import Collection
 
 from distbelief.core import events, roles
 from distbelief.core.conversations import evaluating, membership, pushing
-from distbelief.core.effects import RECEIVE, Arrival, Attach, Effect, Measure, Measured, Send, Story
+from distbelief.core.effects import RECEIVE, Arrival, Attach, Measure, Measured, Send, Story
 from distbelief.core.settings import Holder, Plan
 from distbelief.errors import JobFailed
 from distbelief.replica.links import ShardLinks, refusal
 from distbelief.replica.parameters import Parameters
+from distbelief.replica.steps import Steps
 from distbelief.replica.vectors import Vectors
 
 TRIES = 20
@@ -39,7 +39,7 @@ class Evaluator:
             return "to be welcomed by the coordinator"
         return self._links.waits_for_lives() or self._links.waits_for_answers() or "to be told to measure"
 
-    def standing(self) -> dict[str, Any]:
+    def standing(self) -> dict[str, object]:
         """It counts nothing."""
         return {}
 
@@ -83,7 +83,7 @@ class Evaluator:
                 number = None
             yield from self._links.seek()
 
-    def _reach_again(self, plan: Plan, event: membership.Welcome, wanted: bool) -> Generator[Effect, Any, bool]:
+    def _reach_again(self, plan: Plan, event: membership.Welcome, wanted: bool) -> Steps[bool]:
         """Reach the shards that have come again; whether all may have gone back, and what was answered before is of
         another life.
         """
@@ -95,7 +95,7 @@ class Evaluator:
             yield from self._links.again(shard)
         return False
 
-    def _anew(self, plan: Plan, wanted: bool) -> Generator[Effect, Any, None]:
+    def _anew(self, plan: Plan, wanted: bool) -> Steps[None]:
         """Expect nothing that was asked before, and ask every shard again: for what moves only where that is wanted
         now.
         """
@@ -105,7 +105,7 @@ class Evaluator:
 
     def _fetch(
         self, plan: Plan, frozen: bool = False, moving: bool = False, of: Collection[str] | None = None
-    ) -> Generator[Effect, Any, None]:
+    ) -> Steps[None]:
         """Ask every shard (or some) for parts of its slice; where there are none, the worker reads what it measures.
 
         What moves is asked for when somebody wants it measured, and never twice at a time: a shard may hold a fetch

@@ -137,10 +137,14 @@ class AskScript:
     """
 
 
+PartSteps = Generator[HomeEffect | AskScript, Any, Computed | None]
+"""One step of a home; what it is answered with depends on what it yields."""
+
+
 class ScriptedPart(ModelPart):
     """One home's part of each step, as a user's own loop asks for it."""
 
-    def play(self, _: Batch) -> Generator[HomeEffect | AskScript, Any, Computed | None]:
+    def play(self, _: Batch) -> PartSteps:
         """What the loop asks for, one story after another, until its step."""
         while not isinstance(asked := (yield AskScript()), Computed | NoneType):
             yield from asked

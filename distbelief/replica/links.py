@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from distbelief.core import roles
 from distbelief.core.conversations import membership, pushing
-from distbelief.core.effects import Arrival, Connect, Effect, Payload, Send
+from distbelief.core.effects import Arrival, Connect, Payload, Send
 from distbelief.core.events import Lost
 from distbelief.core.messages import Address, Message
 from distbelief.core.protocol import ANSWERS
 from distbelief.errors import JobFailed, LayoutError, LocalProtocolError, UsageError
+from distbelief.replica.steps import Steps
 
 _VERSIONED = (pushing.Fetched, pushing.Pushed)
 """Answers that say which life of a shard has given them."""
@@ -30,30 +30,27 @@ class ShardLinks:
         self.lost: set[str] = set()
         self._places: dict[str, Address] = {}
         self._asked: dict[str, list[tuple[Message, Payload | None]]] = {}
-        self._unanswered = 0
+        self.missing = 0
+        """Answers that are still to come."""
         self._sought = False
 
     def ask(self, shard: str, message: Message, payload: Payload | None = None) -> Send:
         """Ask something of a shard that it will answer."""
         self._asked.setdefault(shard, []).append((message, payload))
-        self._unanswered += 1
+        self.missing += 1
         return Send(shard, message, payload)
 
     def answered(self, shard: str, answer: Message) -> None:
         """Note an answer."""
-        asked = self._asked.get(shard, [])
+        asked, answers = self._asked.get(shard, []), ANSWERS[type(answer)]
         for i, (message, _) in enumerate(asked):
-            if type(message) is ANSWERS[type(answer)] and (
-                not isinstance(answer, pushing.Fetched) or (message.slot, message.start) == (answer.slot, answer.start)  # type: ignore[attr-defined]  # a Fetch, which is what a Fetched answers
+            if type(message) is answers and (
+                not isinstance(answer, pushing.Fetched)
+                or (message.slot == answer.slot and message.start == answer.start)  # type: ignore[attr-defined]  # a Fetch, which is what a Fetched answers
             ):
                 del asked[i]
-                self._unanswered -= 1
+                self.missing -= 1
                 break
-
-    @property
-    def missing(self) -> bool:
-        """Whether anything is still to be answered."""
-        return self._unanswered > 0
 
     def waits_for_lives(self) -> str:
         """Whose next lives are waited for, in words; "" where none are."""
@@ -82,7 +79,7 @@ class ShardLinks:
         lost = tuple((shard, self._places[shard].incarnation) for shard in sorted(self.lost, key=roles.index_of))
         return [Send(self._superior, membership.Rejoin(lost))]
 
-    def reach(self, welcome: membership.Welcome) -> Generator[Effect, Any, list[str]]:
+    def reach(self, welcome: membership.Welcome) -> Steps[list[str]]:
         """Open the links that a welcome names and that are not there, and ask for those that cannot be opened; returns
         to whom there is one now.
 
@@ -121,11 +118,13 @@ class ShardLinks:
     def stale(self, arrival: Arrival) -> bool:
         """Whether it is on its way since a life of a shard that another has replaced, which is asked the same."""
         event = arrival.event
-        return isinstance(event, _VERSIONED) and event.version.incarnation < self._places[arrival.sender].incarnation
+        return (
+            type(event) in _VERSIONED and event.version.incarnation < self._places[arrival.sender].incarnation  # type: ignore[union-attr]  # of these two
+        )
 
     def forget(self, shard: str) -> None:
         """Expect no answers from a shard any more."""
-        self._unanswered -= len(self._asked.pop(shard, ()))
+        self.missing -= len(self._asked.pop(shard, ()))
 
     def again(self, shard: str) -> list[Send]:
         """Ask a shard again what it has not answered."""

@@ -10,8 +10,8 @@ all, and has the others do the same steps; to them it is what the coordinator is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 from distbelief.core import events, roles
 from distbelief.core.conversations import (
@@ -22,14 +22,15 @@ from distbelief.core.conversations import (
     partitioning,
     pushing,
 )
-from distbelief.core.effects import RECEIVE, Arrival, Attach, Batch, Effect, Payload, Send, Story
+from distbelief.core.effects import RECEIVE, Arrival, Attach, Batch, Payload, Send, Story
 from distbelief.core.messages import Version
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Plan
 from distbelief.replica.links import ShardLinks, unwanted
 from distbelief.replica.parameters import Parameters
-from distbelief.replica.siblings import Siblings, Steps, lives_of
+from distbelief.replica.siblings import Siblings, lives_of
 from distbelief.replica.split_compute import SplitCompute
+from distbelief.replica.steps import Steps
 from distbelief.replica.vectors import Vectors
 from distbelief.replica.work import WorkQueue, check_loss
 from distbelief.sharding.layout import Range
@@ -51,6 +52,8 @@ class ModelView:
     def __init__(self, parts: list[tuple[str, Range]], vectors: Vectors, slots: int) -> None:
         self.parts = parts
         self.moving = [part for _, part in parts if part.size]
+        self.size = sum(part.size for part in self.moving)
+        """Bytes of a push."""
         self.outgoing: list[list[Payload]] = [
             [vectors.outgoing(slot, part) for _, part in parts] for slot in range(slots)
         ]
@@ -115,7 +118,9 @@ class ServerView:
 
     def arrive(self, shard: str, event: pushing.Fetched) -> None:
         """Parameters of a shard have arrived."""
-        self._held.get((event.start, event.stop), self.held).arrive(shard, event)
+        several = len(self.models) > 1
+        held = self._held.get((event.start, event.stop), self.held) if several else self.held
+        held.arrive(shard, event)
 
     def based(self, model: int) -> Mapping[str, Version]:
         """The version of each shard from which a gradient of a model is computed; the newest that is here of a shard
@@ -135,11 +140,11 @@ class Training(Protocol):
     server: ServerView
     work: WorkQueue
 
-    def train(self) -> Steps:
+    def train(self) -> Steps[None]:
         """All of it, from the first parameters on."""
         ...
 
-    def wait(self) -> Steps:
+    def wait(self) -> Steps[None]:
         """Wait for the next word, and do what it asks for."""
         ...
 
@@ -147,7 +152,7 @@ class Training(Protocol):
         """Note what arrived."""
         ...
 
-    def owed(self, shard: str) -> Steps:
+    def owed(self, shard: str) -> Steps[None]:
         """Send a shard that has come again what the one before had not acknowledged."""
         ...
 
@@ -180,7 +185,7 @@ class ServedReplica:
 
     def __init__(
         self,
-        training: Callable[[Any, ServerView], Training],
+        training: Callable[[ServedReplica, ServerView], Training],
         role: str,
         vectors: Vectors,
         samples: int,
@@ -236,7 +241,7 @@ class ServedReplica:
                 continue
         yield from self.siblings.tell(membership.Farewell())
 
-    def _enter(self, plan: Plan) -> Generator[Effect, Any, Training]:
+    def _enter(self, plan: Plan) -> Steps[Training]:
         """Reach the shards, and know nothing yet of what they hold; give them the first parameters, where asked to."""
         training: Training | None = None
         initialise = False
@@ -274,7 +279,7 @@ class ServedReplica:
         self._finishing = True
         return self.siblings.tell(membership.Finish("the replica is done"), awaited=True)
 
-    def _leave(self) -> Steps:
+    def _leave(self) -> Steps[None]:
         """Leave, once the coordinator says so: should all go back before it does, there is work again."""
         yield from self.finish()
         while self.siblings.busy and self._training is not None:
@@ -285,7 +290,7 @@ class ServedReplica:
             if self.welcome is not None and self.welcome.generation > self.generation:
                 raise AllBack
 
-    def reunite(self, training: Training, welcome: membership.Welcome) -> Steps:
+    def reunite(self, training: Training, welcome: membership.Welcome) -> Steps[None]:
         """Reach the shards that have come again; begin anew where these have nothing to go on from, or all have gone
         back.
         """
@@ -351,6 +356,6 @@ class ServedReplica:
         waits = self.links.waits_for_lives() or self.siblings.waits() or (self.split and self.split.waits())
         return waits or self._training.waits()
 
-    def standing(self) -> dict[str, Any]:
+    def standing(self) -> dict[str, object]:
         """How far it is."""
         return {} if self._training is None else {"clock": self._training.clock}

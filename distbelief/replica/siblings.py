@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from distbelief.core import events, roles
 from distbelief.core.conversations import dealing, grouping, initialising, membership, partitioning
-from distbelief.core.effects import RECEIVE, Arrival, Batch, Connect, Effect, Send
+from distbelief.core.effects import RECEIVE, Arrival, Batch, Connect, Send
 from distbelief.core.messages import Address, Message
 from distbelief.core.portions import Portion
 from distbelief.errors import JobFailed
 from distbelief.replica.links import unwanted
+from distbelief.replica.steps import Steps
 from distbelief.sharding.layout import Layout, check_same
 
-Steps = Generator[Effect, Any, None]
 Said = TypeVar("Said", partitioning.AtRound, partitioning.PartNorm)
 
 
@@ -40,7 +39,7 @@ class Siblings:
         """Those that this one leads."""
         self._permitted = 0
         """The push up to which this partition may push, where it follows."""
-        self._asked: deque[membership.Rejoin] = deque()
+        self._asked: list[membership.Rejoin] = []
         """What followers ask about shards that they have lost."""
         self._places: tuple[Address, ...] = ()
         self._greeted: set[str] = set()
@@ -76,7 +75,7 @@ class Siblings:
         away = self._awaited or {*self._unheard}
         return f"for {roles.named(sorted(away))} to do the same" if away else ""
 
-    def meet(self, layout: Layout) -> Steps:
+    def meet(self, layout: Layout) -> Steps[None]:
         """Link to all others, each to those before it; a lead waits until those that it leads join it.
 
         Raises:
@@ -152,10 +151,10 @@ class Siblings:
                 return False
         return True
 
-    def relayed(self) -> Steps:
+    def relayed(self) -> list[Send]:
         """Hand on what followers ask of the coordinator."""
-        while self._asked:
-            yield Send(self.superior, self._asked.popleft())
+        asked, self._asked = self._asked, []
+        return [Send(self.superior, one) for one in asked]
 
     def moment(self, step: int) -> int:
         """A step of the replica since it began, as a number that grows with its lives and the job's generations too."""
@@ -163,7 +162,7 @@ class Siblings:
 
     # exchanges: each tells the lead something of its own, and is told what that is of all
 
-    def agree(self, tick: int, wait: Callable[[], Steps]) -> Generator[Effect, Any, tuple[int, bool]]:
+    def agree(self, tick: int, wait: Callable[[], Steps[None]]) -> Steps[tuple[int, bool]]:
         """Tell the others the round of which this partition holds the parameters.
 
         Args:
@@ -186,7 +185,7 @@ class Siblings:
         yield from self.tell(partitioning.AtRound(*now, highest, settled))
         return highest, settled
 
-    def whole_norm(self, norm: float, wait: Callable[[], Steps]) -> Generator[Effect, Any, float]:
+    def whole_norm(self, norm: float, wait: Callable[[], Steps[None]]) -> Steps[float]:
         """Tell the others the norm of this partition's part of the gradient of a step.
 
         Args:
@@ -210,9 +209,7 @@ class Siblings:
         self._exchange += 1
         return self._generation, self._exchange
 
-    def _hear(
-        self, kind: type[Said], others: Sequence[str], wait: Callable[[], Steps]
-    ) -> Generator[Effect, Any, list[Said]]:
+    def _hear(self, kind: type[Said], others: Sequence[str], wait: Callable[[], Steps[None]]) -> Steps[list[Said]]:
         """What others say in this exchange, which is of one kind of words."""
         now = self._generation, self._exchange
         while away := [one for one in others if not self._has_said(one, now)]:

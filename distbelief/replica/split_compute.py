@@ -5,18 +5,19 @@ them, and takes what crosses to it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from distbelief.core.conversations.partitioning import Boundary, Crossed
-from distbelief.core.effects import Batch, Compute, Computed, Effect, Phantom, Send, Work
+from distbelief.core.effects import Batch, Compute, Computed, Phantom, Send, Work
 from distbelief.errors import UsageError
 from distbelief.fabric.crossings import Crossings
-from distbelief.replica.home_part import AskScript
-from distbelief.replica.siblings import Siblings, Steps
+from distbelief.replica.home_part import AskScript, PartSteps
+from distbelief.replica.siblings import Siblings
+from distbelief.replica.steps import Steps
 from distbelief.schedules.pipeline import Pass
 from distbelief.split.play import Give, HomeEffect, RunSegment, Take
 
@@ -41,7 +42,7 @@ class SplitPart(Protocol):
         """Bytes of each thing that may cross in a step, at most; none where nothing is computed."""
         ...
 
-    def play(self, batch: Batch) -> Generator[HomeEffect | AskScript, Any, Computed | None]:
+    def play(self, batch: Batch) -> PartSteps:
         """Its part of a step: the gradient of a minibatch, left where the vectors take it from; the loss, where it has
         that. None where a script has left its loop.
         """
@@ -67,8 +68,8 @@ class SplitPart(Protocol):
         """Of what crosses."""
         ...
 
-    def decode(self, wanted: Take, data: bytearray) -> Any:
-        """What has crossed, of its bytes."""
+    def decode(self, wanted: Take, data: bytearray) -> torch.Tensor | None:
+        """What has crossed, of its bytes; None where nothing is computed."""
         ...
 
     def placed(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -95,7 +96,7 @@ class StepUnderWay:
     number: int
     """Of the replica, since it began."""
     batch: Batch
-    play: Generator[HomeEffect | AskScript, Any, Computed | None]
+    play: PartSteps
     asked: HomeEffect | AskScript | None = None
     """What it asks for next, where it was stopped there."""
     samples: list[int] = field(default_factory=list)
@@ -157,7 +158,7 @@ class SplitCompute:
         what = f"what {transfer.path} needs" if way is Pass.FORWARD else f"the gradient of what {transfer.path} needed"
         return f"for {what} from {other}"
 
-    def compute(self, batch: Batch, wait: Callable[[], Steps]) -> Generator[Effect, Any, Computed | None]:
+    def compute(self, batch: Batch, wait: Callable[[], Steps[None]]) -> Steps[Computed | None]:
         """Its part of a step; `wait` is for the next arrival. None where a script has left its loop."""
         self._step += 1
         yield from self._begin_step()
@@ -167,7 +168,7 @@ class SplitCompute:
                 yield self._wake(home)
         return computed
 
-    def forward(self, batch: Batch, wait: Callable[[], Steps]) -> Steps:
+    def forward(self, batch: Batch, wait: Callable[[], Steps[None]]) -> Steps[None]:
         """Takes a minibatch forward; it goes `backward` when those before it have."""
         number = self._flying[-1].number + 1 if self._flying else self._step + 1
         step = StepUnderWay(number, batch, self._part.play(batch))
@@ -176,7 +177,7 @@ class SplitCompute:
         yield from self._go_on(step, wait, turns=True)
         step.samples = self._part.samples
 
-    def backward(self, wait: Callable[[], Steps]) -> Generator[Effect, Any, tuple[Batch, Computed]]:
+    def backward(self, wait: Callable[[], Steps[None]]) -> Steps[tuple[Batch, Computed]]:
         """Takes the earliest minibatch that went `forward` back; what crossed for it is not needed any more."""
         step = self._flying.popleft()
         self._part.samples = step.samples
@@ -194,8 +195,8 @@ class SplitCompute:
             self._crossings.turn_to(self.siblings.moment(step.number))
 
     def _go_on(
-        self, step: StepUnderWay, wait: Callable[[], Steps], turns: bool = False
-    ) -> Generator[Effect, Any, Computed | None]:
+        self, step: StepUnderWay, wait: Callable[[], Steps[None]], turns: bool = False
+    ) -> Steps[Computed | None]:
         """Plays a step to its end, or to where it would go back if it `turns` there."""
         answer, begins = None, step.asked is None
         while True:
@@ -225,7 +226,7 @@ class SplitCompute:
         backward = asked.direction is Pass.BACKWARD
         return CrossingKey(self._generation, self._step, asked.transfer.number, asked.microbatch, backward)
 
-    def _give(self, given: Give, wait: Callable[[], Steps]) -> Steps:
+    def _give(self, given: Give, wait: Callable[[], Steps[None]]) -> Steps[None]:
         data, other, crossing = self._part.encode(given), given.other, self._crossing(given)
         to = self.siblings.role_of(other)
         if data is None:
@@ -243,7 +244,7 @@ class SplitCompute:
             for left, part in zip(reversed(range(len(parts))), parts, strict=True):
                 yield Send(to, Boundary(*crossing, left, part.numpy().tobytes()), Phantom(len(part)))
 
-    def _take(self, wanted: Take, wait: Callable[[], Steps]) -> Generator[Effect, Any, Any]:
+    def _take(self, wanted: Take, wait: Callable[[], Steps[None]]) -> Steps[torch.Tensor | None]:
         if self._crossings is None:
             crossing = self._crossing(wanted)
             while crossing not in self._here:
@@ -263,7 +264,7 @@ class SplitCompute:
         self._waits_for = None
         return taken
 
-    def _wait(self, asked: Give | Take, wait: Callable[[], Steps]) -> Steps:
+    def _wait(self, asked: Give | Take, wait: Callable[[], Steps[None]]) -> Steps[None]:
         """Wait for the next arrival, as something cannot cross yet.
 
         Raises:
@@ -285,9 +286,7 @@ class SplitCompute:
             self._here[crossing] = bytearray().join(self._coming.pop(crossing))
 
 
-def gradient(
-    split: SplitCompute | None, batch: Batch, wait: Callable[[], Steps]
-) -> Generator[Effect, Any, Computed | None]:
+def gradient(split: SplitCompute | None, batch: Batch, wait: Callable[[], Steps[None]]) -> Steps[Computed | None]:
     """The gradient of a minibatch: of a split replica its part, together with the other partitions; None where a script
     has left its loop.
     """

@@ -17,7 +17,7 @@ REPORT_SECONDS = 0.25
 portion.
 """
 REPORTS = 1000
-"""A second, of all replicas together: where there are many, each reports less often."""
+"""A second, of all replicas together, beside those that ask for more: where there are many, each reports less often."""
 
 
 def report_seconds(replicas: int) -> float:

@@ -7,8 +7,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from heapq import heappop, heappush, heapreplace
-from typing import Any, Protocol
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Any, Protocol, TypeVar
 
 from distbelief.errors import LocalProtocolError
 from distbelief.transport.base import NetworkEndpoint
@@ -21,7 +21,7 @@ class Clock(Protocol):
         """Seconds since some fixed moment."""
         ...
 
-    def call_later(self, delay: float, function: Callable[[Any], None], argument: Any) -> None:
+    def call_later(self, delay: float, function: Callable[[Argument], None], argument: Argument) -> None:
         """Call a function in `delay` seconds; of calls due at one moment, the one asked for first comes first."""
 
     def turn(self) -> None:
@@ -31,6 +31,7 @@ class Clock(Protocol):
         """Let what has arrived be delivered and what is due be called, and wait for nothing."""
 
 
+Argument = TypeVar("Argument")
 Coming = list[tuple[float, int, Callable[[Any], None], Any]]
 """What is to be called, and when: a heap."""
 
@@ -45,7 +46,7 @@ class WallClock:
         self._order = 0
         self._coming: Coming = []
 
-    def call_later(self, delay: float, function: Callable[[Any], None], argument: Any) -> None:
+    def call_later(self, delay: float, function: Callable[[Argument], None], argument: Argument) -> None:
         """Call a function in `delay` seconds."""
         self._order += 1
         heappush(self._coming, (self.now() + delay, self._order, function, argument))
@@ -99,12 +100,12 @@ class VirtualClock:
         """Whether anything is to come."""
         return bool(self._coming)
 
-    def call_later(self, delay: float, function: Callable[[Any], None], argument: Any) -> None:
+    def call_later(self, delay: float, function: Callable[[Argument], None], argument: Argument) -> None:
         """Call a function in `delay` seconds; of calls due at one moment, the one asked for first comes first."""
         self.call_at(self.time + delay, function, argument)
 
     def call_at(
-        self, moment: float, function: Callable[[Any], None], argument: Any, queue: deque[Any] | None = None
+        self, moment: float, function: Callable[[Argument], None], argument: Argument, queue: deque[Any] | None = None
     ) -> None:
         """Call a function at a moment that is not in the past.
 
@@ -124,16 +125,29 @@ class VirtualClock:
         2.5
         3.0
         """
-        self._order += 1
+        self._order = order = self._order + 1
         if queue:
             if moment >= queue[-1][0]:
-                queue.append((moment, self._order, function, argument, queue))
+                queue.append((moment, order, function, argument, queue))
                 return
             queue = None
-        call = (moment, self._order, function, argument, queue)
+        call = (moment, order, function, argument, queue)
         if queue is not None:
             queue.append(call)
         heappush(self._coming, call)
+
+    def forget(self, queue: deque[Any]) -> None:
+        """Call nobody of a queue any more; all in it were asked for in the order of their moments.
+
+        >>> clock, queue = VirtualClock(), deque()
+        >>> for moment in (1.0, 2.0): clock.call_at(moment, print, moment, queue)
+        >>> clock.forget(queue); clock.pending
+        False
+        """
+        if queue:
+            self._coming.remove(queue[0])
+            heapify(self._coming)
+            queue.clear()
 
     def glance(self) -> None:
         """What has arrived by now is delivered already."""
@@ -151,11 +165,13 @@ class VirtualClock:
                 "somebody"
             )
         self.time, _, function, argument, queue = coming[0]
-        if queue is not None:
-            queue.popleft()
-        if queue:
-            heapreplace(coming, queue[0])
-        else:
+        if queue is None:
             heappop(coming)
+        else:
+            queue.popleft()
+            if queue:
+                heapreplace(coming, queue[0])
+            else:
+                heappop(coming)
         self.events += 1
         function(argument)

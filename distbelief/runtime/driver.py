@@ -45,7 +45,7 @@ from distbelief.core.roles import CARRIER, CLOCK, COORDINATOR, STORE
 from distbelief.errors import CheckpointError, JobFailed, LocalProtocolError, RemoteProtocolError
 from distbelief.runtime.clock import Clock
 from distbelief.runtime.lasting import RETURN_SECONDS, Caller, LastingHost
-from distbelief.runtime.player import Player, Store, Worker, stay
+from distbelief.runtime.player import BecomeRole, Player, Store, Worker, stay
 from distbelief.runtime.step_times import ASIDE, COMPUTE, SHARE, UPDATE, WAIT, WORK, StepTimes
 from distbelief.sharding.layout import Range
 from distbelief.transport.base import Endpoint
@@ -77,7 +77,7 @@ class Driver:
 
     def add_machine(
         self, role: str, machine: Machine, endpoint: Endpoint, store: Store | None = None,
-        become: Callable[[str, int, Any], None] | None = None, host: LastingHost | None = None,
+        become: BecomeRole | None = None, host: LastingHost | None = None,
     ) -> None:  # fmt: skip
         """Play a machine: it is handed every arrival at its endpoint. `become` plays another role in its place, with a
         machine that it has made.
@@ -86,7 +86,8 @@ class Driver:
         player.machine, player.store, player.become = machine, store, become or stay
         if host is not None:
             player.host, player.send = host, host.send
-        endpoint.deliver = functools.partial(self._handle, player)
+        handle = self._take if player.host is None and player.caller is None else self._handle
+        endpoint.deliver = lambda arrival: handle(player, arrival)
 
     def add_story(
         self, role: str, story: Story, endpoint: Endpoint, worker: Worker, store: Store | None = None,
@@ -98,12 +99,12 @@ class Driver:
         player = self._add(role, endpoint)
         player.story, player.worker, player.store = story, worker, store
         player.times = StepTimes(role, self.clock.now, worked)
-        endpoint.deliver = functools.partial(self._arrive, player)
+        endpoint.deliver = player.queue if player.caller is None else functools.partial(self._arrive, player)
 
     def _add(self, role: str, endpoint: Endpoint) -> Player:
         if role in self._players:
             raise LocalProtocolError(f"{role} is played already")
-        player = self._players[role] = Player(role, endpoint)
+        player = self._players[role] = Player(role, endpoint, self._ready)
         if self._lasts and role != COORDINATOR:
             hear = self._hear(player)
             player.caller = Caller(endpoint, self.clock, lambda: self.coordinator, hear)
@@ -111,7 +112,7 @@ class Driver:
         return player
 
     def _hear(self, player: Player) -> Callable[[Arrival], None]:
-        return lambda arrival: (self._take if player.machine else self._queue)(player, arrival)
+        return lambda arrival: self._take(player, arrival) if player.machine else player.queue(arrival)
 
     def link(self, role: str) -> None:
         """Open a role's link to the coordinator: at once; or, where that comes again, as soon as it is there.
@@ -208,16 +209,24 @@ class Driver:
 
     def remove(self, role: str) -> None:
         """Stop playing a role at once, as if its process had been killed; its endpoint is the caller's to close."""
-        player = self._players.pop(role, None)
-        if player is not None and player.caller is not None:
-            player.caller.ended = True
-        if player is not None and player.story is not None:
+        player = self._players.get(role)
+        if player is None:
+            return
+        self._forget(player)
+        if player.story is not None:
             player.story.close()
+
+    def _forget(self, player: Player) -> None:
+        """Play a role no more."""
+        player.ended = True
+        del self._players[player.role]
+        if player.caller is not None:
+            player.caller.ended = True
 
     # machines
 
     def _handle(self, player: Player, arrival: Arrival) -> None:
-        if self._players.get(player.role) is not player:
+        if player.ended:
             return
         if player.caller is not None and arrival.sender == COORDINATOR and not player.caller.takes(arrival.event):
             return
@@ -231,6 +240,8 @@ class Driver:
         self._take(player, arrival)
 
     def _take(self, player: Player, arrival: Arrival) -> None:
+        if player.ended:
+            return
         if (
             type(arrival.event) is not pushing.Fetch
         ):  # whatever else a machine is told, it may write to what its answers are sent from
@@ -242,7 +253,7 @@ class Driver:
             player.endpoint.drop(arrival.sender, str(error))
             return
         for effect in effects:
-            if player.host is not None and self._players.get(player.role) is not player:
+            if player.host is not None and player.ended:
                 return  # it was killed as it said something
             if type(effect) is Send:
                 player.send(effect.to, effect.message, effect.payload)
@@ -335,19 +346,13 @@ class Driver:
 
     def _arrive(self, player: Player, arrival: Arrival) -> None:
         if player.caller is None or arrival.sender != COORDINATOR or player.caller.takes(arrival.event):
-            self._queue(player, arrival)
+            player.queue(arrival)
 
-    def _queue(self, player: Player, arrival: Arrival) -> None:
-        player.inbox.append(arrival)
-        if player.waits:
-            player.waits = False
-            self._ready.append(player)
-
-    def _advance(self, player: Player, answer: Any) -> None:
+    def _advance(self, player: Player, answer: object) -> None:
         """Run a story, from an answer to its next wait."""
         story, say = player.story, player.send
         assert story is not None
-        if self._players.get(player.role) is not player:
+        if player.ended:
             return
         send, times = story.send, player.times
         times.go_on(answer)
@@ -359,7 +364,8 @@ class Driver:
                 return
             kind = type(effect)
             answer = None
-            if (doing := DOING.get(kind, ASIDE)) != times.doing:
+            doing = WORK if kind is Send or kind is Receive else DOING.get(kind, ASIDE)
+            if doing != times.doing:
                 times.begin(doing)
             if kind is Send:
                 if type(effect.message) is membership.Leave:  # type: ignore[union-attr]  # a Send
@@ -394,7 +400,7 @@ class Driver:
         else:
             self._end(player)
 
-    def _work(self, player: Player, effect: Effect) -> Any:
+    def _work(self, player: Player, effect: Effect) -> object:
         """Have the worker do what may take it long; None where the answer comes later."""
         if isinstance(effect, Update):
             return self._update(player, effect)
@@ -411,8 +417,7 @@ class Driver:
     def _reduce(self) -> None:
         """Go on with the reductions."""
         for player in tuple(self._reducing):
-            plays = self._players.get(player.role) is player
-            done = player.reduce(self.clock.glance, self.clock.now) if plays else False
+            done = False if player.ended else player.reduce(self.clock.glance, self.clock.now)
             if done is None:
                 player.times.begin(WAIT)
             else:
@@ -461,18 +466,15 @@ class Driver:
         raise LocalProtocolError(f"a story cannot ask for {type(effect).__name__}")
 
     def _end(self, player: Player) -> None:
-        if self._players.get(player.role) is player:
-            del self._players[player.role]
-        if player.caller is not None:
-            player.caller.ended = True
+        if not player.ended:
+            self._forget(player)
         player.endpoint.close()
 
 
 DOING: Mapping[type[Effect], str] = {
-    Compute: COMPUTE, Work: SHARE, Update: UPDATE, Send: WORK, Receive: WORK, ReduceGradients: WORK, Connect: WORK,
-    Rest: WORK, RecordEffect: WORK,
+    Compute: COMPUTE, Work: SHARE, Update: UPDATE, ReduceGradients: WORK, Connect: WORK, Rest: WORK, RecordEffect: WORK,
 }  # fmt: skip
-"""What a replica does that asks for something; the others are no part of a step."""
+"""What a replica does that asks for something else than messages; the others are no part of a step."""
 PERFORMS: Mapping[type[Effect], Callable[[Driver, Player, Any], None]] = {
     RecordEffect: Driver._perform_record,
     End: Driver._perform_end,

@@ -43,14 +43,14 @@ class Wanted(NamedTuple):
 class Source(Protocol):
     """Data of which minibatches are had by number."""
 
-    dataset: Any
+    dataset: object
     """As the user made it."""
     samples: int
     """In an epoch."""
     batch_size: int
     """That the user names; 0 where that is the job's."""
 
-    def load(self, wanted: Wanted, ahead: Iterable[Wanted], seed: int) -> Any:
+    def load(self, wanted: Wanted, ahead: Iterable[Wanted], seed: int) -> object:
         """A minibatch, its chance drawn from the job's seed and its own number; those that come next, ahead of their
         steps, where somebody else can do that.
         """
@@ -71,10 +71,12 @@ class InLine:
         gather: makes a minibatch of the samples of these numbers.
     """
 
-    def __init__(self, dataset: Any, samples: int, batch_size: int, gather: Callable[[torch.Tensor], Any]) -> None:
+    def __init__(
+        self, dataset: object, samples: int, batch_size: int, gather: Callable[[torch.Tensor], object]
+    ) -> None:
         self.dataset, self.samples, self.batch_size, self._gather = dataset, samples, batch_size, gather
 
-    def load(self, wanted: Wanted, ahead: Iterable[Wanted], seed: int) -> Any:
+    def load(self, wanted: Wanted, ahead: Iterable[Wanted], seed: int) -> object:
         """The minibatch alone."""
         _seed_all(seed, *_place(wanted.batch))
         return self._gather(wanted.numbers)
@@ -91,12 +93,13 @@ class Ahead:
         batch_size: that the user names; 0 for the job's.
     """
 
-    def __init__(self, loader: DataLoader[Any], batch_size: int) -> None:
-        self.dataset, self.samples, self.batch_size = loader.dataset, len(loader.dataset), batch_size  # type: ignore[arg-type]  # map-style, which has a length
+    def __init__(self, loader: DataLoader[object], batch_size: int) -> None:
+        self.dataset: object = loader.dataset
+        self.samples, self.batch_size = len(loader.dataset), batch_size  # type: ignore[arg-type]  # map-style, which has a length
         self._loader, self._feed = loader, _Feed()
-        self._loaded: Iterator[Any] | None = None
+        self._loaded: Iterator[object] | None = None
 
-    def load(self, wanted: Wanted, ahead: Iterable[Wanted], seed: int) -> Any:
+    def load(self, wanted: Wanted, ahead: Iterable[Wanted], seed: int) -> object:
         """The minibatch, from a worker that may have it already."""
         for one in (wanted, *ahead):
             self._feed.want(one, seed)
@@ -112,7 +115,7 @@ class Ahead:
         """End the workers: they leave nothing behind if they are not killed."""
         self._loaded, self._feed = None, _Feed()
 
-    def _workers(self) -> DataLoader[Any]:
+    def _workers(self) -> DataLoader[object]:
         """The user's loader, told by the job what to load."""
         own = self._loader
         return same_loader(own, _Seeded(own.dataset), _Collated(own.collate_fn), batch_sampler=self._feed)
@@ -148,13 +151,13 @@ class _Feed:
         return numbers
 
 
-class _Seeded(Dataset[Any]):
+class _Seeded(Dataset[object]):
     """A data set whose chance is that of the minibatch, whichever worker loads it."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: object) -> None:
         self._dataset = dataset
 
-    def __getitems__(self, numbers: _Numbers) -> list[Any]:
+    def __getitems__(self, numbers: _Numbers) -> list[object]:
         if not numbers:
             return []
         _seed_all(*numbers.chance)
@@ -164,20 +167,20 @@ class _Seeded(Dataset[Any]):
 class _Collated:
     """A `collate_fn` that makes None of nothing."""
 
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, collate: Callable[[list[object]], object]) -> None:
         self._collate = collate
 
-    def __call__(self, items: list[Any]) -> Any:
+    def __call__(self, items: list[object]) -> object:
         return self._collate(items) if items else None
 
 
 class _Stacked:
     """What stacks the samples of a data set."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: object) -> None:
         self._kind = type(dataset).__name__
 
-    def __call__(self, items: list[Any]) -> Any:
+    def __call__(self, items: list[object]) -> object:
         try:
             return default_collate(items)
         except (TypeError, RuntimeError) as error:
@@ -247,7 +250,7 @@ def source_of(data: Any, batch_size: int = 0, num_workers: int = 0) -> Source | 
     return InLine(data, len(data), batch_size, lambda numbers: stacked(_items(data, numbers.tolist())))
 
 
-def _of_loader(loader: DataLoader[Any], batch_size: int) -> Source | Stream:
+def _of_loader(loader: DataLoader[object], batch_size: int) -> Source | Stream:
     """A user's loader, whose order is the job's.
 
     Raises:
@@ -292,7 +295,7 @@ def _of_loader(loader: DataLoader[Any], batch_size: int) -> Source | Stream:
     )
 
 
-def _check_size(batch_size: int, loader: DataLoader[Any]) -> None:
+def _check_size(batch_size: int, loader: DataLoader[object]) -> None:
     if batch_size not in (0, loader.batch_size):
         raise UsageError(
             f"batches(batch_size={batch_size}) of a DataLoader with batch_size={loader.batch_size}: leave one of them "
@@ -300,14 +303,14 @@ def _check_size(batch_size: int, loader: DataLoader[Any]) -> None:
         )
 
 
-def _pinned(batch: Any, pin: bool) -> Any:
+def _pinned(batch: object, pin: bool) -> object:
     """A minibatch in memory from which a GPU copies faster, where there is one."""
     if not pin or not torch.cuda.is_available():
         return batch
     return tree_map(lambda leaf: leaf.pin_memory() if isinstance(leaf, torch.Tensor) else leaf, batch)
 
 
-def _items(dataset: Any, numbers: list[int]) -> list[Any]:
+def _items(dataset: Any, numbers: list[int]) -> list[object]:
     together = getattr(dataset, "__getitems__", None)
     return list(together(numbers)) if together else [dataset[number] for number in numbers]
 
@@ -364,7 +367,7 @@ class Batches:
 
     def __init__(
         self,
-        data: Any,
+        data: object,
         source: Source | Stream,
         job: DataSettings,
         within: int,
@@ -407,7 +410,7 @@ class Loader:
         else:
             self._order = Order(source.samples, data.batch_size, settings.seed, data.order)
 
-    def load(self, batch: Batch, ahead: Iterable[Batch]) -> tuple[Any, int] | None:
+    def load(self, batch: Batch, ahead: Iterable[Batch]) -> tuple[object, int] | None:
         """A minibatch, and how many samples it holds, None where a stream has ended before it; torch's chance is seeded
         for its step.
         """

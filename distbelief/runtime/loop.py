@@ -16,7 +16,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -24,7 +24,7 @@ from torch import nn
 
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
-from distbelief.core.optimizer import Optimizer
+from distbelief.core.optimizer import Optimizer, ParameterGroup
 from distbelief.core.portions import STREAM
 from distbelief.core.records import Record
 from distbelief.core.settings import Holder, Plan, Settings
@@ -40,7 +40,9 @@ from distbelief.runtime.server_optimizer import ServerOptimizer
 from distbelief.runtime.split_model import SplitModel
 from distbelief.runtime.streams import Stream
 from distbelief.server import optimizers
+from distbelief.split.layers import LossFunction
 from distbelief.split.options import AUTO, Split
+from distbelief.split.play import HomeSteps
 from distbelief.split.tracing import examples
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
@@ -70,7 +72,7 @@ class Played(HasStory, Protocol):
         """Take the loss, or the norm of the gradient, of a step; one that is not finite is refused as the step ends."""
 
 
-Groups = Sequence[Mapping[str, Any]] | None
+Groups = Sequence[ParameterGroup] | None
 AHEAD = 32
 """Minibatches that a loader's workers are told of before their step, at most."""
 MakePart = Callable[
@@ -142,7 +144,7 @@ class Replica:
         self._plan: Plan | None = None
         self._batch: Batch | None = None
         self._handed: tuple[Batch | None, int] = (None, 0)
-        self._answer: Callable[[Any], None] = _nobody
+        self._answer: Answer = _nobody
         self._pump, self._carried = pump, contextlib.ExitStack()
         self._samples = 0
         self._began = 0.0
@@ -202,7 +204,7 @@ class Replica:
 
     def split(
         self, model: nn.Module, split: Split | None = None, *,
-        loss: Callable[[Any, Any], torch.Tensor] | None = None, example: Any = None,
+        loss: LossFunction | None = None, example: object = None,
     ) -> SplitModel:  # fmt: skip
         """A model that is split over the partitions of this replica, to be used in its place: each partition runs the
         script, holds and computes its part, and is given what the whole model gives.
@@ -261,9 +263,7 @@ class Replica:
         if self._models:
             raise UsageError("split() after optimizer(): split the model first, and give that to optimizer()")
 
-    def optimizer(
-        self, model: nn.Module, groups: Sequence[Mapping[str, Any]] | None = None, *, optim: Optimizer | None = None
-    ) -> ServerOptimizer:
+    def optimizer(self, model: nn.Module, groups: Groups = None, *, optim: Optimizer | None = None) -> ServerOptimizer:
         """The server's optimizer, as a loop sees it; the model's parameters are the server's from the first minibatch
         on.
 
@@ -391,7 +391,7 @@ class Replica:
             self.leave()
 
     def batches(
-        self, data: Any, batch_size: int | None = None, *, num_workers: int = 1, order: str | None = None
+        self, data: object, batch_size: int | None = None, *, num_workers: int = 1, order: str | None = None
     ) -> Batches:
         """The minibatches that the coordinator deals to this replica, over all epochs of the job.
 
@@ -692,7 +692,7 @@ class Replica:
         self._fill(model.whole)
         names = {id(parameter): name for name, parameter in model.whole.named_parameters()}
 
-        def sample() -> Any:
+        def sample() -> object:
             if not source.samples:
                 raise DataError("the training set is empty: there is nothing to train with")
             assert not isinstance(source, Stream)  # which settings refuse
@@ -725,7 +725,7 @@ class Replica:
             )
         return batch
 
-    def _play_for_model(self, story: Generator[Any, Any, Any]) -> bool:
+    def _play_for_model(self, story: HomeSteps[object]) -> bool:
         """Have the replica's story play what a split model computes here; False where the job has gone on without this
         minibatch, back to a checkpoint or to its end.
         """
@@ -788,7 +788,7 @@ class Replica:
         return None
 
 
-def _check_given(model: Any, groups: Any, optim: Any) -> None:
+def _check_given(model: object, groups: object, optim: object) -> None:
     """Refuse what an optimizer of torch's own would be given, with what this one takes."""
     job = "which optimizer it is, and its rate, the job says (--optimizer, --lr)"
     if not isinstance(model, nn.Module):
@@ -806,7 +806,7 @@ def _check_given(model: Any, groups: Any, optim: Any) -> None:
         )
 
 
-def tensors_of(parameters: Any) -> list[torch.Tensor]:
+def tensors_of(parameters: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """The parameters of a group: one, or several."""
     return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
 
@@ -836,5 +836,5 @@ def join() -> Replica:
     return current
 
 
-def _nobody(_: Any) -> None:
+def _nobody(_: object) -> None:
     raise LocalProtocolError("nobody waits for a gradient")

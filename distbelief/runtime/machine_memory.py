@@ -19,7 +19,7 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 _MANY: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, set, deque)}
 
 
-def remember(value: Any, kinds: Mapping[str, type]) -> Any:
+def remember(value: Any, kinds: Mapping[str, type]) -> object:
     """What a value holds: numbers, words, and lists that begin with the name of what they are.
 
     Args:
@@ -51,7 +51,7 @@ def remember(value: Any, kinds: Mapping[str, type]) -> Any:
     ]
 
 
-def recall(memory: Any, kinds: Mapping[str, type], now: Any = None) -> Any:
+def recall(memory: object, kinds: Mapping[str, type], now: object = None) -> object:
     """What was remembered; where `now` is an object of its class, that becomes it, so that whoever shares it does.
 
     >>> from distbelief.core.lives import Lives

@@ -5,32 +5,41 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, NoReturn, Protocol
+
+import torch
 
 from distbelief.core import events
 from distbelief.core.conversations import grouping, membership
 from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.effects import Arrival, Batch, Computed, Machine, Measured, Story
+from distbelief.core.portions import Position
+from distbelief.core.records import Json
 from distbelief.core.settings import Plan
 from distbelief.errors import LocalProtocolError
 from distbelief.fabric.base import Told
 from distbelief.record.journal import JournalEntry
 from distbelief.runtime.lasting import Caller, LastingHost
 from distbelief.runtime.step_times import StepTimes
+from distbelief.server.shard import Shard
+from distbelief.split.play import HomeSteps
 from distbelief.transport.base import Arena, Endpoint, NetworkEndpoint
 
 INTERRUPTS = (grouping.Halt, membership.Stop, events.Lost)
 """What a story is told in the middle of a reduction that need not go on then."""
 
 
-Answer = Callable[[Computed], None]
+Answer = Callable[[Computed | HomeSteps[object] | None], None]
+"""Takes what was computed; of a user's own loop also what its split model has it play, and None where it is left."""
 Compute = Callable[[Batch, Answer], Computed | None]
+BecomeRole = Callable[[str, int, Shard], None]
+"""Has a role played, by its name and its incarnation, by the machine that takes its place."""
 
 
-def cannot(what: str) -> Callable[..., Any]:
+def cannot(what: str) -> Callable[..., NoReturn]:
     """Of a worker that is never asked for something: it is an error of the caller."""
 
-    def refuse(*_: Any) -> Any:
+    def refuse(*_: object) -> NoReturn:
         raise LocalProtocolError(f"this worker cannot {what}")
 
     return refuse
@@ -68,7 +77,7 @@ class Worker:
     """Goes on adding up the gradients of a round, for a moment: True when it is done, False where it cannot be, None
     where others are waited for.
     """
-    begin: Callable[[dict[str, Any] | None, dict[str, Any]], None] = cannot("update")
+    begin: Callable[[dict[str, torch.Tensor] | None, Json], None] = cannot("update")
     """Fills the memory that it shares with others: with arrays of a checkpoint or the model's own, and its facts."""
     update: Callable[[int, Told, Callable[[bool], None]], bool | None] = cannot("update")
     """Makes an update, of so many samples, of the parameters that it shares with others: False as soon as it is told
@@ -89,7 +98,7 @@ class Shown(Protocol):
         """What it waits for, in one sentence; empty where for nothing."""
         ...
 
-    def standing(self) -> dict[str, Any]:
+    def standing(self) -> dict[str, object]:
         """Its counts."""
         ...
 
@@ -112,26 +121,34 @@ class Part(NamedTuple):
 class Store(Protocol):
     """Where checkpoints are kept."""
 
-    def save_part(self, number: int, part: str, arrays: dict[str, Any], facts: dict[str, Any]) -> object:
+    def save_part(self, number: int, part: str, arrays: dict[str, torch.Tensor], facts: Json) -> object:
         """Write one shard's part."""
 
-    def commit(self, number: int, plan: Plan, position: Any, samples: int) -> object:
+    def commit(self, number: int, plan: Plan, position: Position, samples: int) -> object:
         """Make a checkpoint the newest."""
 
     def discard(self, number: int) -> None:
         """Clear away what was made of a checkpoint."""
 
-    def load_part(self, checkpoint: str, plan: Plan, shard: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    def load_part(self, checkpoint: str, plan: Plan, shard: int) -> tuple[dict[str, torch.Tensor], Json]:
         """Read one shard's part, cut to a plan."""
         ...
 
 
 class Player:
-    """A role that this driver plays: a machine, or a story with what it waits for."""
+    """A role that this driver plays: a machine, or a story with what it waits for.
 
-    def __init__(self, role: str, endpoint: Endpoint) -> None:
-        self.role, self.endpoint = role, endpoint
+    Args:
+        role: that is played.
+        endpoint: of it.
+        ready: the driver's, of stories that go on.
+    """
+
+    def __init__(self, role: str, endpoint: Endpoint, ready: deque[Player]) -> None:
+        self.role, self.endpoint, self._ready = role, endpoint, ready
         self.inbox: deque[Arrival] = deque()
+        self.ended = False
+        """Whether it is played no more."""
         self.waits = False
         self.since: float | None = None
         self.stalled: float | None = None
@@ -140,7 +157,7 @@ class Player:
         self.worker: Worker | None = None
         self.times = StepTimes(role, lambda: 0.0, None)
         self.store: Store | None = None
-        self.become: Callable[[str, int, Any], None] = stay
+        self.become: BecomeRole = stay
         self.send = endpoint.send
         self.caller: Caller | None = None
         self.host: LastingHost | None = None
@@ -148,6 +165,13 @@ class Player:
         """What is left of its journal, while it goes through that."""
         self.known = 0
         """Records that it had made in its past, and that are written down."""
+
+    def queue(self, arrival: Arrival) -> None:
+        """Keep what arrives for a story, which is ready to go on where it has waited for that."""
+        self.inbox.append(arrival)
+        if self.waits:
+            self.waits = False
+            self._ready.append(self)
 
     @property
     def waiting_since(self) -> float | None:
@@ -202,6 +226,6 @@ class Player:
         return bool(done)
 
 
-def stay(role: str, _incarnation: int, _machine: Any) -> None:
+def stay(role: str, _incarnation: int, _machine: object) -> None:
     """Of a role that becomes no other."""
     raise LocalProtocolError(f"nobody here knows how to become {role}")

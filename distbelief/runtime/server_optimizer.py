@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from distbelief.core.optimizer import ParameterGroup
 from distbelief.core.settings import Holder, Settings
 from distbelief.errors import UsageError
 from distbelief.tasks.flat import FlatModule
@@ -34,7 +35,7 @@ class ServerOptimizer(torch.optim.Optimizer):
     def __init__(
         self,
         vectors: FlatModule,
-        groups: Sequence[Mapping[str, Any]] | None,
+        groups: Sequence[ParameterGroup] | None,
         settings: Settings,
         lr: float,
         step: Callable[[], None],
@@ -46,7 +47,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         self._rates = [float(group["lr"]) for group in self.param_groups]
         self._begun = True
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # there is no loss to return
+    def step(self, closure: object = None) -> None:  # type: ignore[override]  # there is no loss to return
         """Push the gradients and fetch parameters, as the job's settings have it.
 
         Raises:
@@ -59,7 +60,7 @@ class ServerOptimizer(torch.optim.Optimizer):
             )
         self._push()
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: dict[str, object]) -> None:
         """Refused once the parameters are the server's.
 
         Raises:
@@ -70,7 +71,12 @@ class ServerOptimizer(torch.optim.Optimizer):
                 "add_param_group(): what each shard holds is settled; give all groups at once: "
                 "replica.optimizer(model, groups)"
             )
-        super().add_param_group(param_group)
+        # unwrapped, as zero_grad is: what torch wraps around either imports torch._dynamo, 1.2 s and 70 MB
+        inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As of any optimizer of torch."""
+        inspect.unwrap(torch.optim.Optimizer.zero_grad)(self, set_to_none)
 
     def hold(self, vectors: FlatModule, names: Mapping[int, str]) -> None:
         """Step what this process has left of a model that is split.

@@ -9,7 +9,7 @@ it was given, and all gradients are alike; only that of the home which computed 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -24,9 +24,10 @@ from distbelief.replica.home_part import ScriptedPart, home_schedule
 from distbelief.sharding.layout import Layout
 from distbelief.split.choosing import choose
 from distbelief.split.graph import SplitGraph
+from distbelief.split.layers import LossFunction
 from distbelief.split.options import AUTO, Split
-from distbelief.split.plan import Loss, apply
-from distbelief.split.play import Microbatch, Passes, cut_minibatch, step
+from distbelief.split.plan import apply
+from distbelief.split.play import HomeSteps, Microbatch, Passes, cut_minibatch, step
 from distbelief.split.program import build, mapped
 from distbelief.split.tidying import Shape
 from distbelief.split.tracing import trace
@@ -44,9 +45,9 @@ class Cut(NamedTuple):
     settings: Settings
     batch_size: int
     """Most samples of a call."""
-    likes: list[Any]
+    likes: list[object]
     """What each argument of a call is like."""
-    gives: Any
+    gives: object
     """The shapes of what a call gives."""
 
 
@@ -66,8 +67,8 @@ class SplitModel(nn.Module):
     """
 
     def __init__(
-        self, whole: nn.Module, split: Split, loss: Loss | None, example: tuple[Any, ...] | None,
-        minibatch: Callable[[], Batch], play: Callable[[Generator[Any, Any, Any]], bool],
+        self, whole: nn.Module, split: Split, loss: LossFunction | None, example: tuple[object, ...] | None,
+        minibatch: Callable[[], Batch], play: Callable[[HomeSteps[object]], bool],
     ) -> None:  # fmt: skip
         super().__init__()
         self._whole = [whole]  # in a list, as this is no child
@@ -88,7 +89,7 @@ class SplitModel(nn.Module):
         return self._whole[0]
 
     def cut(
-        self, home: int, sample: Callable[[], Any], settings: Settings, batch_size: int, lay_out: LayOut,
+        self, home: int, sample: Callable[[], object], settings: Settings, batch_size: int, lay_out: LayOut,
         tell: Callable[[Parted], None] | None,
     ) -> tuple[FlatModule, ScriptedPart]:  # fmt: skip
         """Keep what a home has of the model, and drop the rest.
@@ -127,7 +128,7 @@ class SplitModel(nn.Module):
         self._here = Cut(part, settings, batch_size, likes, gives)
         return FlatModule(program.module, layout=layout, home=home), part
 
-    def _of_sample(self, sample: Any) -> tuple[Any, ...]:
+    def _of_sample(self, sample: object) -> tuple[object, ...]:
         """The arguments of a call, as most loops make them of a minibatch."""
         parts = sample if isinstance(sample, tuple | list) else (sample,)
         wanted = 1 if self._loss is None else 2
@@ -144,7 +145,7 @@ class SplitModel(nn.Module):
 
     # a call
 
-    def forward(self, *arguments: Any) -> Any:
+    def forward(self, *arguments: object) -> object:
         """What the whole model gives, at every partition; of a split with a loss, that.
 
         Raises:
@@ -161,12 +162,12 @@ class SplitModel(nn.Module):
         with _chance_kept(part.device):
             return self._output(here, microbatches) if self._loss is None else self._of_loss(part, microbatches)
 
-    def _output(self, here: Cut, microbatches: Sequence[Microbatch]) -> Any:
+    def _output(self, here: Cut, microbatches: Sequence[Microbatch]) -> object:
         """The output of the model, from which the gradient goes back through its partitions."""
         passes, (microbatch,) = Passes(here.part.program), microbatches
-        found: list[Any] = []
+        found: list[object] = []
 
-        def ahead() -> Generator[Any, Any, None]:
+        def ahead() -> HomeSteps[None]:
             found.append((yield from passes.forward(0, microbatch))[1])
 
         went = self._play(ahead())
@@ -191,7 +192,7 @@ class SplitModel(nn.Module):
         before = [parameter.grad for parameter in part.parameters]
         found: list[torch.Tensor] = []
 
-        def through() -> Generator[Any, Any, None]:
+        def through() -> HomeSteps[None]:
             result = yield from step(part.program, microbatches, part.way.order(len(microbatches)))
             losses = [own.weight * one for one, own in zip(result.outputs, microbatches, strict=True)]
             found.append(torch.stack(losses).sum())
@@ -220,7 +221,7 @@ class SplitModel(nn.Module):
         handed: tuple[torch.Tensor, ...] = _HandedOut.apply(self._anchor, back, given)  # type: ignore[no-untyped-call]  # of torch
         return handed
 
-    def _go_back(self, went: bool, story: Generator[Any, Any, Any] | None) -> None:
+    def _go_back(self, went: bool, story: HomeSteps[object] | None) -> None:
         if not self._goes_back or self._minibatch() is not self._called:
             raise UsageError(
                 "backward() from what a split model gave before: each minibatch goes back once, before its "
@@ -230,7 +231,7 @@ class SplitModel(nn.Module):
         if went and story is not None:
             self._play(story)
 
-    def _check_call(self, arguments: tuple[Any, ...]) -> Cut:
+    def _check_call(self, arguments: tuple[object, ...]) -> Cut:
         """Refuse a call that the partitions cannot compute."""
         if self._here is None:
             raise UsageError("a split model is called in a minibatch of replica.batches(), and not before")
@@ -267,7 +268,7 @@ class SplitModel(nn.Module):
             self._refuse("eval()", "evaluates")
         return self
 
-    def state_dict(self, *_: Any, **__: Any) -> NoReturn:
+    def state_dict(self, *_: object, **__: object) -> NoReturn:
         """Refused.
 
         Raises:
@@ -275,7 +276,7 @@ class SplitModel(nn.Module):
         """
         self._refuse("state_dict()", "saves")
 
-    def load_state_dict(self, *_: Any, **__: Any) -> NoReturn:
+    def load_state_dict(self, *_: object, **__: object) -> NoReturn:
         """Refused.
 
         Raises:
@@ -295,13 +296,15 @@ class _HandedOut(torch.autograd.Function):
     """What a partition was given, and what is to be done when autograd comes back to it."""
 
     @staticmethod
-    def forward(ctx: Any, _anchor: torch.Tensor, back: Callable[..., None], given: list[torch.Tensor]) -> Any:
+    def forward(
+        ctx: Any, _anchor: torch.Tensor, back: Callable[..., None], given: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
         ctx.back = back
         ctx.set_materialize_grads(False)
         return tuple(given)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, None, None]:
         ctx.back(gradients)
         return None, None, None
 
@@ -313,10 +316,10 @@ def _chance_kept(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _zeros(here: Cut) -> Any:
+def _zeros(here: Cut) -> object:
     """What stands for an output that nobody computes any more."""
 
-    def zeros(shape: Any) -> Any:
+    def zeros(shape: object) -> object:
         if not isinstance(shape, Shape):
             return shape
         return torch.zeros(shape.at(here.part.samples[0]), dtype=shape.dtype, device=here.part.device)
@@ -324,7 +327,7 @@ def _zeros(here: Cut) -> Any:
     return pytree.tree_map(zeros, here.gives)
 
 
-def _samples(arguments: Any) -> int:
+def _samples(arguments: object) -> int:
     """Of the first tensor that has any."""
     for leaf in pytree.tree_leaves(arguments):
         if isinstance(leaf, torch.Tensor) and leaf.ndim:
@@ -332,7 +335,7 @@ def _samples(arguments: Any) -> int:
     raise UsageError("a split model is called without a tensor that has samples in its first dimension")
 
 
-def _like(leaf: Any) -> Any:
+def _like(leaf: object) -> object:
     """What does not differ between minibatches: of a tensor its dtype and the sides of a sample."""
     if not isinstance(leaf, torch.Tensor):
         return leaf

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from distbelief.core import records, roles
 from distbelief.core.effects import Arrival, Computed
@@ -51,16 +50,15 @@ class StepTimes:
             if doing not in (COMPUTE, SHARE):
                 return
             self._since, self._first_worked = self._now(), self._worked() if self._worked else 0.0
-        if self._worked and doing == COMPUTE:
-            self._before = self._worked()
-        if self.doing and doing != self.doing:
-            before, self.doing = self.doing, doing
-            self._pass(before)
-            if before == SHARE:
+        elif doing != self.doing:
+            self._pass(self.doing)
+            if self.doing == SHARE:
                 self._end()
+        if doing == COMPUTE and self._worked:
+            self._before = self._worked()
         self.doing = doing
 
-    def go_on(self, answer: Any = None, sender: str = "") -> None:
+    def go_on(self, answer: object = None, sender: str = "") -> None:
         """What it asked for is answered: it goes on with its own work."""
         if not self.doing or self.doing == SHARE:  # what is a share is computed in the story itself
             return

@@ -27,10 +27,10 @@ class Stream:
 
     samples = STREAM
 
-    def __init__(self, dataset: Iterable[Any], loader: DataLoader[Any], batch_size: int) -> None:
+    def __init__(self, dataset: Iterable[object], loader: DataLoader[object], batch_size: int) -> None:
         self.dataset, self.batch_size = dataset, batch_size
         self._given, self._loader = loader, loader
-        self._items: Iterator[tuple[Any, int]] | None = None
+        self._items: Iterator[tuple[object, int]] | None = None
         self._epoch = self._next = 0
         self._first = True
         """Whether the first minibatch of each epoch is its own."""
@@ -38,16 +38,16 @@ class Stream:
     def begin(self, settings: Settings, index: int) -> None:
         """Have it read for replica `index` of a job."""
         own, data = self._given, settings.data
-        dataset: Any = own.dataset
         self._first = data.own_data or index == 0
+        dataset: Any = own.dataset
         read = dataset if data.own_data else StreamPart(dataset, index, settings.replicas)
-        sizes: dict[str, Any] = {"batch_size": own.batch_size}
+        sizes: dict[str, object] = {"batch_size": own.batch_size}
         if own.batch_size is not None:
             sizes = {"batch_size": data.batch_size, "drop_last": own.drop_last or data.drop_last}
         counted = _Counted(own.collate_fn, whole=own.batch_size is None)
         self._loader = same_loader(own, read, counted, **sizes)
 
-    def read(self, batch: Batch) -> tuple[Any, int] | None:
+    def read(self, batch: Batch) -> tuple[object, int] | None:
         """A minibatch, and how many samples it holds; None where the stream has ended before it. Those before it that
         were not read are read past, from the beginning if need be.
 
@@ -78,13 +78,13 @@ class Stream:
         self._items = None
 
 
-class StreamPart(IterableDataset[Any]):
+class StreamPart(IterableDataset[object]):
     """Of an iterable, sample `index` and every n-th after it: all, where it is the first of one."""
 
-    def __init__(self, stream: Iterable[Any], index: int = 0, replicas: int = 1) -> None:
+    def __init__(self, stream: Iterable[object], index: int = 0, replicas: int = 1) -> None:
         self._stream, self._index, self._replicas = stream, index, replicas
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return islice(iter(self._stream), self._index, None, self._replicas)
 
 
@@ -93,10 +93,10 @@ class _Counted:
     first tensor is.
     """
 
-    def __init__(self, collate: Callable[[Any], Any], whole: bool) -> None:
+    def __init__(self, collate: Callable[[Any], object], whole: bool) -> None:
         self._collate, self._whole = collate, whole
 
-    def __call__(self, items: Any) -> tuple[Any, int]:
+    def __call__(self, items: Any) -> tuple[object, int]:
         made = self._collate(items)
         if not self._whole:
             return made, len(items)
@@ -105,8 +105,8 @@ class _Counted:
 
 
 def same_loader(
-    own: DataLoader[Any], dataset: Dataset[Any], collate: Callable[[Any], Any], **sizes: Any
-) -> DataLoader[Any]:
+    own: DataLoader[Any], dataset: Dataset[object], collate: Callable[[Any], object], **sizes: Any
+) -> DataLoader[object]:
     """A user's loader, of another data set, with minibatches as `sizes` has them."""
     return DataLoader(
         dataset,

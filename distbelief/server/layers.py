@@ -20,13 +20,10 @@ class Layers:
     Args:
         optimizer: of the slice.
         layout: of the model.
-        own: the range of the slice, in bytes of the flat vector.
         pieces: the trained part of each section there, with the parameter that is stepped for it.
     """
 
-    def __init__(
-        self, optimizer: Layerwise, layout: Layout, own: Range, pieces: Sequence[tuple[Section, torch.Tensor]]
-    ) -> None:
+    def __init__(self, optimizer: Layerwise, layout: Layout, pieces: Sequence[tuple[Section, torch.Tensor]]) -> None:
         self._optimizer = optimizer
         self._made: torch.Tensor | None = None
         self._rows: dict[int, int] = {}

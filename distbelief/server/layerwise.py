@@ -9,11 +9,12 @@ LARS folds it in, and with `correction` off so does this one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 Group = dict[str, Any]
 
@@ -23,7 +24,7 @@ class Layerwise(torch.optim.Optimizer):
     which it is made.
     """
 
-    def __init__(self, params: Iterable[Any], defaults: Group) -> None:
+    def __init__(self, params: ParamsT, defaults: Group) -> None:
         for name, value in defaults.items():
             if name != "betas" and not 0 <= float(value) < float("inf"):
                 raise ValueError(f"{name} must be 0 or more, and finite")
@@ -117,7 +118,7 @@ class LARS(Layerwise):
     """
 
     def __init__(
-        self, params: Iterable[Any], lr: float = 2.0, momentum: float = 0.9, weight_decay: float = 0.0,
+        self, params: ParamsT, lr: float = 2.0, momentum: float = 0.9, weight_decay: float = 0.0,
         trust: float = 0.001,
         exempt: bool = False, correction: bool = True,
     ) -> None:  # fmt: skip
@@ -168,7 +169,7 @@ class LAMB(Layerwise):
     """
 
     def __init__(
-        self, params: Iterable[Any], lr: float = 0.002, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
+        self, params: ParamsT, lr: float = 0.002, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
         weight_decay: float = 0.0,
         exempt: bool = False,
     ) -> None:  # fmt: skip

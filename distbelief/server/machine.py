@@ -32,7 +32,8 @@ class Answers:
         self, who: str, heard: Mapping[type, tuple[Kind, ...]], by_event: Mapping[type, Callable[..., list[Effect]]]
     ) -> None:
         self._who, self._heard, self._by_event = who, heard, by_event
-        self._known: dict[tuple[str, type], Callable[..., list[Effect]]] = {}
+        self._senders: dict[type, set[str]] = {event: set() for event in by_event}
+        """Who has said an event of each kind, and had a say in it."""
         if untold := by_event.keys() - heard.keys():
             raise LocalProtocolError(
                 f"{who} answers {', '.join(sorted(one.__name__ for one in untold))}, which no table lets it hear"
@@ -49,17 +50,19 @@ class Answers:
         Raises:
             RemoteProtocolError: there is none, or the sender has no say in it.
         """
-        return self._known.get((sender, event)) or self._find(sender, event)
+        if sender not in self._senders.get(event, ()):
+            self._admit(sender, event)
+        return self._by_event[event]
 
-    def _find(self, sender: str, event: type) -> Callable[..., list[Effect]]:
-        """The answer to the first of a kind from a sender."""
+    def _admit(self, sender: str, event: type) -> None:
+        """Take the first of a kind from a sender."""
         if event not in self._by_event:
             raise RemoteProtocolError(f"{self._who} has no answer to {event.__name__}")
         if roles.kind(sender) not in self._heard[event]:
             raise RemoteProtocolError(
                 f"{sender} has no say in {event.__name__}; it is for {', '.join(self._heard[event])}"
             )
-        return self._known.setdefault((sender, event), self._by_event[event])
+        self._senders[event].add(sender)
 
 
 class Answering:

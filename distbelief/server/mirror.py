@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
 import msgspec
+import torch
 
-from distbelief.core.conversations.agreement import Squares
+from distbelief.core.conversations.agreement import Ruling, Squares
 from distbelief.core.conversations.mirroring import Confirmed, Copied, CopyUse, Decided, StatePart, StateSent
 from distbelief.core.effects import Connect, Effect, Lend, Payload, Send
 from distbelief.core.events import Lent
@@ -68,7 +68,11 @@ class Mirror:
         return []
 
     def begin(
-        self, place: Address, arrays: dict[str, Any], whole: StateSent, beside: Iterable[tuple[Make, Payload]] = ()
+        self,
+        place: Address,
+        arrays: dict[str, torch.Tensor],
+        whole: StateSent,
+        beside: Iterable[tuple[Make, Payload]] = (),
     ) -> list[Effect]:
         """Mirror to a standby, which is sent all of the shard's state first, as of now.
 
@@ -139,9 +143,15 @@ class Mirror:
         self._rise(floor)
         return self._send(make, payload)
 
-    def tell(self, **what: Any) -> list[Effect]:
-        """Tell the standby what has no bytes: the fields of a `Decided`."""
-        return self.repeat(lambda number, _: Decided(self._incarnation, number, **what))
+    def tell(
+        self,
+        step: tuple[int, float, float] | None = None,
+        dropped: PushTaken | None = None,
+        ruling: Ruling | None = None,
+        floor: int = 0,
+    ) -> list[Effect]:
+        """Tell the standby what has no bytes: see `Decided`."""
+        return self.repeat(lambda number, _: Decided(self._incarnation, number, step, dropped, ruling, floor))
 
     def tell_floor(self, floor: int) -> list[Effect]:
         """Tell the standby that the floor of the policy has risen, unless it knows."""

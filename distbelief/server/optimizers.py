@@ -14,7 +14,7 @@ import torch
 
 from distbelief.core.optimizer import Optimizer
 from distbelief.errors import UsageError, unknown
-from distbelief.server.layerwise import LAMB, LARS
+from distbelief.server.layerwise import LAMB, LARS, Group
 
 OPTIMIZERS: Mapping[str, tuple[type[torch.optim.Optimizer], Mapping[str, Any]]] = {
     "sgd": (torch.optim.SGD, {}),
@@ -40,7 +40,7 @@ momentum: measured.
 """
 
 
-def build(settings: Optimizer, groups: list[dict[str, Any]], rows: bool = False) -> torch.optim.Optimizer:
+def build(settings: Optimizer, groups: list[Group], rows: bool = False) -> torch.optim.Optimizer:
     """The optimizer of some parameter groups, each `{"params": [...], ...}` with what it sets for itself; with `rows`
     it takes sparse gradients.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -23,7 +23,7 @@ class ArrayBytes(NamedTuple):
     data: torch.Tensor
 
 
-def pack(arrays: dict[str, Any], most: int) -> Iterator[ArrayBytes]:
+def pack(arrays: dict[str, torch.Tensor], most: int) -> Iterator[ArrayBytes]:
     """Copies of arrays, in pieces of at most so many bytes.
 
     >>> [(one.name, one.offset, one.data.nbytes) for one in pack({"a": torch.zeros(5)}, most=16)]

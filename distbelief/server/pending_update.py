@@ -5,7 +5,7 @@ for one, and why.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from distbelief.core import roles
 from distbelief.core.consistency import Action, Key, PlannedUpdate, Policy
@@ -84,9 +84,9 @@ def waiting(
 
 def standing(
     ledger: Iterable[PushTaken], latest: Mapping[str, tuple[int, int]], waits: Mapping[str, str]
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, object]]:
     """Of each replica, what of it is applied and why it waits."""
-    of: dict[str, dict[str, Any]] = {one.who: {"clock": one.clock} for one in ledger}
+    of: dict[str, dict[str, object]] = {one.who: {"clock": one.clock} for one in ledger}
     for role, (version, staleness) in latest.items():
         of[role] |= {"version": version, "staleness": staleness}
     for role, reason in waits.items():

@@ -19,6 +19,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 import msgspec
+import torch
 
 from distbelief.core import events, messages, records, roles
 from distbelief.core.consistency import Action, Drop, Key, PlannedUpdate, Policy, PolicyState
@@ -68,12 +69,19 @@ class HeldRange:
         self.moving, self.frozen = plan.assignments[index].moving, plan.assignments[index].frozen
         self.parts = plan.parts(index)
         """What moves of each model."""
+        self.ranges = (self.moving, self.frozen, *self.parts)
+        """All that may be asked for."""
         self.covers = [(part,) for part in self.parts]
         """What a push of each must cover."""
         self.home = plan.layout.home_of(self.moving)
         """The partition of each replica that pushes here."""
         self.exchange = Exchange(plan, index)
-        self.rate = plan.factor
+        self.rate = plan.factor if plan.settings.rate.varies else _unvaried
+
+
+def _unvaried(_samples: int) -> float:
+    """The factor of a learning rate that is always the same."""
+    return 1.0
 
 
 class ShardState(msgspec.Struct, array_like=True, frozen=True):
@@ -106,7 +114,7 @@ class Sums(Protocol):
         """The bytes of the moving range as the evaluator is to see them."""
         ...
 
-    def state(self, shard: Shard) -> tuple[dict[str, Any], mirroring.Summing, list[tuple[Make, Payload]]]:
+    def state(self, shard: Shard) -> tuple[dict[str, torch.Tensor], mirroring.Summing, list[tuple[Make, Payload]]]:
         """What its standby is sent: arrays, how far it is, and what is sent beside."""
         ...
 
@@ -299,8 +307,8 @@ class Shard:
         return [self._restored(loaded=True)]
 
     def _initialise(self, sender: str, event: initialising.Initialise, payload: Payload | None) -> list[Effect]:
-        frozen = self._which(sender, event.start, event.stop)
         asked = Range(event.start, event.stop)
+        frozen = self._which(sender, asked)
         # the first who initialises a range does: one who died doing it may be heard after its successor
         if payload is not None and asked in self._blank:
             self._blank.discard(asked)
@@ -309,18 +317,18 @@ class Shard:
 
     def _push(self, sender: str, event: pushing.Push, payload: Payload | None) -> list[Effect]:
         here = self.own
-        model = self._model(sender, event, payload)
+        model = self._model(here, sender, event, payload)
         held = here.slice.of(model)
         assert payload is not None
         noted = self.ledger.judge(sender, event.partition, event.incarnation, event.clock)
-        if noted.taking is REFUSE:
+        taking = noted.taking
+        if taking is REFUSE:
             return []
         told: list[Effect] = []
         freed: list[Effect] = []
-        key = Key(sender, event.incarnation, event.clock)
-        if noted.taking is APPLY:
+        if taking is APPLY:
             incarnation, updates = self.version
-            staleness = self._staleness(event.version, model)
+            staleness = self._staleness(here, event.version, model)
             if staleness < 0:
                 raise RemoteProtocolError(
                     f"{sender} pushed to version {event.version.updates} of {self.role}, which is at {updates}"
@@ -328,6 +336,7 @@ class Shard:
             self._latest[sender] = event.version.updates, staleness
             floor, factor = self.policy.floor, here.rate(self.samples) * event.rate
             if self._asks:
+                key = Key(sender, event.incarnation, event.clock)
                 if len(here.parts) > 1 and (why := self.policy.turn(key, event.tick, model, event.steps > 0)):
                     return [Send(sender, membership.Refused(why))]
                 verdict = self.policy.push(key, event.tick, event.samples, staleness)
@@ -345,25 +354,28 @@ class Shard:
             held.apply(sender, event.slot, payload, factor)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
             self.samples += event.samples
-            self._count(model)
+            self._count(here, model)
             told = self._copy(APPLIED, sender, event, payload, staleness, factor)
             if self.policy.floor > floor:
                 freed = self.let_go()
-        elif key in self._pushes or (self._pending and self._pending.has(key)):
+        elif self._holds(Key(sender, event.incarnation, event.clock)):
             return []
         else:
             self.policy.taken(sender, event.tick)
             freed = self.let_go()
-        dropped = noted.taking is ACKNOWLEDGE and self.ledger.dropped(sender, event.incarnation, event.clock)
+        dropped = taking is ACKNOWLEDGE and self.ledger.dropped(sender, event.incarnation, event.clock)
         return [*told, *self.mirror.after([pushed(sender, event, self.version, dropped)]), *freed]
 
-    def _model(self, sender: str, event: pushing.Push, payload: Payload | None) -> int:
+    def _holds(self, key: Key) -> bool:
+        """Whether a push that was taken waits to be applied."""
+        return key in self._pushes or (self._pending is not None and self._pending.has(key))
+
+    def _model(self, here: HeldRange, sender: str, event: pushing.Push, payload: Payload | None) -> int:
         """Which model a push is of.
 
         Raises:
             RemoteProtocolError: it is none that this shard can apply.
         """
-        here = self.own
         model = here.covers.index(event.ranges) if event.ranges in here.covers else 0
         own = here.parts[model]
         if event.start != own.start or event.stop != own.stop or payload is None:
@@ -403,28 +415,27 @@ class Shard:
             f"{sender} pushed to {self.role} what covers {covered or 'nothing'}; it holds [{own.start}, {own.stop})"
         )
 
-    def _based(self, version: Version) -> int:
-        """How many updates were in the parameters of a version; all that this life began with are in those of a life
-        before.
+    def _staleness(self, here: HeldRange, version: Version, model: int) -> int:
+        """Updates of a model since those in the parameters of a version; all that this life began with are in those of
+        a life before.
         """
-        return version.updates if version.incarnation == self.version.incarnation else min(version.updates, self._began)
-
-    def _staleness(self, version: Version, model: int) -> int:
-        """Updates of a model since those in the parameters of a version."""
-        since = self.version.updates - self._based(version)
-        if len(self.own.parts) == 1 or since <= 0:
+        (life, based), (incarnation, updates) = version, self.version
+        since = updates - (based if life == incarnation else min(based, self._began))
+        if len(here.parts) == 1 or since <= 0:
             return since
         return sum(stepped == model for stepped in islice(reversed(self._stepped), since))
 
-    def _count(self, model: int) -> None:
+    def _count(self, here: HeldRange, model: int) -> None:
         """One more update is made."""
-        self.version = Version(self.version.incarnation, self.version.updates + 1)
-        if len(self.own.parts) > 1:
+        incarnation, updates = self.version
+        self.version = Version(incarnation, updates + 1)
+        if len(here.parts) > 1:
             self._stepped.append(model)
 
     def _fetch(self, sender: str, event: pushing.Fetch, payload: Payload | None) -> list[Effect]:
         start, stop = event.start, event.stop
-        frozen = self._which(sender, start, stop)
+        asked = Range(start, stop)
+        frozen = self._which(sender, asked)
         if self.sums is not None and sender == roles.EVALUATOR and not frozen:
             return [Send(sender, pushing.Fetched(event.slot, start, stop, self.version), self.sums.measured(self))]
         if self._asks and not frozen and not self.may_fetch(sender, event.tick):
@@ -435,13 +446,13 @@ class Shard:
                 )
             self._fetches[sender, start, event.slot] = event
             return []
-        whole, asked = self.held, Range(start, stop)
+        here = self.own
         if frozen:
-            held = whole.frozen()
-        elif asked == self.own.moving:
-            held = whole.moving()
+            held = here.slice.frozen()
+        elif asked == here.moving:
+            held = here.slice.moving()
         else:
-            held = whole.of(self.own.parts.index(asked)).moving()
+            held = here.slice.of(here.parts.index(asked)).moving()
         return [Send(sender, pushing.Fetched(event.slot, start, stop, self.version, self._floor), held)]
 
     def may_fetch(self, who: str, tick: int) -> bool:
@@ -478,7 +489,7 @@ class Shard:
         """
         own, part = self.own, self.held.of(due.model)
         held = [(key, weight, *self._pushes.pop(key)) for key, weight in due.parts]
-        stale = tuple(self._staleness(push.version, due.model) for _, _, push, _ in held)
+        stale = tuple(self._staleness(own, push.version, due.model) for _, _, push, _ in held)
         for (key, weight, push, payload), staleness in zip(held, stale, strict=True):
             part.gather(key.who, push.slot, payload, weight, average=True)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
@@ -497,7 +508,7 @@ class Shard:
         told = made.mirrored(self.mirror, part, self.policy.floor, norms)
         part.step(made.factor, made.due.weight, norms)
         self.samples += made.due.samples
-        self._count(made.due.model)
+        self._count(own, made.due.model)
         return told + self.mirror.after(made.acknowledged(self.version))
 
     def _hear_norms(self, sender: str, event: agreement.Norms, payload: Payload | None) -> list[Effect]:
@@ -664,9 +675,11 @@ class Shard:
         """Its slice; as `own`."""
         return self.own.slice
 
-    def _which(self, sender: str, start: int, stop: int) -> bool:
-        """Whether a range is the frozen one; it must be that or the moving one."""
-        asked, own = Range(start, stop), self._own
-        if own is None or asked not in (own.moving, own.frozen, *own.parts):
-            raise RemoteProtocolError(f"{sender} names [{start}, {stop}), which is not what {self.role} holds")
+    def _which(self, sender: str, asked: Range) -> bool:
+        """Whether a range is the frozen one; it must be that or a moving one."""
+        own = self._own
+        if own is None or asked not in own.ranges:
+            raise RemoteProtocolError(
+                f"{sender} names [{asked.start}, {asked.stop}), which is not what {self.role} holds"
+            )
         return asked == own.frozen and asked != own.moving

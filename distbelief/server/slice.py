@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -147,7 +147,7 @@ class TorchSlice:
         self._step = optimizers.stepper(self._optimizer) if self._optimizer else None
         self._layers: Layers | None = None
         if isinstance(self._optimizer, Layerwise):
-            self._layers = Layers(self._optimizer, plan.layout, own, [(p.section, _data(p)) for p in self._trained])
+            self._layers = Layers(self._optimizer, plan.layout, [(p.section, _data(p)) for p in self._trained])
         self._fixed_point = fixed_point(plan.settings.fixed_point)
         self._parts = [_parts(plan.layout, piece.section) for piece in self._trained] if self._fixed_point else []
         self._rates = [group["lr"] for group in self._optimizer.param_groups] if self._optimizer else []
@@ -347,7 +347,7 @@ class TorchSlice:
         for piece, value in zip(self._carried, values, strict=True):
             piece.tensor.copy_(value)
 
-    def _state(self, piece: _TrainedPiece) -> dict[str, Any]:
+    def _state(self, piece: _TrainedPiece) -> dict[str, object]:
         assert self._optimizer is not None
         assert piece.parameter is not None
         return dict(self._optimizer.state.get(piece.parameter, {}))

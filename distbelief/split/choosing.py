@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 
@@ -19,8 +19,9 @@ from distbelief.schedules.pipeline import Pipeline
 from distbelief.schedules.pipeline_price import BACKWARD, WEIGHTS, SegmentCost, price_step
 from distbelief.schedules.pipelines import check_depths, pipeline
 from distbelief.schedules.price import LinkModel
+from distbelief.split.layers import LossFunction
 from distbelief.split.options import AUTO, Split
-from distbelief.split.plan import Loss, apply
+from distbelief.split.plan import apply
 from distbelief.split.program import HomeProgram, build, elements, segment_graph
 from distbelief.split.registry import DIVIDING, PLACING, rule_of
 from distbelief.split.tracing import Traced
@@ -67,8 +68,8 @@ class Choice:
 
 
 def choose(
-    split: Split, traced: Traced, model: nn.Module, loss: Loss | None, targets: Any, examples: int, batch_size: int,
-    schedule: str = "sequential", microbatches: int = 1, weight_gradients: str = "each",
+    split: Split, traced: Traced, model: nn.Module, loss: LossFunction | None, targets: object, examples: int,
+    batch_size: int, schedule: str = "sequential", microbatches: int = 1, weight_gradients: str = "each",
 ) -> Choice:  # fmt: skip
     """The way that is named; for `auto`, of the ways that can be, the one with the least price.
 
@@ -142,7 +143,7 @@ def _named(split: Split) -> str:
 
 def _without_values(model: nn.Module) -> nn.Module:
     """A copy whose parameters and buffers have shapes alone."""
-    memo: dict[int, Any] = {id(one): one.detach().to("meta") for one in model.buffers()}
+    memo: dict[int, object] = {id(one): one.detach().to("meta") for one in model.buffers()}
     for one in model.parameters():
         memo[id(one)] = nn.Parameter(one.detach().to("meta"), one.requires_grad)
     return copy.deepcopy(model, memo)

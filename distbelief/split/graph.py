@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.node import Argument
 from torch.utils import _pytree as pytree
 
 from distbelief.errors import UsageError
@@ -31,6 +31,7 @@ from distbelief.split.layers import (
     Indices,
     Keyed,
     Loss,
+    LossFunction,
     draws,
     node_number,
 )
@@ -88,13 +89,13 @@ class SplitGraph:
     """By the target of the nodes that call each."""
     pieces: dict[str, list[Piece]] = field(default_factory=dict)
     """Of each tensor, by its first name."""
-    outputs: dict[int, Any] = field(default_factory=dict)
+    outputs: dict[int, Argument] = field(default_factory=dict)
     """By home, what the model gives: a structure of nodes, each whole there. One home has it, or all."""
     loss: fx.Node | None = None
 
     def constant(self, name: str) -> torch.Tensor:
         """A tensor that each home has, and that is no part of the state."""
-        found: Any = self.traced.model
+        found: object = self.traced.model
         for one in name.split("."):
             found = getattr(found, one)
         assert isinstance(found, torch.Tensor)
@@ -241,9 +242,7 @@ class Rewriter:
             value.parts[home] = self._call(node, home, part, args, kwargs)
         self._values[node] = value
 
-    def finish(
-        self, loss: Callable[[Any, Any], torch.Tensor] | None, targets: Any, everywhere: bool = False
-    ) -> SplitGraph:
+    def finish(self, loss: LossFunction | None, targets: object, everywhere: bool = False) -> SplitGraph:
         """End the graph with the output and the loss, whole at one home; what nothing uses is at home 0.
 
         Args:
@@ -422,7 +421,9 @@ class Rewriter:
 
     # what computes
 
-    def _call(self, node: fx.Node, home: int, part: HomePart | None, args: Any, kwargs: Any) -> fx.Node:
+    def _call(
+        self, node: fx.Node, home: int, part: HomePart | None, args: tuple[Argument, ...], kwargs: dict[str, Argument]
+    ) -> fx.Node:
         op, target = node.op, node.target
         shape = self._traced.shapes.get(node)
         if part is not None and part.gives is not None and shape is not None:

@@ -96,7 +96,7 @@ class HomePart:
     """Tensors of the layer that another home has, and that this one needs whole."""
     fill: float = 0.0
     """What stands where it needs indices before the first or behind the last."""
-    call: Callable[..., Any] | None = None
+    call: Callable[..., object] | None = None
     """The function that computes it, where it is not the node's own."""
 
 
@@ -116,7 +116,7 @@ Placed = dict[fx.Node, int | Divided]
 """Where nodes are computed: each at one home, or in parts at all of them."""
 
 
-def part_of(layer: nn.Module, holds: Mapping[str, Indices | None], **changed: Any) -> nn.Module:
+def part_of(layer: nn.Module, holds: Mapping[str, Indices | None], **changed: object) -> nn.Module:
     """A layer of the shape of a part: a copy on empty tensors, with only those that it holds.
 
     Args:
@@ -128,7 +128,7 @@ def part_of(layer: nn.Module, holds: Mapping[str, Indices | None], **changed: An
     Linear(in_features=4, out_features=2, bias=False)
     """
     own = dict(layer.named_parameters(recurse=False))
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*layer.parameters(), *layer.buffers())}
+    memo: dict[int, object] = {id(tensor): tensor for tensor in (*layer.parameters(), *layer.buffers())}
     made = copy.deepcopy(layer, memo)
     for name, whole in own.items():
         if name not in holds:
@@ -152,20 +152,24 @@ class Borrowing(nn.Module):
         self.inner = inner
         self._names = names
 
-    def forward(self, *args: Any) -> Any:
+    def forward(self, *args: torch.Tensor) -> object:
         """What the layer gives with those tensors."""
         own, given = args[: -len(self._names)], args[-len(self._names) :]
         return torch.func.functional_call(self.inner, dict(zip(self._names, given, strict=True)), own)
 
 
+LossFunction = Callable[[Any, Any], torch.Tensor]
+"""Of an output and the targets: the mean over the minibatch."""
+
+
 class Loss(nn.Module):
     """A loss, which may be any function."""
 
-    def __init__(self, loss: Callable[[Any, Any], torch.Tensor]) -> None:
+    def __init__(self, loss: LossFunction) -> None:
         super().__init__()
         self._loss = loss
 
-    def forward(self, output: Any, targets: Any) -> torch.Tensor:
+    def forward(self, output: object, targets: object) -> torch.Tensor:
         """The mean over the samples."""
         return self._loss(output, targets)
 
@@ -178,7 +182,7 @@ class Keyed(nn.Module):
         self.inner = inner
         self._op, self._target, self._number = op, target, number
 
-    def forward(self, chance: int, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, chance: int, *args: Any, **kwargs: object) -> object:
         """What the node gives, drawn by a step's and microbatch's number."""
         torch.manual_seed(mixed(chance, self._number))
         if self.inner is not None:

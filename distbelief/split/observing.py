@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-Values = dict[fx.Node, Any]
+Values = dict[fx.Node, object]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class NodeValues:
 
 
 def observe(
-    model: nn.Module, graph: fx.Graph, inputs: tuple[Any, ...], copying: Callable[[], None] = lambda: None
+    model: nn.Module, graph: fx.Graph, inputs: tuple[object, ...], copying: Callable[[], None] = lambda: None
 ) -> NodeValues:
     """Run a graph on as many samples as there are, and on one more.
 
@@ -51,10 +51,12 @@ def observe(
         return _observe(model, graph, inputs, _real)
 
 
-Copy = Callable[[nn.Module, tuple[Any, ...]], tuple[nn.Module, tuple[Any, ...], Any]]
+Copied = tuple[nn.Module, tuple[object, ...], AbstractContextManager[object]]
+"""A model, its inputs, and what they are computed in."""
+Copy = Callable[[nn.Module, tuple[object, ...]], Copied]
 
 
-def _observe(model: nn.Module, graph: fx.Graph, inputs: tuple[Any, ...], make: Copy) -> NodeValues:
+def _observe(model: nn.Module, graph: fx.Graph, inputs: tuple[object, ...], make: Copy) -> NodeValues:
     count = next(len(leaf) for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.ndim)
     found: list[Values] = []
     flops: dict[fx.Node, int] = {}
@@ -67,7 +69,7 @@ def _observe(model: nn.Module, graph: fx.Graph, inputs: tuple[Any, ...], make: C
     return NodeValues((count, count + 1), (found[0], found[1]), flops)
 
 
-def _arguments(graph: fx.Graph, inputs: tuple[Any, ...]) -> list[Any]:
+def _arguments(graph: fx.Graph, inputs: tuple[object, ...]) -> list[object]:
     """What the placeholders are given: each an argument, or each a leaf of the arguments."""
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     given = (
@@ -86,39 +88,39 @@ class _Recorder(fx.Interpreter):
         self.seen: Values = {}
         self._flops = flops
 
-    def run_node(self, n: fx.Node) -> Any:
+    def run_node(self, n: fx.Node) -> object:
         with FlopCounterMode(display=False) as counter:
             self.seen[n] = super().run_node(n)
         self._flops.setdefault(n, counter.get_total_flops())
         return self.seen[n]
 
 
-def _resized(inputs: tuple[Any, ...], count: int, samples: int) -> tuple[Any, ...]:
-    def resize(leaf: Any) -> Any:
+def _resized(inputs: tuple[object, ...], count: int, samples: int) -> tuple[object, ...]:
+    def resize(leaf: object) -> object:
         if not isinstance(leaf, torch.Tensor) or not leaf.ndim or len(leaf) != count or samples == count:
             return leaf
         return torch.cat([leaf, leaf[: samples - count]])
 
-    resized: tuple[Any, ...] = pytree.tree_map(resize, inputs)
+    resized: tuple[object, ...] = pytree.tree_map(resize, inputs)
     return resized
 
 
-def _fake(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[nn.Module, tuple[Any, ...], Any]:
+def _fake(model: nn.Module, inputs: tuple[object, ...]) -> Copied:
     """A copy of a model and its inputs that has shapes and no values."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    memo: dict[int, Any] = {}
+    memo: dict[int, object] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(mode.from_tensor(parameter.detach()), parameter.requires_grad)
     for buffer in model.buffers():
         memo[id(buffer)] = mode.from_tensor(buffer)
 
-    def fake(leaf: Any) -> Any:
+    def fake(leaf: object) -> object:
         return mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
-    given: tuple[Any, ...] = pytree.tree_map(fake, inputs)
+    given: tuple[object, ...] = pytree.tree_map(fake, inputs)
     return copy.deepcopy(model, memo), given, mode
 
 
-def _real(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[nn.Module, tuple[Any, ...], Any]:
+def _real(model: nn.Module, inputs: tuple[object, ...]) -> Copied:
     """A copy with values, whose buffers may change."""
     return copy.deepcopy(model), inputs, torch.random.fork_rng(devices=[])

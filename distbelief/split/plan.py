@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-import torch
 from torch import fx
 
 from distbelief.errors import UsageError, unknown
 from distbelief.split.graph import Rewriter, SplitGraph
-from distbelief.split.layers import Divided, Placed
+from distbelief.split.layers import Divided, LossFunction, Placed
 from distbelief.split.options import Split, fits
 from distbelief.split.registry import DIVIDING, LayerCall, rule_of, ways_of
 from distbelief.split.tracing import Traced
@@ -23,8 +21,6 @@ from distbelief.split.ways.samples import before_dense, rounds
 from distbelief.split.ways.stages import stages
 from distbelief.split.ways.time import unrolled
 
-Loss = Callable[[Any, Any], torch.Tensor]
-
 PLACERS = {"stages": stages, "branches": branches}
 """The ways that say at which home each node is."""
 RULES = (filters, regions)
@@ -32,7 +28,7 @@ RULES = (filters, regions)
 
 
 def apply(
-    split: Split, traced: Traced, loss: Loss | None, targets: Any, work: Mapping[str, float] | None = None,
+    split: Split, traced: Traced, loss: LossFunction | None, targets: object, work: Mapping[str, float] | None = None,
     everywhere: bool = False,
 ) -> SplitGraph:  # fmt: skip
     """The split graph of a model.

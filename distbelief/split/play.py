@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -61,7 +61,10 @@ class Take:
 
 HomeEffect = RunSegment | Give | Take
 NONE_GIVEN: Mapping[int, torch.Tensor] = {}
-HomeStory = Generator[HomeEffect, torch.Tensor | None, "HomeResult"]
+Returned = TypeVar("Returned")
+HomeSteps = Generator[HomeEffect, torch.Tensor | None, Returned]
+"""What a home does, as a story: it yields effects, and returns something."""
+HomeStory = HomeSteps["HomeResult"]
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class Microbatch(NamedTuple):
     """Its share of the minibatch's samples."""
 
 
-def cut_minibatch(inputs: tuple[Any, ...], targets: Any, microbatches: int, chance: int = 0) -> list[Microbatch]:
+def cut_minibatch(inputs: tuple[object, ...], targets: object, microbatches: int, chance: int = 0) -> list[Microbatch]:
     """A minibatch in microbatches, as equal as can be, the first ones longer.
 
     Args:
@@ -105,7 +108,7 @@ def cut_minibatch(inputs: tuple[Any, ...], targets: Any, microbatches: int, chan
     if not 1 <= microbatches <= samples:
         raise UsageError(f"{microbatches} microbatches of a minibatch of {samples} samples: each needs a sample")
 
-    def parts(leaf: Any) -> Sequence[Any]:
+    def parts(leaf: object) -> Sequence[object]:
         if microbatches == 1 or not isinstance(leaf, torch.Tensor) or not leaf.ndim or len(leaf) != samples:
             return [leaf] * microbatches
         return leaf.tensor_split(microbatches)
@@ -146,7 +149,7 @@ class Passes:
         own = [*program.module.parameters()] if once else []
         self._weights = [WeightGradients(own) for _ in program.segments] if once else []
 
-    def forward(self, number: int, batch: Microbatch) -> Generator[HomeEffect, torch.Tensor | None, tuple[Any, Any]]:
+    def forward(self, number: int, batch: Microbatch) -> HomeSteps[tuple[Any, Any]]:
         """Takes a microbatch through all segments, in order; returns loss and output where this home has them."""
         pending = self._pending[number] = _Pending()
         for segment in self.program.segments:
@@ -163,9 +166,7 @@ class Passes:
         loss = self.program.loss and pending.results[self.program.loss.value].detach()
         return loss, self._outputs(pending)
 
-    def _taken(
-        self, source: Source, number: int, batch: Microbatch, pending: _Pending
-    ) -> Generator[HomeEffect, torch.Tensor | None, Any]:
+    def _taken(self, source: Source, number: int, batch: Microbatch, pending: _Pending) -> HomeSteps[Any]:
         match source:
             case Supplied(name):
                 return batch.given[name]
@@ -177,8 +178,8 @@ class Passes:
                     raise LocalProtocolError(f"{transfer} of microbatch {number} was answered by nothing")
                 return tensor.detach().requires_grad_(transfer.shape.differentiable)
 
-    def _outputs(self, pending: _Pending) -> Any:
-        def read(structure: Any) -> Any:
+    def _outputs(self, pending: _Pending) -> object:
+        def read(structure: object) -> object:
             if isinstance(structure, OwnValue):
                 return pending.results[structure.value].detach()
             if isinstance(structure, Supplied | Received):
@@ -193,7 +194,7 @@ class Passes:
 
     def backward(
         self, number: int, batch: Microbatch, given: Mapping[int, torch.Tensor] = NONE_GIVEN
-    ) -> Generator[HomeEffect, torch.Tensor | None, None]:
+    ) -> HomeSteps[None]:
         """Takes the gradient of a microbatch's share of the loss back through all segments; `given` is what it is of
         values, by their numbers, of which nobody else knows it.
         """
@@ -229,7 +230,7 @@ class Passes:
         number: int,
         pending: _Pending,
         transfers: Sequence[Transfer],
-    ) -> Generator[HomeEffect, torch.Tensor | None, torch.Tensor | None]:
+    ) -> HomeSteps[torch.Tensor | None]:
         """The gradient of a result, beginning with what nobody here computes: that of whoever used it last comes
         first, as in a graph that is not split.
         """
@@ -242,7 +243,7 @@ class Passes:
             total = leaf.grad if total is None else total + leaf.grad
         return total
 
-    def weights(self) -> Generator[HomeEffect, torch.Tensor | None, int]:
+    def weights(self) -> HomeSteps[int]:
         """Makes the gradients of weights that were left out on the way back, of all microbatches.
 
         Returns:
@@ -259,7 +260,7 @@ class Passes:
         return not any(source in one.takes for one in self.program.segments[: segment.number])
 
 
-def _cut_off(value: Any) -> Any:
+def _cut_off(value: object) -> object:
     if not isinstance(value, torch.Tensor):
         return value
     return value.detach().requires_grad_(value.requires_grad)
@@ -309,7 +310,7 @@ def step(program: HomeProgram, batches: Sequence[Microbatch], order: Sequence[Ho
     passes = Passes(program, once=any(task.direction is Pass.WEIGHTS for task in order))
     norms = _BatchNorms(program) if len(batches) > 1 else None
     loss: float | None = None
-    outputs: dict[int, Any] = {}
+    outputs: dict[int, object] = {}
     kept = 0
     for direction, number in order:
         if direction is Pass.WEIGHTS:

@@ -89,7 +89,7 @@ class HomeProgram:
     segments: tuple[Segment, ...]
     loss: OwnValue | None
     """The value that is the loss, at the home that computes it."""
-    outputs: Any
+    outputs: object
     """The values that are the model's output, in its structure, at a home that has it; None at others."""
     layers: tuple[nn.Module, ...]
     """The modules that compute."""
@@ -261,7 +261,7 @@ class _Builder:
             return Received(self._split.transfers[node])
         return OwnValue(self._numbers[node])
 
-    def _attribute(self, node: fx.Node) -> Any:
+    def _attribute(self, node: fx.Node) -> object:
         name = str(node.target)
         if node.op == "call_module":
             return self._layers[name]
@@ -318,7 +318,7 @@ def plain(layer: nn.Module) -> nn.Module:
     return copied
 
 
-def mapped(structure: Any, to: Callable[[fx.Node], Any]) -> Any:
+def mapped(structure: object, to: Callable[[fx.Node], object]) -> object:
     """A structure of nodes as one of something else."""
     if isinstance(structure, fx.Node):
         return to(structure)

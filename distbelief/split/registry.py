@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distbelief.errors import UsageError, unknown
 
@@ -51,7 +51,7 @@ class LayerCall:
         gives: int,
         needs: Callable[[int, int], tuple[int, int, int]],
         holds: Mapping[str, int],
-        changed: Callable[[int, int], Mapping[str, Any]],
+        changed: Callable[[int, int], Mapping[str, object]],
     ) -> Divided:
         """Each home has a run of what the layer gives along a dimension, and computes it by a layer of that shape.
 

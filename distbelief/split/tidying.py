@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.node import Argument, Target
 from torch.utils import _pytree as pytree
 
 from distbelief.errors import UsageError
@@ -97,7 +98,7 @@ def set_item(value: torch.Tensor, index: Any, to: Any) -> torch.Tensor:
     return changed
 
 
-_PLAIN: Mapping[Any, Any] = {
+_PLAIN: Mapping[object, Callable[..., object]] = {
     operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
     operator.itruediv: operator.truediv, operator.imatmul: operator.matmul, operator.ipow: operator.pow,
     operator.setitem: set_item,
@@ -106,7 +107,7 @@ _PLAIN: Mapping[Any, Any] = {
 
 
 def tidy(
-    graph: fx.Graph, inputs: tuple[Any, ...], observed: NodeValues, layer: Callable[[str], nn.Module]
+    graph: fx.Graph, inputs: tuple[object, ...], observed: NodeValues, layer: Callable[[str], nn.Module]
 ) -> tuple[fx.Graph, dict[fx.Node, Shape]]:
     """The graph made over, and the shape of each of its tensors.
 
@@ -141,7 +142,7 @@ class _Tidied:
         if node.op == "output":
             self.graph.output(args[0])
         elif node.op == "placeholder":
-            self._new[node] = self._leaves_of(node, values, leaves)
+            self._new[node] = self._leaves_of(values, leaves)
         elif not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(values[0])):
             self._new[node] = self._number(node, values, args, kwargs)
         elif node.target is operator.getitem and isinstance(args[0], tuple | list | dict):
@@ -161,7 +162,15 @@ class _Tidied:
                 self.graph.erase_node(node)
                 self.shapes.pop(node, None)
 
-    def _made(self, node: fx.Node, op: str, target: Any, args: Any, kwargs: Any, values: tuple[Any, ...]) -> Any:
+    def _made(
+        self,
+        node: fx.Node,
+        op: str,
+        target: Target,
+        args: tuple[Argument, ...],
+        kwargs: dict[str, Argument],
+        values: tuple[object, ...],
+    ) -> Any:
         new = self.graph.create_node(op, target, args, kwargs, name=node.name)
         new.meta["path"] = str(target) if op == "call_module" else node.meta.get("path", "")
         new.meta["flops"] = self._observed.flops.get(node, 0)
@@ -183,14 +192,14 @@ class _Tidied:
             return {key: self._item(new, key, (one[key], other[key])) for key in one}
         return self._constant(one, other)
 
-    def _item(self, new: fx.Node, key: Any, values: tuple[Any, ...]) -> Any:
+    def _item(self, new: fx.Node, key: Argument, values: tuple[object, ...]) -> Any:
         if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(values[0])):
             return self._constant(*values)
         item = self.graph.call_function(operator.getitem, (new, key))
         item.meta["path"], item.meta["flops"] = new.meta["path"], 0
         return self._taken_out(item, values)
 
-    def _leaves_of(self, node: fx.Node, values: tuple[Any, ...], leaves: Iterator[int]) -> Any:
+    def _leaves_of(self, values: tuple[object, ...], leaves: Iterator[int]) -> Any:
         def leaf(one: Any, other: Any) -> Any:
             if isinstance(one, tuple | list):
                 return tuple(leaf(*pair) for pair in zip(one, other, strict=True))
@@ -205,7 +214,9 @@ class _Tidied:
 
         return leaf(*values)
 
-    def _number(self, node: fx.Node, values: tuple[Any, ...], args: Any, kwargs: Any) -> Any:
+    def _number(
+        self, node: fx.Node, values: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]
+    ) -> Any:
         """What is no tensor is a function of the number of samples, or computed as it was."""
         numbers = pytree.tree_leaves(values[0])
         if node.op == "call_function" and all(isinstance(one, int | float | None) for one in numbers):
@@ -248,7 +259,14 @@ class _Tidied:
             writes = node.target in _PLAIN or (name.endswith("_") and not name.endswith("__")) or _inplace(node)
         return first if writes else None
 
-    def _replace(self, node: fx.Node, into: fx.Node, args: Any, kwargs: Any, values: tuple[Any, ...]) -> None:
+    def _replace(
+        self,
+        node: fx.Node,
+        into: fx.Node,
+        args: tuple[Argument, ...],
+        kwargs: dict[str, Argument],
+        values: tuple[object, ...],
+    ) -> None:
         """Compute what would be written in place, and let it stand for what it would be written to from here on."""
         old = self._new[into]
         self._refuse_views(node, into)
@@ -272,11 +290,13 @@ class _Tidied:
 
     def _refuse_views(self, node: fx.Node, into: fx.Node) -> None:
         seen, old = self._observed.values[0], self._new[into]
-        if not isinstance(seen[into], torch.Tensor):
+        written = seen[into]
+        if not isinstance(written, torch.Tensor):
             return
-        storage = seen[into].untyped_storage()._cdata
+        storage = written.untyped_storage()._cdata
         for one in self._order:
-            shares = isinstance(seen.get(one), torch.Tensor) and seen[one].untyped_storage()._cdata == storage
+            other = seen.get(one)
+            shares = isinstance(other, torch.Tensor) and other.untyped_storage()._cdata == storage
             if one is node or not shares or self._new.get(one) is old:
                 continue
             if any(user not in self._order for user in one.users):

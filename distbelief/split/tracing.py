@@ -82,7 +82,7 @@ class Traced:
         return self.model.get_submodule(str(node.target))
 
 
-def trace(model: nn.Module, inputs: tuple[Any, ...], modules: Sequence[str] = ()) -> Traced:
+def trace(model: nn.Module, inputs: tuple[object, ...], modules: Sequence[str] = ()) -> Traced:
     """The graph of a model, which holds for any number of samples.
 
     Args:
@@ -148,8 +148,8 @@ class _Tracer(fx.Tracer):
         )
 
     def call_module(
-        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+        self, m: nn.Module, forward: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
         self.within.append(self.path_of_module(m))
         result = super().call_module(m, forward, args, kwargs)
         self.within.pop()
@@ -161,7 +161,7 @@ class _Tracer(fx.Tracer):
         return node
 
 
-def _by_fx(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[nn.Module, fx.Graph]:
+def _by_fx(model: nn.Module, inputs: tuple[object, ...]) -> tuple[nn.Module, fx.Graph]:
     """What cannot be traced becomes a leaf, from the inside out, until the rest can."""
     leaves: set[str] = set()
     while True:
@@ -174,14 +174,14 @@ def _by_fx(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[nn.Module, fx.Gra
             leaves.add(tracer.within[-1])
 
 
-def _defaults(model: nn.Module, inputs: tuple[Any, ...]) -> dict[str, Any] | None:
+def _defaults(model: nn.Module, inputs: tuple[object, ...]) -> dict[str, object] | None:
     """The arguments of forward that are not given, with their defaults."""
     left = list(inspect.signature(model.forward).parameters.values())[len(inputs) :]
     return {one.name: one.default for one in left if one.default is not one.empty} or None
 
 
-def _by_export(model: nn.Module, inputs: tuple[Any, ...], functional: bool) -> tuple[nn.Module, fx.Graph]:
-    def dynamic(leaf: Any) -> Any:
+def _by_export(model: nn.Module, inputs: tuple[object, ...], functional: bool) -> tuple[nn.Module, fx.Graph]:
+    def dynamic(leaf: object) -> object:
         return {0: torch.export.Dim.AUTO} if isinstance(leaf, torch.Tensor) and leaf.ndim else None
 
     shapes = pytree.tree_map(dynamic, inputs)

@@ -8,7 +8,7 @@ embeddings and recurrent layers, and of what one home borrows from another) are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from distbelief.errors import UsageError
 from distbelief.split.graph import SplitGraph
 
 aten = torch.ops.aten
-FUNCTIONS: Mapping[Any, int] = {
+FUNCTIONS: Mapping[object, int] = {
     functional.linear: 0, functional.conv1d: 1, functional.conv2d: 2, functional.conv3d: 3,
     aten.linear.default: 0, aten.conv1d.default: 1, aten.conv2d.default: 2, aten.conv3d.default: 3,
 }  # fmt: skip
@@ -101,7 +101,7 @@ class _Convolution(NamedTuple):
         return made[0], made[1] if bias is not None else None
 
     @property
-    def _how(self) -> tuple[Any, ...]:
+    def _how(self) -> tuple[object, ...]:
         """The arguments of a convolution that is not transposed."""
         return self.stride, self.padding, self.dilation, False, (0,) * len(self.stride), self.groups
 
@@ -152,9 +152,15 @@ class WeightGradients(TorchFunctionMode):
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self._own = {id(one) for one in parameters if one.requires_grad}
-        self._kept: dict[tuple[Any, ...], _Factors] = {}
+        self._kept: dict[tuple[object, ...], _Factors] = {}
 
-    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        _types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
         """Compute as ever, but for what is such a product."""
         kwargs = kwargs or {}
         if func in FUNCTIONS and torch.is_grad_enabled():
@@ -198,14 +204,16 @@ class _WithoutWeights(torch.autograd.Function):
     """A layer whose way back leaves the gradients of its weights to whoever makes them."""
 
     @staticmethod
-    def forward(ctx: Any, kept: _Factors, value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+    def forward(
+        ctx: Any, kept: _Factors, value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         ctx.kept = kept
         ctx.save_for_backward(value, weight)
         return kept.product.forward(value, weight, bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor | None, None, None]:
         value, weight = ctx.saved_tensors
         ctx.kept.add(value, gradient)
         own = ctx.kept.product.back(gradient, value, weight) if ctx.needs_input_grad[1] else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from distbelief.core import roles
 from distbelief.core.settings import Pushing, Settings, StrategySettings, declared, know
@@ -100,6 +100,8 @@ class Strategy(Checked):
     """Whether an evaluator of its own measures the model; else who has it does."""
     most_guests: ClassVar[int] = MOST
     """How many may join one job in all."""
+    direct: ClassVar[bool] = False
+    """Whether its replicas can update the shards' memory themselves, where all are on one host."""
     counts: ClassVar[str] = "minibatches"
     """What the position of a checkpoint counts: a run goes on only with a strategy that counts the same."""
     meaningless: ClassVar[Mapping[str, str]] = {}
@@ -113,7 +115,7 @@ class Strategy(Checked):
             cls.name = f"{cls.__module__}:{cls.__qualname__}"
             know(cls.name, cls.own)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """The settings that its options make.
 
         >>> from distbelief.strategies.parameter_server.options import Bounded

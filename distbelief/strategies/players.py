@@ -59,7 +59,7 @@ class JobCoordinator(Machine, Protocol):
         """What it waits for, in one sentence."""
         ...
 
-    def standing(self) -> dict[str, Any]:
+    def standing(self) -> dict[str, object]:
         """Its counts."""
         ...
 

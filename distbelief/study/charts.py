@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
+from distbelief.core.records import Json
 from distbelief.study import statistics
 from distbelief.study.figures import FIGURES, HOW, ArmFigures, Report, highest, percent, scaled, without_replicas
 from distbelief.study.trials import PARTS, Point, Trial
@@ -19,7 +19,7 @@ DIGITS = 3
 """Digits after the point of the seconds of a curve's points."""
 MARKED = 10
 """So many points of a curve are marked at most: thousands of marks take a browser seconds."""
-Chart = dict[str, Any]
+Chart = Json
 
 
 def charts(found: Report) -> Iterator[tuple[str, str, Chart]]:

@@ -7,10 +7,10 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, stdev
-from typing import Any
 
 import msgspec
 
+from distbelief.core.records import Json
 from distbelief.study import statistics
 from distbelief.study.claims import Judged, momentum
 from distbelief.study.definition import Arm, Study
@@ -123,7 +123,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """All of it."""
 
     study: Study
-    machine: dict[str, Any]
+    machine: Json
     left: int
     """Trials that are still to be run."""
     arms: list[ArmFigures]

@@ -168,7 +168,7 @@ def _rules(found: Report) -> str:
         "what was simulated (diamonds, dotted).",
         *_beginnings(study),
         *([found.cost] if found.cost else []),
-        "Machine: " + ", ".join(f"{name} {value}" for name, value in machine.items()) + ".",
+        *(["Machine: " + ", ".join(f"{name} {value}" for name, value in machine.items()) + "."] if machine else []),
     ]
     return "<ul>" + "".join(f"<li>{html.escape(rule)}</li>" for rule in rules) + "</ul>"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from distbelief.core.records import Json
 from distbelief.record.folder import write_atomically
 from distbelief.study.claims import judge
 from distbelief.study.definition import Study
@@ -21,7 +21,7 @@ from distbelief.study.trials import Trial
 REPORT, TRIALS, POINTS = "report.json", "trials.csv", "points.csv"
 
 
-def make_report(study: Study, trials: Sequence[Trial], machine: Mapping[str, Any], left: int | None = None) -> Report:
+def make_report(study: Study, trials: Sequence[Trial], machine: Json, left: int | None = None) -> Report:
     """What trials of a study add up to.
 
     Args:

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 import msgspec
 
 from distbelief.core.outcomes import Cause, Outcome
+from distbelief.core.records import Json
 from distbelief.errors import DistbeliefError, Interrupted, UsageError
 from distbelief.job import Job
 from distbelief.record.folder import RunFolder, write_atomically
@@ -31,7 +32,7 @@ KEPT = 100_000
 class Place(Protocol):
     """Where a trial is run."""
 
-    def run(self, job: Job) -> dict[str, Any]:
+    def run(self, job: Job) -> Json:
         """Run a job to its end."""
 
 
@@ -49,7 +50,7 @@ class Prepared:
 class PreparedCompression:
     """A trial that compresses what another has trained."""
 
-    compress: Callable[[Path, Path], dict[str, Any]]
+    compress: Callable[[Path, Path], Json]
     """Given the run folder and the file to write; returns what `distbelief.compress` does."""
     command: str
     """That does it by itself, but for the run."""
@@ -168,13 +169,13 @@ class StudyFolder:
         """
         return read_kept(self.path / STUDY, Study)
 
-    def machine(self) -> dict[str, Any]:
+    def machine(self) -> Json:
         """What it was begun on.
 
         Raises:
             UsageError: it cannot be read.
         """
-        return read_kept(self.path / MACHINE, dict[str, Any])
+        return read_kept(self.path / MACHINE, Json)
 
     def trial(self, due: Due) -> Trial | None:
         """What is kept of a trial; None where it has not been run to its end."""
@@ -335,7 +336,7 @@ def _run(folder: StudyFolder, due: Due, prepare: Prepare, tell: Callable[[str], 
     runs = [folder.path / run for run in due.runs]
     for run in runs:
         shutil.rmtree(run, ignore_errors=True)
-    told: dict[str, Any]
+    told: Json
     try:
         if isinstance(members[0], PreparedCompression):
             told, spent = _compress(members[0], folder.path / due.origin / RUN, runs[0])
@@ -355,7 +356,7 @@ def _run(folder: StudyFolder, due: Due, prepare: Prepare, tell: Callable[[str], 
     return trial
 
 
-def _later(job: Job) -> dict[str, Any]:
+def _later(job: Job) -> Json:
     """Options that keep the parameters at the moments at which a job would measure them, instead.
 
     >>> _later(Job("digits", evaluate_every="500minibatches"))
@@ -367,7 +368,7 @@ def _later(job: Job) -> dict[str, Any]:
     return {"evaluate_every": 0, "checkpoint_every": every}
 
 
-def _compress(prepared: PreparedCompression, run: Path, out: Path) -> tuple[dict[str, Any], Cost]:
+def _compress(prepared: PreparedCompression, run: Path, out: Path) -> tuple[Json, Cost]:
     """Compress the model of a run into a file in the folder `out`."""
     began = time.monotonic()
     out.mkdir(parents=True)
@@ -376,9 +377,7 @@ def _compress(prepared: PreparedCompression, run: Path, out: Path) -> tuple[dict
     return {"outcome": str(Outcome.DONE), "shrunk": shrunk}, Cost(jobs=time.monotonic() - began)
 
 
-def _train(
-    members: Sequence[Prepared], runs: Sequence[Path], measured: bool, cosines: bool
-) -> tuple[dict[str, Any], Cost]:
+def _train(members: Sequence[Prepared], runs: Sequence[Path], measured: bool, cosines: bool) -> tuple[Json, Cost]:
     """Run jobs, one after the other, and measure their models, or their mean, as they were at each checkpoint."""
     from distbelief.tasks import resolve
 
@@ -398,7 +397,7 @@ def _train(
     return {**of_result(*results), "points": points, "busy": taken, "cosine": alike}, cost
 
 
-def _play(prepared: Prepared, run: Path) -> dict[str, Any]:
+def _play(prepared: Prepared, run: Path) -> Json:
     """Run one job; returns its result."""
     run.parent.mkdir(parents=True, exist_ok=True)
     result = prepared.place.run(replace(prepared.job, out=str(run), keep_checkpoints=KEPT, **_later(prepared.job)))

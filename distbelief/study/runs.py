@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from distbelief.core.outcomes import Outcome
+from distbelief.core.records import Json
 from distbelief.errors import DistbeliefError, UsageError, unknown
 from distbelief.record.folder import RunFolder
 from distbelief.study.definition import Arm, Study
@@ -66,7 +66,7 @@ def _line(path: Path) -> Run:
     )  # fmt: skip
 
 
-def _result(run: RunFolder) -> dict[str, Any]:
+def _result(run: RunFolder) -> Json:
     """What `result.json` holds; nothing, where there is none yet.
 
     Raises:
@@ -75,7 +75,7 @@ def _result(run: RunFolder) -> dict[str, Any]:
     if not run.result.is_file():
         return {}
     try:
-        found = msgspec.json.decode(run.result.read_bytes(), type=dict[str, Any])
+        found = msgspec.json.decode(run.result.read_bytes(), type=Json)
         of_result(found)
     except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
@@ -85,7 +85,7 @@ def _result(run: RunFolder) -> dict[str, Any]:
     return found
 
 
-def _accuracy(path: Path, result: Mapping[str, Any]) -> float | None:
+def _accuracy(path: Path, result: Json) -> float | None:
     """As the job has measured it; else, where a study trained this one model, as that did afterwards.
 
     Raises:
@@ -130,7 +130,7 @@ def study_of(paths: Sequence[Path], targets: Sequence[float]) -> tuple[Study, li
     """
     if wrong := next((one for one in targets if not 0 < one < 1), None):
         raise UsageError(f"--targets {wrong:g}: is a test accuracy, a fraction from 0 to 1")
-    results: list[dict[str, Any]] = []
+    results: list[Json] = []
     for path in paths:
         run = RunFolder.open(path)
         run.read_job()
@@ -148,7 +148,7 @@ def study_of(paths: Sequence[Path], targets: Sequence[float]) -> tuple[Study, li
     return Study(f"{len(paths)} runs", arms, seeds, tuple(sorted(targets)), arms[0].name), trials
 
 
-def _names(results: Sequence[Mapping[str, Any]]) -> list[str]:
+def _names(results: Sequence[Json]) -> list[str]:
     """Strategy and task of each, and the settings in which runs of one strategy differ."""
     names = []
     for one in results:
@@ -170,7 +170,7 @@ def _short(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _trial(name: str, result: dict[str, Any]) -> Trial:
+def _trial(name: str, result: Json) -> Trial:
     """A run as a trial, whose points are the evaluations that it made as it went."""
     whole, size = result["samples"] / max(result["epochs"], 1), int(result["settings"].get("batch_size") or 1)
     points = [

@@ -76,7 +76,8 @@ def _first(found: Report, alike: Sequence[ArmFigures]) -> str:
         return f"No arm reaches {percent(found.study.targets[0])} in the median." if found.study.targets else ""
     first = min(alike, key=lambda one: one.at(target).median)
     at = first.at(target)
-    told = f"{first.name} is first at {percent(target)}, after {number(at.median)} s in the median of {at.of} seeds"
+    seeds = "with its one seed" if at.of == 1 else f"in the median of {at.of} seeds"
+    told = f"{first.name} is first at {percent(target)}, after {number(at.median)} s {seeds}"
     if first.name == first.baseline:
         return f"{told}; nothing is faster than the baseline."
     if not math.isfinite(at.speed_up.ratio):
@@ -218,9 +219,10 @@ def _machine(found: Report) -> str:
     local = [one for one in _ran(found) if one.place == "local"]
     if not local:
         return "All times are those of a simulated cluster." if found.arms else ""
+    if not found.machine:
+        return "Times of real processes are as each run took them: on what machine, and what else it did, is not known."
     busy = max((one.busy for one in local if math.isfinite(one.busy)), default=0.0)
-    cores = found.machine.get("cores")
-    where = f"Times of real processes are of one machine with {cores} cores"
+    where = f"Times of real processes are of one machine with {found.machine['cores']} cores"
     if busy < BUSY:
         return f"{where}, which did nothing else."
     return f"{where}, of which something else took up to {100 * busy:.0f} %: they are no clean measurement."

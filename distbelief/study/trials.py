@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -16,6 +15,7 @@ from safetensors.torch import load_file
 
 from distbelief.core import records
 from distbelief.core.outcomes import Outcome
+from distbelief.core.records import Json
 from distbelief.errors import UsageError
 from distbelief.record.checkpoints import read_manifest
 from distbelief.record.folder import RunFolder
@@ -97,7 +97,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         return self.points[-1].accuracy if self.points else None
 
 
-def of_result(*results: dict[str, Any]) -> dict[str, Any]:
+def of_result(*results: Json) -> Json:
     """What a trial keeps of what `result.json` holds: of several runs, one after another, what they add up to; the
     outcome is that of the first that was not done.
     """
@@ -115,7 +115,7 @@ def of_result(*results: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _parts(times: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _parts(times: Sequence[Json]) -> dict[str, float]:
     """Of all replicas together.
 
     >>> _parts([{"steps": 2, "compute": 3.0, "update": 1.0, "communicate": 0.0, "wait": 2.0}])["compute"]
@@ -136,7 +136,7 @@ class Farm(torch.nn.Module):
         super().__init__()
         self.models = torch.nn.ModuleList(models)
 
-    def forward(self, inputs: Any) -> Any:
+    def forward(self, inputs: object) -> object:
         """The mean of what they answer; of one model, its answer."""
         outputs = [model(inputs) for model in self.models]
         return outputs[0] if len(outputs) == 1 else sum(outputs) / len(outputs)

@@ -4,17 +4,15 @@ of their own.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
-from distbelief.core.optimizer import Optimizer
+from distbelief.core.optimizer import Optimizer, ParameterGroup
 
 NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """Modules none of whose parameters decay; instance norms are among the first."""
 
 
-def groups_of(module: nn.Module, optimizer: Optimizer) -> list[dict[str, Any]] | None:
+def groups_of(module: nn.Module, optimizer: Optimizer) -> list[ParameterGroup] | None:
     """The parameter groups of a module, as `torch.optim` takes them; None where all decay alike.
 
     >>> module = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm([2, 2]))
@@ -31,4 +29,5 @@ def groups_of(module: nn.Module, optimizer: Optimizer) -> list[dict[str, Any]] |
     exempt: list[nn.Parameter] = []
     for parameter in module.parameters():
         (exempt if parameter.ndim < 2 or id(parameter) in normalising else decaying).append(parameter)
-    return [group for group in ({"params": decaying}, {"params": exempt, "weight_decay": 0.0}) if group["params"]]
+    groups: list[ParameterGroup] = [{"params": decaying}, {"params": exempt, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]

@@ -7,12 +7,12 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from distbelief.core.optimizer import ParameterGroup
 from distbelief.errors import TrainingError, UsageError
 from distbelief.sharding.layout import ITEM_SIZES, Entry, Kind, Layout, Piece, Range, Tensor, lay_out
 
@@ -22,7 +22,7 @@ GROUP_OPTIONS = ("lr", "weight_decay")
 
 def layout_of(
     module: nn.Module,
-    groups: Sequence[Mapping[str, Any]] | None = None,
+    groups: Sequence[ParameterGroup] | None = None,
     split: Mapping[str, Sequence[Piece]] | None = None,
     several: bool = False,
 ) -> Layout:
@@ -141,7 +141,7 @@ def _named(module: nn.Module) -> Iterable[tuple[Kind, str, torch.Tensor]]:
 
 
 def _groups(
-    module: nn.Module, groups: Sequence[Mapping[str, Any]] | None
+    module: nn.Module, groups: Sequence[ParameterGroup] | None
 ) -> tuple[list[dict[str, float]], dict[int, int]]:
     """The options of each parameter group, and the group of each parameter by its id."""
     if groups is None:
@@ -197,7 +197,7 @@ class FlatModule:
     def __init__(
         self,
         module: nn.Module,
-        groups: Sequence[Mapping[str, Any]] | None = None,
+        groups: Sequence[ParameterGroup] | None = None,
         rows: bool = False,
         layout: Layout | None = None,
         home: int = -1,

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy
 import torch
@@ -106,7 +106,13 @@ class _InFiles(TorchDispatchMode):
         self.refused = ""
         """What cannot be done with a tensor in a file; "" where everything could."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         given = {one._cdata: one for one in map(torch.Tensor.untyped_storage, _plain((args, kwargs)))}
         try:
             result = func(*args, **(kwargs or {}))
@@ -124,7 +130,7 @@ class _InFiles(TorchDispatchMode):
         return result
 
     def _move(
-        self, func: torch._ops.OpOverload, result: Any, given: Mapping[int, torch.UntypedStorage]
+        self, func: torch._ops.OpOverload, result: object, given: Mapping[int, torch.UntypedStorage]
     ) -> dict[int, torch.UntypedStorage]:
         """Set what an operation has made to files, where it is large; the memories there, by those they stand for."""
         made = {one._cdata: one for one in map(torch.Tensor.untyped_storage, _plain(result))}
@@ -191,7 +197,7 @@ class _InFiles(TorchDispatchMode):
         return ""
 
 
-def _plain(values: Any) -> Iterable[torch.Tensor]:
+def _plain(values: object) -> Iterable[torch.Tensor]:
     """Those tensors that have a memory of the host."""
     for leaf in tree_leaves(values):
         plain = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and leaf.device.type == "cpu"
@@ -199,7 +205,7 @@ def _plain(values: Any) -> Iterable[torch.Tensor]:
             yield leaf
 
 
-def _named(func: Any, error: Exception) -> str:
+def _named(func: object, error: Exception) -> str:
     """An operation that had an error, in words."""
     return f"{getattr(func, '_opname', func)} ({_first_line(error)})"
 

@@ -23,7 +23,7 @@ class Data(Protocol):
         """Number of samples."""
         ...
 
-    def batch(self, indices: Tensor) -> tuple[Any, Any]:
+    def batch(self, indices: Tensor) -> tuple[object, object]:
         """The inputs and targets of the samples `indices` (int64, on the CPU), each with the samples in its first
         dimension.
         """
@@ -78,7 +78,7 @@ class _MappedData:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def batch(self, indices: Tensor) -> tuple[Any, Any]:
+    def batch(self, indices: Tensor) -> tuple[object, object]:
         numbers = indices.tolist()
         together = getattr(self.dataset, "__getitems__", None)
         items = together(numbers) if together else [self.dataset[i] for i in numbers]
@@ -94,7 +94,7 @@ class _MappedData:
         return inputs, targets
 
 
-def as_data(dataset: Data | Dataset[Any] | Sequence[Any]) -> Data:
+def as_data(dataset: Data | Dataset[object] | Sequence[object]) -> Data:
     """Any map-style dataset as `Data`; what is `Data` already stays as it is.
 
     Args:
@@ -170,9 +170,9 @@ class Task:
 
     model: Callable[[], nn.Module]
     """Builds the model."""
-    train: Callable[[], Data | Dataset[Any] | Sequence[Any]]
+    train: Callable[[], Data | Dataset[object] | Sequence[object]]
     """Loads the training data: what `as_data` takes."""
-    test: Callable[[], Data | Dataset[Any] | Sequence[Any]] | None = None
+    test: Callable[[], Data | Dataset[object] | Sequence[object]] | None = None
     """Loads the test data; None where there is none."""
     loss: Callable[[Any, Any], Tensor] = torch.nn.functional.cross_entropy
     """Of the model's output and the targets: the mean over the minibatch, a scalar."""

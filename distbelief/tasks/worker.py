@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from itertools import chain
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import nn
@@ -229,7 +229,10 @@ def hint(error: BaseException) -> str:
     )
 
 
-def on_device(value: Any, device: torch.device) -> Any:
+Tree = TypeVar("Tree")
+
+
+def on_device(value: Tree, device: torch.device) -> Tree:
     """A tensor, or whatever structure of tensors a data set yields, on a device.
 
     >>> on_device({"a": torch.zeros(2), "b": 3}, torch.device("cpu"))
@@ -237,7 +240,8 @@ def on_device(value: Any, device: torch.device) -> Any:
     """
     if device.type == "cpu":
         return value
-    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, value)
+    moved: Tree = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, value)
+    return moved
 
 
 def check_measure(task: Task, model: nn.Module) -> None:
@@ -286,7 +290,7 @@ def measure(task: Task, model: nn.Module, most: int | None = None) -> Measured:
     return Measured(loss / samples, means.pop(ACCURACY, None), means)
 
 
-def metric_sum(task: Task, name: str, output: Any, targets: Any, samples: int) -> float:
+def metric_sum(task: Task, name: str, output: object, targets: object, samples: int) -> float:
     """One metric of a minibatch: the sum over its samples.
 
     Raises:

@@ -13,11 +13,12 @@ import torch
 
 from distbelief.core import roles
 from distbelief.core.conversations import attendance, dealing, initialising, membership, mirroring, pushing
+from distbelief.core.effects import Batch, Computed
 from distbelief.core.messages import Bulk, Message
 from distbelief.core.portions import AllotmentPlace, Position
-from distbelief.core.records import Forgotten, Note, Rewound, Succeeded, Vacant
-from distbelief.core.settings import SEQUENTIAL
-from distbelief.runtime.player import Player
+from distbelief.core.records import Forgotten, Json, Note, Rewound, Succeeded, Vacant
+from distbelief.core.settings import SEQUENTIAL, Plan
+from distbelief.runtime.player import Answer, Player
 from distbelief.testing.checkers import attach
 from distbelief.testing.simulations import Observed
 
@@ -174,12 +175,12 @@ class Accounting:
     def _note_pushed(self, sender: str, to: str, message: pushing.Pushed) -> None:
         self._acknowledged(sender, self._name(to, message.incarnation), message)
 
-    def _saved(self, number: int, part: str, arrays: Any, facts: Any) -> None:
+    def _saved(self, number: int, part: str, arrays: dict[str, torch.Tensor], facts: Json) -> None:
         """A shard has written its part of a checkpoint."""
         self._parts[number, part.replace("-", " ")] = facts["updates"]
         self._save(number, part, arrays, facts)
 
-    def _committed(self, number: int, plan: Any, position: Position, samples: int) -> Any:
+    def _committed(self, number: int, plan: Plan, position: Position, samples: int) -> object:
         """A checkpoint is sealed: hold it against what each of its parts has."""
         done = self._done(position)
         for shard in () if self._vacated else self.shards:
@@ -413,7 +414,7 @@ class Lead:
         assert player.worker is not None
         compute, thread = player.worker.compute, self._network.endpoints[role].thread
 
-        def watched(batch: Any, answer: Any) -> Any:
+        def watched(batch: Batch, answer: Answer) -> Computed | None:
             thread.do(0.0, self.started, role)  # once it has said what comes before
             return compute(batch, answer)
 

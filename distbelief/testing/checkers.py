@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -16,6 +16,7 @@ from distbelief.core import roles
 from distbelief.core.conversations import dealing, initialising, membership, pushing
 from distbelief.core.messages import Message, Version
 from distbelief.core.settings import Plan
+from distbelief.server.layerwise import Group
 from distbelief.sharding.layout import Range
 from distbelief.transport.virtual import VirtualNetwork
 
@@ -262,7 +263,7 @@ class Rules:
             )
 
 
-MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+MakeOptimizer = Callable[[list[Group]], torch.optim.Optimizer]
 
 
 class _Piece(NamedTuple):

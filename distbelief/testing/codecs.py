@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from distbelief.codecs.codec import Codec
+from distbelief.codecs.codec import Codec, Value
 from distbelief.errors import DataError
 
 CUTS = 20
@@ -19,7 +18,7 @@ MOST = 1 << 44
 """Values that no example has bytes for."""
 
 
-def check_codec(codec: Codec[Any], examples: Sequence[npt.NDArray[Any]], seed: int = 0) -> None:
+def check_codec(codec: Codec[Value], examples: Sequence[npt.NDArray[Value]], seed: int = 0) -> None:
     """Hold a codec to every promise of `distbelief.codecs.codec`.
 
     Args:
@@ -44,7 +43,7 @@ def check_codec(codec: Codec[Any], examples: Sequence[npt.NDArray[Any]], seed: i
         _check_any(codec, noise, len(values), values.dtype, f"{told}, foreign bytes")
 
 
-def _check_back(codec: Codec[Any], values: npt.NDArray[Any], told: str) -> bytes:
+def _check_back(codec: Codec[Value], values: npt.NDArray[Value], told: str) -> bytes:
     before = values.copy()
     data = codec.encode(values)
     assert np.array_equal(before, values), f"{told}: encode wrote to the values"
@@ -61,7 +60,7 @@ def _check_back(codec: Codec[Any], values: npt.NDArray[Any], told: str) -> bytes
     return data
 
 
-def _check_refused(codec: Codec[Any], data: bytes, count: int, dtype: npt.DTypeLike, told: str) -> None:
+def _check_refused(codec: Codec[Value], data: bytes, count: int, dtype: npt.DTypeLike, told: str) -> None:
     cuts = range(len(data)) if len(data) <= CUTS else np.linspace(0, len(data) - 1, CUTS).astype(int).tolist()
     for at in cuts:
         _must_refuse(codec, data[:at], count, f"{told}, cut to {at} of {len(data)} bytes")
@@ -70,7 +69,7 @@ def _check_refused(codec: Codec[Any], data: bytes, count: int, dtype: npt.DTypeL
     _check_any(codec, data, count + 1, dtype, f"{told}, asked for one more")
 
 
-def _must_refuse(codec: Codec[Any], data: bytes, count: int, told: str) -> None:
+def _must_refuse(codec: Codec[Value], data: bytes, count: int, told: str) -> None:
     try:
         codec.decode(data, count)
     except DataError:
@@ -78,7 +77,7 @@ def _must_refuse(codec: Codec[Any], data: bytes, count: int, told: str) -> None:
     raise AssertionError(f"{told}: was not refused with a DataError")
 
 
-def _check_any(codec: Codec[Any], data: bytes, count: int, dtype: npt.DTypeLike, told: str) -> None:
+def _check_any(codec: Codec[Value], data: bytes, count: int, dtype: npt.DTypeLike, told: str) -> None:
     """What is no DataError is as many values as were asked for."""
     try:
         values = codec.decode(data, count)

@@ -6,7 +6,7 @@ import dataclasses
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from torch import nn
 
 from distbelief.core import records, roles
 from distbelief.core.outcomes import Outcome
+from distbelief.core.records import Json
 from distbelief.job import Job
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
@@ -44,7 +45,7 @@ state dict at the end. It sees the minibatches as `distbelief.tasks.order.Order`
 class Knob(NamedTuple):
     """Another value of an option, with which something must come out otherwise."""
 
-    value: Any
+    value: object
     beside: Mapping[str, Any] = {}
     """Other options, set with it and without."""
 
@@ -141,7 +142,7 @@ def check_faults(strategy: Strategy, seeds: int = 100) -> None:
         assert found[way] >= FEW * seeds, f"only {found[way]} of {seeds} seeds were {way}: these faults show nothing"
 
 
-def _trained(strategy: Strategy, seed: int = 0) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def _trained(strategy: Strategy, seed: int = 0) -> tuple[dict[str, torch.Tensor], Json]:
     """The model at the end of a job, and what its result tells of how it went."""
     with tempfile.TemporaryDirectory(prefix="distbelief-check-") as folder:
         job = Job(
@@ -194,5 +195,5 @@ def _draw(strategy: Strategy, seed: int) -> tuple[Job, Simulated]:
     return job, Simulated(network=network, compute=draw_compute(chance, slow=0.2), crashes=crashes)
 
 
-def _listed(names: Any) -> str:
+def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "nothing"

@@ -6,16 +6,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from distbelief.core.optimizer import Optimizer
 from distbelief.tasks.order import key
-from distbelief.tasks.task import Task, as_data
+from distbelief.tasks.task import Metric, Task, as_data
 
 RATE = 0.5
 """The learning rate under which `times` reads a tally."""
@@ -51,7 +49,7 @@ class Tallied(nn.Module):
         self.tally = nn.Parameter(torch.zeros(self.sizes.shape, dtype=next(model.parameters()).dtype))
         self._places = {key(seed, *place): place for place in itertools.product(*map(range, self.sizes.shape))}
 
-    def forward(self, inputs: Tensor) -> tuple[Any, Tensor]:
+    def forward(self, inputs: Tensor) -> tuple[object, Tensor]:
         """What the model makes of the inputs, and the number of this minibatch; of an evaluation, 0."""
         place = self._places[torch.initial_seed()] if self.training else None
         return self.model(inputs), self.tally.new_zeros(()) if place is None else self.tally[place]
@@ -76,7 +74,7 @@ def tallied(task: Task, batch_size: int, epochs: int = 1, seed: int = 0) -> Task
     )
 
 
-def _first(metric: Callable[[Any, Any], Tensor | float], output: Any, target: Any) -> Tensor | float:
+def _first(metric: Metric, output: tuple[object, object], target: object) -> Tensor | float:
     return metric(output[0], target)
 
 

@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from distbelief.core import roles
 from distbelief.core.effects import Payload
@@ -18,7 +18,8 @@ from distbelief.core.messages import Message
 from distbelief.core.values import CheckedStruct
 from distbelief.errors import UsageError
 
-Then = Callable[[Any], None]
+Argument = TypeVar("Argument")
+Then = Callable[[Argument], None]
 
 
 class Hosts(CheckedStruct, frozen=True):
@@ -109,8 +110,13 @@ class SimulatorClock(Protocol):
 
     time: float
 
-    def call_at(self, moment: float, function: Then, argument: Any, queue: deque[Any] | None = None) -> None:
+    def call_at(
+        self, moment: float, function: Then[Argument], argument: Argument, queue: deque[Any] | None = None
+    ) -> None:
         """Call a function at a moment; of a queue most are asked for in the order of their moments."""
+
+    def forget(self, queue: deque[Any]) -> None:
+        """Call nobody of a queue any more."""
 
 
 class Thread(ABC):
@@ -120,11 +126,11 @@ class Thread(ABC):
     """Seconds of work that it was given, beside steps."""
 
     @abstractmethod
-    def do(self, seconds: float, then: Then, argument: Any) -> None:
+    def do(self, seconds: float, then: Then[Argument], argument: Argument) -> None:
         """Work for so many seconds, and then call."""
 
     @abstractmethod
-    def step(self, seconds: float, then: Then, argument: Any) -> None:
+    def step(self, seconds: float, then: Then[Argument], argument: Argument) -> None:
         """Make a step of so many seconds, and then call; it may not need a core for all of them."""
 
     @abstractmethod
@@ -150,24 +156,26 @@ class OwnThread(Thread):
     3.0
     """
 
-    __slots__ = ("_clock", "_free", "_queue", "_stopped", "_uncalled", "worked")
+    __slots__ = ("_clock", "_free", "_queue", "worked")
 
     def __init__(self, clock: SimulatorClock) -> None:
-        self._clock, self._free, self._uncalled, self._stopped = clock, 0.0, 0, False
+        self._clock, self._free, self.worked = clock, 0.0, 0.0
         self._queue = deque[Any]()
-        self.worked = 0.0
+        """The clock's queue of whom it is to call: what is given later is done later."""
 
-    def do(self, seconds: float, then: Then, argument: Any) -> None:
+    def do(self, seconds: float, then: Then[Argument], argument: Argument) -> None:
         """Work, and then call."""
         self.worked += seconds
-        self.step(seconds, then, argument)
-
-    def step(self, seconds: float, then: Then, argument: Any) -> None:
-        """Make a step, and then call."""
-        now, free = self._clock.time, self._free
+        clock, free = self._clock, self._free
+        now = clock.time
         self._free = free = (free if free > now else now) + seconds
-        self._uncalled += 1
-        self._clock.call_at(free, self._done, (then, argument), self._queue)
+        clock.call_at(free, then, argument, self._queue)
+
+    def step(self, seconds: float, then: Then[Argument], argument: Argument) -> None:
+        """Make a step, and then call."""
+        worked = self.worked  # in which steps do not count
+        self.do(seconds, then, argument)
+        self.worked = worked
 
     def owe(self, seconds: float) -> None:
         """Work."""
@@ -178,17 +186,11 @@ class OwnThread(Thread):
     @property
     def busy(self) -> bool:
         """Whether it is not done, or somebody who is to be called has not been."""
-        return self._uncalled > 0 or self._free > self._clock.time
+        return bool(self._queue) or self._free > self._clock.time
 
     def stop(self) -> None:
         """Do nothing more."""
-        self._stopped = True
-
-    def _done(self, what: tuple[Then, Any]) -> None:
-        then, argument = what
-        self._uncalled -= 1
-        if not self._stopped:
-            then(argument)
+        self._clock.forget(self._queue)
 
 
 class VirtualHost:
@@ -284,20 +286,20 @@ class SharedThread(Thread):
 
     def __init__(self, host: VirtualHost, clock: SimulatorClock) -> None:
         self._host, self._clock = host, clock
-        self._given: deque[tuple[float, float, Then | None, Any]] = deque()
+        self._given: deque[tuple[float, float, Then[Any] | None, Any]] = deque()
         """Of each piece: seconds of work, seconds before which it is not over, and what is called then."""
         self._began = self.worked = 0.0
 
-    def do(self, seconds: float, then: Then | None, argument: Any) -> None:
+    def do(self, seconds: float, then: Then[Argument] | None, argument: Argument) -> None:
         """Work, and then call."""
         self.worked += seconds
         self._add(seconds, 0.0, then, argument)
 
-    def step(self, seconds: float, then: Then, argument: Any) -> None:
+    def step(self, seconds: float, then: Then[Argument], argument: Argument) -> None:
         """Work as long as a step is busy, sleep for what is left of it, and then call."""
         self._add(min(self._host.busy or seconds, seconds), seconds, then, argument)
 
-    def _add(self, work: float, least: float, then: Then | None, argument: Any) -> None:
+    def _add(self, work: float, least: float, then: Then[Argument] | None, argument: Argument) -> None:
         self._given.append((work, least, then, argument))
         if len(self._given) == 1:
             self._begin()
@@ -329,7 +331,7 @@ class SharedThread(Thread):
         else:
             self._end(piece)
 
-    def _end(self, piece: tuple[float, float, Then | None, Any]) -> None:
+    def _end(self, piece: tuple[float, float, Then[Any] | None, Any]) -> None:
         """The first piece is over, unless its role has died meanwhile."""
         if not self._given or self._given[0] is not piece:
             return

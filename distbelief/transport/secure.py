@@ -101,7 +101,7 @@ class TlsSocket(ssl.SSLSocket):
                 raise BlockingIOError from None
         return (got,)
 
-    def _take(self, room: Any) -> int:
+    def _take(self, room: bytearray | memoryview) -> int:
         return int(self.read(len(room), room))
 
 

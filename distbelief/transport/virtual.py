@@ -124,10 +124,12 @@ class VirtualNetwork:
     ) -> None:  # fmt: skip
         self.clock, self.model = clock, model or NetworkModel()
         self.model.check()
-        self.unsteady = bool(self.model.jitter or self.model.delay_chance)
+        self._unsteady = bool(self.model.jitter or self.model.delay_chance)
         self.outages = [
             (cut.start, cut.stop, frozenset(cut.side)) for cut in sorted(self.model.outages, key=lambda cut: cut.start)
         ]
+        self.plain = not (self._unsteady or self.outages or self.model.reduction)
+        """Whether a message takes no longer than its line and the two ports."""
         self.chance = random.Random(seed)
         self.phantom = phantom
         usual = LinkModel(self.model.latency, self.model.bandwidth)
@@ -176,6 +178,42 @@ class VirtualNetwork:
             self._machines[number] = VirtualHost(self.clock, self._hosts.cores, self._hosts.together, self._hosts.busy)
         return self._machines[number].thread()
 
+    def delay(
+        self, source: VirtualEndpoint, target: VirtualEndpoint, arrival: Arrival, arrives: float, last: float,
+        takes: float, latency: float,
+    ) -> float:  # fmt: skip
+        """When something arrives that is added to others there, comes by chance later, or meets outages.
+
+        Args:
+            source: whose port it has left.
+            target: whose port it has entered.
+            arrival: what it is.
+            arrives: when it would.
+            last: when what was sent before it arrives.
+            takes: seconds that it takes through a port.
+            latency: of the line.
+        """
+        model, payload = self.model, arrival.payload
+        if model.reduction and payload is not None and self.adds(arrival.event):  # type: ignore[arg-type]  # a message
+            arrives = add(target.port, arrives, payload.nbytes * model.reduction)
+        if self._unsteady:
+            arrives += self._late()
+        if self.outages:
+            began, alone = source.port.leaves - takes, takes + latency
+            while (again := self.heals(source.role, target.role, began, arrives, alone)) > arrives:
+                arrives = max(again, last + takes)
+                began = arrives - alone
+        return arrives
+
+    def _late(self) -> float:
+        """How much later than usual a message comes, by chance."""
+        model, late = self.model, 0.0
+        if model.jitter:
+            late = model.latency * model.jitter * self.chance.random()
+        if model.delay_chance and self.chance.random() < model.delay_chance:
+            late += model.delay
+        return late
+
     def heals(self, one: str, other: str, began: float, arrives: float, takes: float) -> float:
         """When it arrives, if what is on its way between two roles is sent again after each outage that meets it, which
         takes so long.
@@ -188,6 +226,24 @@ class VirtualNetwork:
     def crash(self, role: str) -> None:
         """End a role as kill -9 does: its peers see `Lost` one latency after what it had sent."""
         self.endpoints[role].die()
+
+
+class VirtualLink:
+    """One role's end of its link to a life of a peer.
+
+    Args:
+        own: the role's endpoint.
+        peer: the other end.
+    """
+
+    __slots__ = ("back", "gone", "last", "own", "peer")
+
+    def __init__(self, own: VirtualEndpoint, peer: VirtualEndpoint) -> None:
+        self.own, self.peer, self.gone = own, peer, False
+        self.back: VirtualLink | None = None
+        """The peer's end; None until a first word replaces what that has to a life before."""
+        self.last = -1.0
+        """When what was sent last arrives; less than 0 where nothing was."""
 
 
 class VirtualEndpoint(Endpoint):
@@ -207,9 +263,7 @@ class VirtualEndpoint(Endpoint):
         self._waiting: deque[tuple[VirtualEndpoint, Arrival]] = deque()
         self.arriving = deque[Any]()
         """The clock's queue of what comes here: through one port nothing overtakes, but by jitter and outages."""
-        self.last: dict[str, float] = {}
-        self.peers: dict[str, VirtualEndpoint] = {}
-        self.cut: set[VirtualEndpoint] = set()
+        self.links: dict[str, VirtualLink] = {}
         self.unreached: set[str] = set()
         """Roles to which there is no link, because opening one has failed."""
         self.callers: list[VirtualEndpoint] = []
@@ -230,22 +284,30 @@ class VirtualEndpoint(Endpoint):
             self.unreached.add(role)
             raise JobFailed(f"{self.role} cannot reach {role}: it is not there")
         self.unreached.discard(role)
-        if (before := self.peers.get(role)) is not peer:
+        before = self.links.get(role)
+        if before is None or before.peer is not peer:
             if before is not None:
-                self._lose((before, f"{role} came again, as incarnation {peer.incarnation}"))
-            self.last.pop(role, None)
+                self._lose((before.peer, f"{role} came again, as incarnation {peer.incarnation}"))
             self._reach(peer)
 
     def incarnation_of(self, peer: str) -> int:
         """Which incarnation of a peer the link is to; -1 where there is none."""
-        other = self.peers.get(peer)
-        return -1 if other is None or other in self.cut else other.incarnation
+        link = self.links.get(peer)
+        return -1 if link is None or link.gone else link.peer.incarnation
 
-    def _reach(self, peer: VirtualEndpoint) -> None:
+    def has_sent(self, role: str) -> bool:
+        """Whether anything has left on the link to a peer."""
+        return role in self.links and self.links[role].last >= 0.0
+
+    def _reach(self, peer: VirtualEndpoint) -> VirtualLink:
         """Have a link to a peer, who sees ours replace that of our life before with our first word."""
-        self.peers[peer.role] = peer
-        if peer.peers.setdefault(self.role, self) is not self:
+        link = self.links[peer.role] = VirtualLink(self, peer)
+        theirs = peer.links.setdefault(self.role, VirtualLink(peer, self))
+        if theirs.peer is self:
+            link.back, theirs.back = theirs, link
+        else:
             peer.callers.append(self)
+        return link
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
         """Send a message; it arrives after the link's latency and the time its bytes take to leave here and to enter
@@ -256,20 +318,21 @@ class VirtualEndpoint(Endpoint):
         network = self.network
         if network.memories and self._does_in_memory(to, message, payload):
             return
-        peer = self.peers.get(to)
-        if peer is None:
+        link = self.links.get(to)
+        if link is None:
             peer = network.endpoints.get(to)
             if peer is None or peer.closed or to in self.unreached:
                 network.before_send(self.role, to, message)
                 return
-            self._reach(peer)
-        if peer not in self.cut:
-            payload = self.lend(peer, message, payload)
+            link = self._reach(peer)
+        if payload is not None and not link.gone:
+            payload = self.lend(link.peer, message, payload)
         seconds = 0.0 if self.work is None else self.work.saying(message, payload)
+        what = link, Arrival(self.role, message, payload)
         if seconds or self.thread.busy:
-            self.thread.do(seconds, self._leave, (peer, message, payload))
+            self.thread.do(seconds, self._leave, what)
         else:
-            self._leave((peer, message, payload))
+            self._leave(what)
 
     def _does_in_memory(self, to: str, message: Message, payload: Payload | None) -> bool:
         """Whether it is not sent, but done or answered in the memory of a shard."""
@@ -292,71 +355,55 @@ class VirtualEndpoint(Endpoint):
         whole = checked(message, payload, len(arena.vectors(message)), arena.held)
         return whole.clone() if message.asked else whole
 
-    def _leave(self, what: tuple[VirtualEndpoint, Message, Payload | None]) -> None:
+    def _leave(self, what: tuple[VirtualLink, Arrival]) -> None:
         """The work for a message is done: it leaves now, unless its sender dies of it, or the link has ended."""
-        peer, message, payload = what
-        self.network.before_send(self.role, peer.role, message)
-        if not self.ended and peer not in self.cut and self.peers[peer.role] is peer:
-            self._carry(peer, message, payload)
-
-    def _carry(self, peer: VirtualEndpoint, message: Message, payload: Payload | None) -> None:
-        """Have a message arrive that leaves now."""
-        network, to = self.network, peer.role
-        model = network.model
-        size = HEADER if payload is None else HEADER + payload.nbytes
-        line = model if self.host < 0 or self.host != peer.host or network.inside is None else network.inside
-        takes = size / line.bandwidth
-        arrives = carry(self.port, peer.port, network.clock.time, takes, line.latency)
-        if model.reduction and payload is not None and network.adds(message):
-            arrives = add(peer.port, arrives, payload.nbytes * model.reduction)
-        if network.unsteady:
-            arrives += self._late(model)
-        last = self.last.get(to, 0.0)
-        if network.outages:
-            began, alone = self.port.leaves - takes, takes + line.latency
-            while (again := network.heals(self.role, to, began, arrives, alone)) > arrives:
-                arrives = max(again, last + takes)
-                began = arrives - alone
-        self.last[to] = arrives = arrives if arrives > last else last
-        network.clock.call_at(arrives, peer.take, (self, Arrival(self.role, message, payload)), peer.arriving)
-
-    def _late(self, model: NetworkModel) -> float:
-        late = 0.0
-        if model.jitter:
-            late = model.latency * model.jitter * self.network.chance.random()
-        if model.delay_chance and self.network.chance.random() < model.delay_chance:
-            late += model.delay
-        return late
-
-    def take(self, what: tuple[VirtualEndpoint, Arrival]) -> None:
-        """Deliver what arrives now, unless this role is dead or has dropped the sender."""
-        sender, arrival = what
-        if self.closed or sender in self.cut or not (self.peers[sender.role] is sender or self._succeeds(sender)):
+        link, arrival = what
+        network, peer = self.network, link.peer
+        if network.before_send is not _nothing:
+            network.before_send(self.role, peer.role, arrival.event)  # type: ignore[arg-type]  # a message was sent
+        if self.ended or link.gone:
             return
-        self._land(sender, arrival)
+        payload, inside, clock = arrival.payload, network.inside, network.clock
+        line = network.model if inside is None or self.host < 0 or self.host != peer.host else inside
+        takes = (HEADER if payload is None else HEADER + payload.nbytes) / line.bandwidth
+        arrives, last = carry(self.port, peer.port, clock.time, takes, line.latency), link.last
+        if not network.plain:
+            arrives = network.delay(self, peer, arrival, arrives, last, takes, line.latency)
+        link.last = arrives = arrives if arrives > last else last
+        clock.call_at(arrives, peer.take, what, peer.arriving)
+
+    def take(self, what: tuple[VirtualLink, Arrival]) -> None:
+        """Deliver what arrives now, unless this role is dead or has dropped the sender."""
+        theirs, arrival = what
+        if self.closed or (theirs.back.gone if theirs.back is not None else not self._succeeds(theirs)):
+            return
+        self._hand(theirs.own, arrival if arrival.payload is None else self._landed(arrival))
 
     def find(self, what: tuple[VirtualEndpoint, Arrival]) -> None:
         """Have what this role has done in a memory, whatever has become of the process that it belongs to."""
         if not self.closed:
-            self._land(*what)
+            sender, arrival = what
+            self._hand(sender, self._landed(arrival))
 
-    def _land(self, sender: VirtualEndpoint, arrival: Arrival) -> None:
-        """Bring what arrives where it was asked for."""
+    def _landed(self, arrival: Arrival) -> Arrival:
+        """What arrives, whose bytes are brought to where they were asked for."""
         event, payload = arrival.event, arrival.payload
-        if payload is not None and isinstance(event, SlotReply):
-            here = None
-            if isinstance(payload, torch.Tensor):
-                here = self.arena.part(event).copy_(payload)
-            arrival = Arrival(arrival.sender, event, here)
-        self._hand(sender, arrival)
+        if payload is None or not isinstance(event, SlotReply):
+            return arrival
+        here = self.arena.part(event).copy_(payload) if isinstance(payload, torch.Tensor) else None
+        return Arrival(arrival.sender, event, here)
 
-    def _succeeds(self, sender: VirtualEndpoint) -> bool:
-        """Whether it is a later life of a role than the one that the link is to, which it replaces by its first word;
-        else that was on its way since a former life.
+    def _succeeds(self, theirs: VirtualLink) -> bool:
+        """Whether what comes is of a later life of a role than the one that the link is to, which is gone with this
+        first word; else that was on its way since a former life.
         """
-        if sender.incarnation < self.peers[sender.role].incarnation:
+        sender = theirs.own
+        before = self.links[sender.role].peer
+        if sender.incarnation < before.incarnation:
             return False
-        self._replace(sender)
+        self._lose((before, f"{sender.role} came again, as incarnation {sender.incarnation}"))
+        own = self.links[sender.role] = VirtualLink(self, sender)
+        own.back, theirs.back = theirs, own
         return True
 
     def _hand(self, sender: VirtualEndpoint, arrival: Arrival) -> None:
@@ -377,7 +424,7 @@ class VirtualEndpoint(Endpoint):
         if not self.closed:
             assert self.work is not None
             sender, arrival = self._waiting[0]
-            if self.peers[sender.role] is sender or isinstance(arrival.event, Lost):
+            if self.links[sender.role].peer is sender or isinstance(arrival.event, Lost):
                 self.thread.owe(self.work.taking(arrival.event, arrival.payload))
                 self._tell(arrival)
             self._waiting.popleft()
@@ -390,19 +437,12 @@ class VirtualEndpoint(Endpoint):
             watch(arrival.sender, self.role, arrival.event)
         self.deliver(arrival)
 
-    def _replace(self, sender: VirtualEndpoint) -> None:
-        """The first word of a later incarnation: the link to the one before is gone."""
-        before = self.peers[sender.role]
-        self._lose((before, f"{sender.role} came again, as incarnation {sender.incarnation}"))
-        self.peers[sender.role] = sender
-        self.last.pop(sender.role, None)
-
     def drop(self, peer: str, reason: str) -> None:
         """Close the link to a peer, on both sides."""
-        other = self.peers.get(peer)
-        if other is not None and other not in self.cut:
-            other._hear_of_end(self, f"{self.role} closed the link: {reason}", self.last.get(peer, 0.0))
-            self._end_link(other, reason, self.network.clock.time + self.network.model.latency)
+        link = self.links.get(peer)
+        if link is not None and not link.gone:
+            link.peer._hear_of_end(self, f"{self.role} closed the link: {reason}", link.last)
+            self._end_link(link.peer, reason, self.network.clock.time + self.network.model.latency)
 
     def close(self) -> None:
         """End this role: every peer is told `Lost` after all that was sent before."""
@@ -431,8 +471,9 @@ class VirtualEndpoint(Endpoint):
         if self.ended:
             return
         self.ended = True
-        for peer in {id(peer): peer for peer in (*self.peers.values(), *self.callers)}.values():
-            peer._hear_of_end(self, f"{self.role} ended", self.last.get(peer.role, 0.0))
+        peers = (*(link.peer for link in self.links.values()), *self.callers)
+        for peer in {id(peer): peer for peer in peers}.values():
+            peer._hear_of_end(self, f"{self.role} ended", self.links[peer.role].last)
 
     def _hear_of_end(self, peer: VirtualEndpoint, reason: str, after: float) -> None:
         """Hear that a peer has ended its link: one latency later, but after all that it has sent, and not across an
@@ -450,8 +491,9 @@ class VirtualEndpoint(Endpoint):
 
     def _lose(self, what: tuple[VirtualEndpoint, str]) -> None:
         peer, reason = what
-        if not self.closed and peer not in self.cut and self.peers[peer.role] is peer:
-            self.cut.add(peer)
+        link = self.links[peer.role]
+        if not self.closed and not link.gone and link.peer is peer:
+            link.gone = True
             self._hand(peer, Arrival(peer.role, Lost(reason, peer.incarnation)))
 
 

@@ -63,8 +63,8 @@ def called(pid: int) -> str:
 
 
 def is_of(words: str, programs: tuple[str, ...]) -> bool:
-    """Whether a command line is of one of some programs."""
-    return Path(words.split(" ")[0]).name.startswith(programs)
+    """Whether a command line is of one of some programs, or of an interpreter that runs it."""
+    return any(Path(word).name.startswith(programs) for word in words.split(" ")[:2])
 
 
 class Host:

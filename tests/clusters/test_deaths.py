@@ -10,7 +10,7 @@ from pathlib import Path
 import jobs
 import pytest
 from commands import Command, first_process, process, roles_of
-from engines import ENGINES, Engine
+from engines import ENGINES, Engine, Srun
 from hosts import Hosts
 
 pytestmark = pytest.mark.timeout(240)
@@ -133,26 +133,64 @@ def test_torchrun_starts_all_again(start: Start, hosts: Hosts, engine: Engine, t
     assert job.wait() == [0] * 4
 
 
+@pytest.mark.parametrize(
+    ("engine", "act"),
+    [("torchrun", "kill the daemon"), ("torchrun", "cut the line"), ("mpirun", "cut the line")],
+    indirect=["engine"],
+)
+def test_the_others_go_on_and_the_engine_waits_at_its_end(start: Start, hosts: Hosts, engine: Engine, act: str) -> None:
+    """For the host that it has lost: torchrun for minutes, mpirun until that is reached again."""
+    does, gone = ACTS[act]
+    job = start(*DOWNPOUR, "--epochs", str(EPOCHS))
+    job.until_all_work()
+    does(hosts, engine)
+    result = job.result()
+    assert (result["outcome"], result["samples"]) == ("done", EPOCHS * jobs.SAMPLES), job.errors()
+    assert job.died() == (set() if act == "kill the daemon" else gone)
+    hosts.cut("n1", down=False)
+    if not engine.daemon(hosts, engine.first):  # torchrun's own processes, which end with the test
+        job.wait()
+
+
+@pytest.mark.parametrize("engine", ["torchrun"], indirect=True)
+def test_a_host_whose_torchrun_is_told_to_go_leaves(start: Start, hosts: Hosts, engine: Engine) -> None:
+    """The others are not started again; at the end their torchrun waits for it, as for a host that is lost."""
+    job = start(*DOWNPOUR, "--epochs", str(EPOCHS), "--leave-within", "25")
+    job.until_all_work()
+    hosts.kill(engine.daemon(hosts, "n1"), signal.SIGTERM)
+    result = job.result()
+    assert (result["outcome"], result["samples"]) == ("done", EPOCHS * jobs.SAMPLES), job.errors()
+    assert job.died() == {"shard 1"}
+
+
+@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("engine", ["ssh", "salloc", "ray", "torchrun"], indirect=True)
-def test_sigterm_ends_the_job_in_peace(start: Start, hosts: Hosts, engine: Engine, tmp_path: Path) -> None:
+def test_a_job_that_is_interrupted_ends_in_peace(
+    start: Start, hosts: Hosts, engine: Engine, tmp_path: Path, told: signal.Signals
+) -> None:
     """With a checkpoint, and the command that goes on."""
     job = start(*DOWNPOUR, "--epochs", "100000")
     job.until_all_work()
     several = len(job.pids()) > 1
-    hosts.kill(job.pids() if several else [first_process(hosts, engine.first)], signal.SIGTERM)
+    hosts.kill(job.pids() if several else [first_process(hosts, engine.first)], told)
     assert several or job.wait() == [130]
     job.wait()
-    told = re.search(r"interrupted; go on with: .* --out (\S+)", job.errors())
-    assert told, job.errors()
-    assert list((tmp_path / told[1] / "checkpoints").iterdir())
+    goes_on = re.search(r"interrupted; go on with: .* --out (\S+)", job.errors())
+    assert goes_on, job.errors()
+    assert list((tmp_path / goes_on[1] / "checkpoints").iterdir())
     hosts.wait_until_empty(20.0)
 
 
+@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("engine", ["srun", "mpirun"], indirect=True)
-def test_sigterm_kills_the_tasks_and_the_job_can_go_on(start: Start, hosts: Hosts, tmp_path: Path) -> None:
+def test_an_interrupted_engine_that_kills_its_tasks_leaves_a_job_that_can_go_on(
+    start: Start, hosts: Hosts, engine: Engine, tmp_path: Path, told: signal.Signals
+) -> None:
     """From the newest checkpoint: these engines give no time for another."""
     job = begin(start, tmp_path / "run")
-    hosts.kill(job.pids(), signal.SIGTERM)
+    hosts.kill(job.pids(), told)
+    if told is signal.SIGINT and isinstance(engine, Srun):
+        hosts.kill(job.pids(), told)  # it asks for a second one
     job.wait()
     hosts.wait_until_empty(60.0)
     goes_on(start, tmp_path / "run")

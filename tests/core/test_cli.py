@@ -29,7 +29,7 @@ from distbelief.tasks.worker import Trainer
 SHARED = (
     "--optimizer --lr --weight-decay --decay-exempt --optimizer-options --epochs --batch-size --lr-schedule "
     "--clip-norm --precision --fixed-point --seed --budget --checkpoint-every"
-    " --drop-last --order --data --snapshot-every --lr-steps --lr-gamma --lr-power --warmup --warmup-epochs"
+    " --drop-last --snapshot-every --lr-steps --lr-gamma --lr-power --warmup --warmup-epochs"
     " --keep-checkpoints --device --threads --init-from --out --resume --config --quiet --json"
 )
 TASK = "--target-accuracy --target-loss --evaluate-every --data-dir"
@@ -48,13 +48,18 @@ OWN = {
     "softsync": f"{CADENCE} --n",
     "bounded": f"{CADENCE} --staleness",
 }
-VIRTUAL = "--network --handling --hosts --path --compute --stragglers --faults --phantom --keep --sweep"
+VIRTUAL = "--network --handling --hosts --compute --stragglers --faults --phantom --keep --sweep"
 LOCAL = (
-    "--transport --path --bind --advertise --insecure --tls --listen --logs --pad --straggle "
+    "--transport --bind --advertise --insecure --tls --listen --logs --pad --straggle "
     "--hosts --hostfile --on --remote-shell --interface --tickets --oversubscribe --ship-data --leave-within --dry-run"
 )
+DEALT = "--order --data"
+"""Of strategies that deal a minibatch to one replica."""
+OWN |= {name: f"{own} {DEALT}" for name, own in OWN.items() if name != "allreduce"}
+DIRECT = ("downpour", "softsync", "bounded")
+OWN |= {name: f"{OWN[name]} --path" for name in DIRECT}
 FROZEN = {
-    ("train", "single"): f"{SCALED} {SPLIT} {SHARED} {TASK}",
+    ("train", "single"): f"{SCALED} {SPLIT} {SHARED} {TASK} --order",
     **{("train", name): f"{own} {SHARED} {TASK} {LOCAL}" for name, own in OWN.items()},
     **{("launch", name): f"{own} {SHARED} {LOCAL}" for name, own in OWN.items()},
     **{("simulate", name): f"{own} {SHARED} {TASK} {VIRTUAL}" for name, own in OWN.items()},
@@ -437,6 +442,15 @@ def test_a_first_line_says_at_once_what_is_begun(
     monkeypatch.setattr("distbelief.places.processes.forkserver.start", lambda: None)
     assert main.run(line.split()) == 2
     assert capsys.readouterr().out == first
+
+
+def test_the_help_of_a_table_of_benchmarks_is_that_of_bench(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["bench", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "distbelief bench table FILE..." in shown
+    for asked in ("--help", "-h"):
+        assert main.run(["bench", "table", asked]) == 0
+        assert capsys.readouterr().out == shown
 
 
 def test_the_help_of_launch_lists_no_task(capsys: pytest.CaptureFixture[str]) -> None:

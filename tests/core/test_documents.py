@@ -6,6 +6,7 @@ import ast
 import re
 import runpy
 import shlex
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -215,6 +216,14 @@ def test_there_are_commands_and_examples_in_the_readme_and_in_every_recipe() -> 
     assert {"README.md", "bench.md", *(path.name for path in RECIPES if "db.join()" in TEXTS[path.name])} <= shown
     assert sum(name == "README.md" for name, _ in LINES) >= 8
     assert sum(name == "README.md" for name, _ in BLOCKS) >= 3
+
+
+def test_the_file_of_a_study_that_is_shown_is_read(tmp_path: Path) -> None:
+    [shown] = re.findall(r"^## The file\n\n((?:    .*\n|\n)+)", TEXTS["study.md"], re.MULTILINE)
+    (tmp_path / "mine.toml").write_text(textwrap.dedent(shown))
+    study = definition.read(tmp_path / "mine.toml")
+    assert [arm.name for arm in study.arms if arm.compresses] == ["alone, small, bits 2", "alone, small, bits 4"]
+    assert len(study.claims) == 1
 
 
 def test_files_that_documents_name_are_there() -> None:

@@ -145,12 +145,12 @@ def test_a_thousand_hosts_are_planned_in_two_seconds() -> None:
 
 
 def test_a_dry_run_shows_who_would_be_where_and_asks_nobody(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "train mnist downpour --hosts a:2,b:2 --shards 2 --standby 1 --dry-run"
+    words = "train mnist downpour --hosts a:3,b:1 --shards 2 --standby 1 --dry-run"
     assert main.run(words.split()) == 0
     assert capsys.readouterr().out.splitlines() == [
         "here: coordinator, evaluator",
-        "host a, 2 slots: replica 0, replica 1, shard 0, standby 1",
-        "host b, 2 slots: replica 2, replica 3, shard 1, standby 0",
+        "host a, 3 slots: replica 0, replica 1, replica 2, shard 0, standby 1",
+        "host b, 1 slot: replica 3, shard 1, standby 0",
         "links: TLS, each role at a free port of its host's address, which is found when the job starts",
     ]
 

@@ -180,7 +180,7 @@ def test_the_summary_is_a_few_lines():
         "target      90.00 % reached after 1.50 s, 1 epoch",
         "time        3.00 s, 27 samples/s (80 samples, 8 steps, 8 pushes)",
         "staleness   mean 0.50, max 1",
-        "dealt again replica 1 lost 2 minibatches",
+        "dealt again 2 minibatches of replica 1",
         "run folder  runs/x",
     ]
 

@@ -248,3 +248,12 @@ def test_that_a_machine_was_busy_is_told_whatever_else_there_is_to_say() -> None
     assert any("took up to 50 %: they are no clean measurement" in one for one in told.sentences)
     [ends] = [one for one in told.sentences if "of its grid" in one]
     assert ends.endswith(" and 3 more.")
+
+
+def test_of_runs_nobody_knows_the_machine() -> None:
+    found = two_tasks()
+    of_runs = make_report(found.study, found.trials, {})
+    assert any("what machine, and what else it did, is not known" in one for one in of_runs.sentences)
+    assert not any("cores" in one for one in of_runs.sentences)
+    assert "Machine:" in page(make_report(found.study, found.trials, {"cores": 2}), "")
+    assert "Machine:" not in page(of_runs, "")

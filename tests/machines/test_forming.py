@@ -73,7 +73,19 @@ def test_guests_whom_the_others_do_not_reach_are_sent_away_and_nobody_else_ever_
     assert form(2, [*ROLES, guest]) == [*ROLES, guest]
     assert breaks(2) == [guest]
     assert form(3, ROLES) == ROLES
+    assert tell(guest, events.Lost("it was sent away", 0)) == []
     assert breaks(3) == []  # it was not the guest
+
+
+def test_a_guest_that_is_refused_halts_nobody_when_its_link_is_closed() -> None:
+    coordinator, guest = AllreduceCoordinator(SETTINGS, True, ANEW), "replica 3"
+    for role in ROLES:
+        coordinator.handle(role, grouping.Enter(0, "", LAYOUT, 8, 0, "digest"), None)
+    other = lay_out([Tensor("weight", (5,), "float32")])
+    [refused] = coordinator.handle(guest, grouping.Enter(0, "", other, 8, 0, "digest"), None)
+    assert isinstance(refused, Send)
+    assert isinstance(refused.message, membership.Refused)
+    assert coordinator.handle(guest, events.Lost("closed", 0), None) == []
 
 
 def told_while_it_waits(role: str, reduces: bool, said: list[tuple[str, Message]]) -> list[str]:

@@ -460,6 +460,24 @@ def test_no_partition_begins_a_life_of_a_replica_that_has_no_more() -> None:
     assert starts(told.kill("replica 0.0", 0)) == []
 
 
+def test_no_partition_comes_again_where_another_of_its_life_has_ended_in_peace() -> None:
+    """As where a host leaves, and the lead is killed after it has let the others go: alone it would wait for them."""
+    told = Told(*SPLIT, restarts=3).training()
+    told.done("replica 1.1")
+    did = told.kill("replica 1.0")
+    assert starts(did) == []
+    assert [word.role for word in words(did)] == ["replica 1.0"]
+
+
+def test_a_replica_that_was_let_go_is_no_death_whichever_of_its_partitions_ends_how() -> None:
+    """A script goes on after its part, at each partition by itself."""
+    told = Told(*SPLIT, script=True).training()
+    told.say(records.Gone("replica 0.0", 0, "it was done", died=False))
+    assert told.kill("replica 0.1") == []
+    assert told.kill("replica 0.0") == []
+    assert kills(told.kill("replica 1.1")) == [("replica 1.0", 0)]
+
+
 def test_the_partitions_of_a_replica_leave_together_whichever_of_their_hosts_goes() -> None:
     told = Told("coordinator", "replica 0.0", "replica 0.1", "replica 1.0", "replica 1.1").training()
     did = told.at(1.0, Interruption("SIGTERM", "n1", (("replica 1.1", 0),), within=5.0))

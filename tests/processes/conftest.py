@@ -25,7 +25,7 @@ if HERE not in sys.path:  # where `jobs` is, for the tests and for the processes
 
 from jobs import Watch, descendants  # noqa: E402
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 """Seconds that processes may take to end after a test, such as a forkserver whose job is over."""
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -39,6 +39,15 @@ def temporary() -> Iterator[Path]:
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", folder)
         yield Path(folder)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def seldom_collected() -> Iterator[None]:
+    """What was imported is no garbage: a collection after each test looks at what that has made."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

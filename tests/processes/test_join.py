@@ -430,6 +430,7 @@ REFUSED = join_server.JoinRefusal("the job is ending")
         ({}, 1, "the job is ending"),
         ({"secret": "another"}, 1, "the ticket is of another job"),
         ({"port": 1}, 1, "does not answer"),
+        ({"host": "no-such-host.invalid"}, 1, "does not answer"),
         ({"port": "x"}, 2, "is no ticket"),
         (None, 2, "no ticket can be read"),
     ],

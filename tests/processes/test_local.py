@@ -343,8 +343,10 @@ SPARED = """
 import sys
 import distbelief as db
 from distbelief.places.processes import process  # all that the processes of a job are forked with
+from distbelief.runtime.server_optimizer import ServerOptimizer
 from distbelief.strategies.context import LoopContext
 from distbelief.strategies.single.loop import SingleLoop
+from distbelief.tasks.flat import FlatModule
 import jobs
 assert "torch._dynamo" not in sys.modules, "imported before anything is trained"
 for name in {optimizers}:
@@ -353,12 +355,15 @@ for name in {optimizers}:
     assert "torch._dynamo" not in sys.modules, name
     SingleLoop(LoopContext(jobs.tiny(), jobs.net(), job.settings(), lambda record: None, lambda: None)).run()
     assert "torch._dynamo" not in sys.modules, name + ", single"
+script = ServerOptimizer(FlatModule(jobs.net()), None, job.settings(), 0.1, lambda: None)
+script.zero_grad()
+assert "torch._dynamo" not in sys.modules, "the optimizer of a script"
 """
 
 
 def test_no_process_of_a_job_imports_dynamo() -> None:
-    """It would take more than a second and 70 MB of each: this runs what they all run, replica, shards, evaluator and
-    the loop of single.
+    """It would take more than a second and 70 MB of each: this runs what they all run, replica, shards, evaluator,
+    the loop of single, and a script's optimizer.
     """
     environment = {
         **os.environ,

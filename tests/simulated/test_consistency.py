@@ -758,7 +758,8 @@ def hold(plain: SimpleNamespace, seed: int) -> Counter[str]:
     for index, shard in enumerate(run.simulation.shards):
         role = f"shard {index}"
         unsettled = run.outcome == "failed" and (isinstance(strategy, Softsync) or strategy.standby)
-        dead = run.simulation.supervisor.last_died(role) == run.simulation.network.endpoints[role].incarnation
+        last = run.simulation.supervisor._gone.get(role)
+        dead = last is not None and last.incarnation == run.simulation.network.endpoints[role].incarnation
         if dead or shard.waits() or unsettled:
             continue  # it died, and no other took its place yet; or half an update was gathered when the job failed
         assert shard.version.updates == len(accounting.groups[role])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from split_jobs import state_of
 from torch import nn
 
 from distbelief.core import norms, records, roles
@@ -30,7 +31,7 @@ from distbelief.strategies.grouped.replica import AllreduceReplica
 from distbelief.strategies.grouped.torch_whole import TorchWhole
 from distbelief.tasks import Task
 from distbelief.testing.accounting import Accounting, Minibatch
-from distbelief.testing.simulations import Observed, mapping_of
+from distbelief.testing.simulations import Observed
 from distbelief.testing.tally import NAME, tallied
 from distbelief.transport.virtual import NetworkModel
 
@@ -158,35 +159,6 @@ def task_of(plain: SimpleNamespace, made: Callable[[], nn.Module] = model) -> Ta
 def plainly() -> nn.Module:
     """No batch norm, whose statistics would be those of each minibatch."""
     return nn.Sequential(nn.Linear(6, 14), nn.Tanh(), nn.Linear(14, 3)).double()
-
-
-def state_of(run: Observed) -> dict[str, torch.Tensor]:
-    """The server's state dict, or that of a replica which was there at the end where there is none."""
-    stories: dict[str, Any] = {role: part.player for role, part in run.simulation.parts.items()}
-    if run.simulation.memory is not None:
-        return entries(run, mapping_of(run.simulation))
-    plan: Any = run.simulation.coordinator.plan
-    vector = torch.zeros(plan.layout.total, dtype=torch.uint8)
-    if not run.simulation.shards:
-        last = next(record.role for record in run.records if isinstance(record, records.Gone) and not record.died)
-        for role in (role for role in stories if roles.is_replica(role) and roles.lead_of(role) == last):
-            held = plan.layout.held(roles.partition_of(role))
-            vector[held.start : held.stop] = torch.frombuffer(
-                bytearray(stories[role].whole.values()), dtype=torch.uint8
-            )
-        return entries(run, vector)
-    for shard, own in zip(run.simulation.shards, plan.assignments, strict=True):
-        vector[own.moving.start : own.moving.stop] = shard.held.moving()
-    return entries(run, vector)
-
-
-def entries(run: Observed, vector: torch.Tensor) -> dict[str, torch.Tensor]:
-    layout, found = run.simulation.coordinator.plan.layout, dict[str, torch.Tensor]()  # type: ignore[union-attr]
-    for e in layout.entries:
-        whole = found.setdefault(e.tensor.name, torch.zeros(e.tensor.shape, dtype=torch.float64))
-        part = whole.narrow(e.piece.dimension, e.piece.start, e.piece.stop - e.piece.start) if e.shape else whole
-        part.copy_(vector[e.start : e.stop].view(torch.float64).view(e.shape))
-    return found
 
 
 def train(task: Task, strategy: Any, cluster: Simulated = CALM, **options: Any) -> Observed:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from scipy import optimize
+from split_jobs import state_of
 from torch import Tensor, nn
 
 from distbelief.core import records, roles, wire
@@ -86,20 +88,6 @@ def train(task: Task, iterations: int, cluster: Simulated | None = None, **optio
     return torch.frombuffer(bytearray(run.vector()), dtype=torch.float64)
 
 
-def by_name(run: Observed) -> dict[str, Tensor]:
-    """What the shards hold, wherever it lies."""
-    plan: Any = run.simulation.coordinator.plan
-    vector, found = torch.zeros(plan.layout.total, dtype=torch.uint8), dict[str, Tensor]()
-    for shard, own in zip(run.simulation.shards, plan.assignments, strict=True):
-        held: Any = shard.held
-        vector[own.moving.start : own.moving.stop] = held.moving()
-    for entry in plan.layout.entries:
-        whole, piece = found.setdefault(entry.tensor.name, torch.zeros(entry.tensor.shape).double()), entry.piece
-        values = vector[entry.start : entry.stop].view(torch.float64).view(entry.shape)
-        whole.narrow(piece.dimension, piece.start, piece.stop - piece.start).copy_(values)
-    return found
-
-
 @pytest.mark.parametrize(
     ("split", "partitions", "more"),
     [
@@ -118,11 +106,27 @@ def test_split_replicas_make_the_iterates_of_whole_ones(
     """
     for batch in ({}, {"batch_size": 60}):
         one, other = (
-            by_name(Observed(job(CASES["mlp"](), 4, method=method, shards=4, deterministic=True, **batch, **own)).run())
+            state_of(
+                Observed(job(CASES["mlp"](), 4, method=method, shards=4, deterministic=True, **batch, **own)).run()
+            )
             for own in ({}, {"partitions": partitions, "split": split, **more})
         )
         for name, value in one.items():
             torch.testing.assert_close(other[name], value, rtol=1e-9, atol=1e-9)
+
+
+def test_a_lead_says_whose_parts_of_its_work_unit_are_not_there() -> None:
+    """It is done with its own as soon as its shards are."""
+    run = Observed(job(CASES["mlp"](), 2, replicas=2, shards=2, partitions=2, split="neurons"), SHAKY)
+    parts, said = run.simulation.parts, set[str]()
+    run.watch(
+        SimpleNamespace(  # type: ignore[arg-type]  # a checker
+            sent=lambda *_: None, delivered=lambda *_: said.add(parts["replica 0.0"].player.waits())
+        )
+    )
+    run.simulation.run()
+    assert "for the shards to take its work unit" in said
+    assert "for the shards to take the parts of replica 0.1 of its work unit" in said
 
 
 def flat(model: nn.Module) -> Tensor:

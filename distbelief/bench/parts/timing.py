@@ -9,11 +9,12 @@ import json
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NotRequired, Protocol, TypedDict
 
 from rich.console import Console
 from rich.table import Table
 
+from distbelief.core.records import Json
 from distbelief.errors import UsageError, unknown
 
 REPEATS_LIMIT = 1000
@@ -90,7 +91,20 @@ def rates(taken: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
     return {"samples_per_second": medians(taken), "spread": {name: spread(values) for name, values in taken.items()}}
 
 
-def figure(what: str, measured: float, promised: float, lower: bool = False) -> dict[str, Any]:
+class Figure(TypedDict):
+    """One of the figures to reach, as results hold it."""
+
+    what: str
+    measured: float
+    promised: float
+    better: str
+    """higher, or lower where less is better."""
+    reached: bool
+    doorbells: NotRequired[float]
+    """What it is in round trips of doorbells, where those are the measure."""
+
+
+def figure(what: str, measured: float, promised: float, lower: bool = False) -> Figure:
     """One of the figures to reach, beside what was measured; `lower` where less is better.
 
     >>> figure("seconds to the first step", 2.5, 3.0, lower=True)["reached"]
@@ -114,7 +128,7 @@ class Asked(Protocol):
         """Whether to print nothing."""
 
 
-def finish(result: dict[str, Any], options: Asked) -> dict[str, Any]:
+def finish(result: Json, options: Asked) -> Json:
     """Add the options to a result, show its figures, write it where the user asked for that, and return it.
 
     Raises:
@@ -135,7 +149,7 @@ def finish(result: dict[str, Any], options: Asked) -> dict[str, Any]:
     return result
 
 
-def told_options(options: Asked) -> dict[str, Any]:
+def told_options(options: Asked) -> dict[str, object]:
     """The options that differ from their defaults, but for those that say where the result goes."""
     given = {
         field: getattr(options, field.name)
@@ -150,7 +164,7 @@ def told_options(options: Asked) -> dict[str, Any]:
     }
 
 
-def _told(one: Mapping[str, Any]) -> str:
+def _told(one: Figure) -> str:
     return "reached" if one["reached"] else "NOT REACHED"
 
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from typing import Any
 
 import torch
 from torch import nn
 
+from distbelief.core.records import Json
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
 from distbelief.planner.pricing import Counted
@@ -23,7 +23,7 @@ WIDE = 4096
 """Width of the large model: 64 MB of parameters."""
 
 
-def run(job: Job, place: Local | None = None) -> dict[str, Any]:
+def run(job: Job, place: Local | None = None) -> Json:
     """Run a job, of which nothing is kept but what it returns."""
     with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         return (place or Local()).run(dataclasses.replace(job, out=f"{folder}/run"))
@@ -54,7 +54,8 @@ def _part(name: str, samples: int) -> Task:
     whole = resolve(name)
 
     def train() -> TensorData:
-        data: Any = whole.train()
+        data = whole.train()
+        assert isinstance(data, TensorData)
         return TensorData(data.inputs[:samples], data.targets[:samples], data.prepare)
 
     return dataclasses.replace(whole, train=train)

@@ -135,7 +135,7 @@ class Assign(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Withdraw(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Work unit `number` of an evaluation is done by another."""
+    """Work unit `number` of an evaluation is done by another; between partitions also: the evaluation is over."""
 
     evaluation: int
     number: int
@@ -170,9 +170,8 @@ class Contributed(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Done(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A work unit is in the sum at every shard. `loss` is the sum over its samples; `pushed` and `fetched` are bytes
-    since
-    the last report.
+    """A work unit is in the sum at every shard; of another partition's part, at every shard of that. `loss` is the sum
+    over its samples; `pushed` and `fetched` are bytes since the last report.
     """
 
     evaluation: int

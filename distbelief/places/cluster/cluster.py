@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distbelief.core import roles
 from distbelief.core.outcomes import Outcome
+from distbelief.core.records import Json
 from distbelief.core.settings import Settings, option
 from distbelief.errors import Interrupted, UsageError, unknown
 from distbelief.job import Job
@@ -202,7 +203,7 @@ class Cluster(Local):
     def _run(
         self, job: Job, settings: Settings, view: View | None, began: float, evaluated: bool,
         script: list[str] | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> Json:  # fmt: skip
         if self.ship_data and script:
             raise UsageError("--ship-data: is of a task, and a script reads its data by itself: leave it off")
         self._starter()  # before there is a run folder

@@ -16,7 +16,7 @@ from distbelief.errors import JobFailed, RemoteProtocolError
 from distbelief.places.channel_messages import ChannelMessage, Failed, Noted
 from distbelief.places.cluster.network import network_identity
 from distbelief.places.cluster.opening import Opened
-from distbelief.places.cluster.placement import Placement
+from distbelief.places.cluster.placement import HOME, Placement
 from distbelief.places.cluster.remote_agent import RemoteAgent, RemoteLife
 from distbelief.places.cluster.words import (
     BEAT_SECONDS,
@@ -79,15 +79,12 @@ class HostProcesses:
     def _agents(self) -> list[RemoteAgent]:
         return self._opened.agents if self._opened else []
 
-    def _is_home(self, at: int) -> bool:
-        return self._placement is not None and at == self._placement.home
-
     def spec_for(self, role: str, spec: Spec) -> Spec:
         """What the process of a role must know, where it is: it listens at its host's address."""
         assert self._placement
         assert self._opened
         at = self._placement.where[role]
-        if self._is_home(at):
+        if at == HOME:
             return msgspec.structs.replace(spec, bind=self._opened.home, advertise=self._opened.home)
         own = msgspec.structs.replace(spec, environment={}, path=[], directory="", forkserver=0, supervisor=0)
         address = self._agents[at].address
@@ -102,7 +99,7 @@ class HostProcesses:
         if at is None:
             how = "its host is gone, and no other has a slot left for it"
             self._news.append(Ended(role, incarnation, how))
-        elif self._is_home(at):
+        elif at == HOME:
             self._local.start(role, incarnation)
         else:
             agent, self._numbers = self._agents[at], self._numbers + 1

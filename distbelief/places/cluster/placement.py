@@ -38,7 +38,6 @@ class Placement:
         mesh: replicas and the partitions of each.
         servers: the shards and standbys.
         alone: the roles that are where the supervisor is.
-        home: the number of that host; HOME where it is none of them.
         oversubscribe: whether a host may hold more than its slots, where all are full.
 
     Raises:
@@ -56,14 +55,14 @@ class Placement:
     """
 
     def __init__(
-        self, sites: Sequence[HostSlots], mesh: Mesh, servers: Sequence[str], alone: Iterable[str], home: int = HOME,
+        self, sites: Sequence[HostSlots], mesh: Mesh, servers: Sequence[str], alone: Iterable[str],
         oversubscribe: bool = False,
     ) -> None:  # fmt: skip
-        self.sites, self.home, self._oversubscribe = tuple(sites), home, oversubscribe
+        self.sites, self._oversubscribe = tuple(sites), oversubscribe
         self._partitions = mesh.partitions
         self._loads: list[int] = []
         self._lost: set[int] = set()
-        self.where: dict[str, int] = dict.fromkeys(alone, home)
+        self.where: dict[str, int] = dict.fromkeys(alone, HOME)
         self._check(mesh)
         self._place_replicas(mesh)
         self._servers: Counter[int] = Counter()
@@ -143,9 +142,10 @@ class Placement:
 
     def lines(self) -> list[str]:
         """Who is where, one line a host, and what whoever runs the job should know of that."""
-        told = [] if self.home >= 0 else [f"here: {', '.join(self.on(HOME))}"]
+        told = [f"here: {', '.join(self.on(HOME))}"]
         for at, site in enumerate(self.sites):
-            told.append(f"host {site.name}, {site.slots} slots: {', '.join(self.on(at)) or 'nobody'}")
+            slots = f"{site.slots} slot{'' if site.slots == 1 else 's'}"
+            told.append(f"host {site.name}, {slots}: {', '.join(self.on(at)) or 'nobody'}")
         why = "and its standby are on one host, since no other sees the run folder: both die with it"
         return [*told, *(f"{shard} {why}" for shard in self.beside)]
 
@@ -172,7 +172,7 @@ class Placement:
         if at is not None and at not in self._lost:
             return at
         if roles.is_replica(role):
-            found = self._room(role, at)
+            found = self._room(role)
         elif roles.kind(role) is roles.Kind.STANDBY:
             found = self._beside(role) if self._alive(self._keepers) else None
         else:
@@ -191,7 +191,7 @@ class Placement:
     def _alive(self, hosts: Collection[int]) -> list[int]:
         return [at for at in hosts if at not in self._lost]
 
-    def _room(self, role: str, lost: int | None) -> int | None:
+    def _room(self, role: str) -> int | None:
         """A host for a replica, beside its partitions where these are placed again already."""
         together = [self.where[one] for one in roles.partitions_of(role, self._partitions) if one != role]
         alive = self._alive(range(len(self.sites)))

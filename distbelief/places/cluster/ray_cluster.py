@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -54,7 +55,7 @@ class RayInvitation:
         if not self._nodes:
             raise UsageError("--on ray: none of the cluster's nodes has processors (ray start --num-cpus N)")
         self.ranks = range(1, len(self._nodes) + 1)
-        self._tasks: dict[int, Any] = {}
+        self._tasks: dict[int, object] = {}
 
     def send(self, ticket: MeetingTicket) -> None:
         """Start a task on each node, which takes the processors that it has, and ends with its agent."""
@@ -101,7 +102,7 @@ class RayInvitation:
         )
 
 
-def _task() -> Any:
+def _task() -> Callable[[str, bytes], str]:
     """What a task of Ray's does: a function that needs no module of ours where it runs."""
 
     def hold(command: str, ticket: bytes) -> str:

@@ -8,9 +8,9 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any
 
 import msgspec
 
@@ -55,7 +55,7 @@ class Guest:
     data_dir: str | None = None
     device: str = "cpu"
     threads: int = 1
-    tell: Any = print
+    tell: Callable[[str], object] = print
     strategy: str = ""
     """The job's, where it was written outside the package: nothing else of that kind is imported."""
     leave_within: float = 0.0
@@ -89,10 +89,10 @@ class _Stay:
     def __init__(self, guest: Guest, ticket: Ticket, woken: Connection, listener: socket.socket | None) -> None:
         self._guest, self._ticket, self._woken, self._listener = guest, ticket, woken, listener
         self._request = JoinRequest(ticket.job, ticket.secret, script=bool(guest.script), strategy=guest.strategy)
-        self._host = host_towards(ticket.host)
-        """Where other replicas reach this one, if they have to."""
         self._processes = Processes(self._spec, self._take, self._happens)
         self._part = self._ask()
+        self._host = host_towards(ticket.host)
+        """Where other replicas reach this one, if they have to."""
         self._supervisor = Supervisor(self._part.restarts, deadlines=NEVER, guest=True)
 
     def run(self) -> None:

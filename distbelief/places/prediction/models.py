@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy
 import torch
@@ -43,7 +42,7 @@ class InputData:
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Any]:
+    def batch(self, indices: Tensor) -> tuple[Tensor, None]:
         """The inputs of the samples `indices`, and None for their targets."""
         return self.inputs.index_select(0, indices), None
 

@@ -10,13 +10,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from distbelief import errors
 from distbelief.core import roles
+from distbelief.core.records import Json
 from distbelief.core.values import admit, device_number, shown
 from distbelief.errors import DataError, Interrupted, JobFailed, UsageError, limit
 from distbelief.fabric.shared_memory import in_order
@@ -60,7 +61,7 @@ def predict(
     partitions: int = 1,
     split: str = AUTO,
     told: Callable[[str], object] = bool,
-) -> dict[str, Any]:
+) -> Json:
     """What the model of a run, or the mean of several, answers to samples, written to a file in their order.
 
     A process that is killed costs what its replica was computing, which another computes again.
@@ -172,7 +173,7 @@ class _Prediction:
 
     def __init__(self, spec: PredictionSpec, replicas: int, told: Callable[[str], object]) -> None:
         self._spec, self._told = spec, told
-        self._there: dict[Connection, tuple[str, Any]] = {}
+        self._there: dict[Connection, tuple[str, BaseProcess]] = {}
         """The role and the process behind each."""
         self._lent = contextlib.ExitStack()
         """What they share."""
@@ -222,7 +223,7 @@ class _Prediction:
         return self._results[0]
 
     @property
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> Json:
         """The task's metrics and loss of all that was answered; nothing where the targets are not known."""
         losses = [one.loss for one in self._results if one.loss is not None]
         if not losses:
@@ -294,6 +295,7 @@ class _Prediction:
         role, process = self._there[connection]
         process.join()
         status = process.exitcode
+        assert status is not None  # it has ended
         how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         replica = roles.index_of(role)
         self._end(self._of(replica))

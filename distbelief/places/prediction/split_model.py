@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -23,8 +23,9 @@ from distbelief.places.prediction.messages import PredictionSpec
 from distbelief.places.processes.peers import map_memory
 from distbelief.record.restore import load_weights
 from distbelief.replica.home_part import HomeSchedule, ModelPart, home_schedule
-from distbelief.replica.siblings import Siblings, Steps
+from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute
+from distbelief.replica.steps import Steps
 from distbelief.schedules.pipeline import HomeTask, Pass
 from distbelief.split.choosing import choose
 from distbelief.split.options import AUTO, Split
@@ -53,7 +54,7 @@ class PartitionModel:
     def __init__(self, part: AnsweringPart, compute: SplitCompute, calls: _WakePipes) -> None:
         self._part, self._compute, self._calls = part, compute, calls
 
-    def __call__(self, inputs: Any) -> Any:
+    def __call__(self, inputs: object) -> object:
         """The output, at the partition that has it."""
         self._part.inputs = inputs
         for effect in self._compute.compute(Batch(0, 0), _wait):
@@ -67,7 +68,7 @@ class PartitionModel:
 class SplitModels(NamedTuple):
     """What a process has of the models of all runs."""
 
-    models: list[Callable[[Any], Any]]
+    models: list[Callable[[object], object]]
     """Each a `PartitionModel`."""
     splits: list[str]
     """How each is split."""
@@ -75,7 +76,7 @@ class SplitModels(NamedTuple):
     """Whether their outputs are here."""
 
 
-def split_models(spec: PredictionSpec, named: str | None, inputs: Any) -> SplitModels:
+def split_models(spec: PredictionSpec, named: str | None, inputs: object) -> SplitModels:
     """A partition's part of the models of all runs.
 
     Args:
@@ -97,7 +98,7 @@ def split_models(spec: PredictionSpec, named: str | None, inputs: Any) -> SplitM
     parts = [AnsweringPart(one.program, one.way, spec.batch_size) for one in held]
     siblings, calls = Siblings(spec.role, 0, spec.partitions), _WakePipes(spec)
     home, lengths = siblings.partition, [segment_bytes(spec.partitions, part.slots) for part in parts]
-    models: list[Callable[[Any], Any]] = [
+    models: list[Callable[[object], object]] = [
         PartitionModel(part, SplitCompute(siblings, part, Crossings(memory, home, spec.partitions, part.slots)), calls)
         for part, memory in zip(parts, _shared(spec, sum(lengths)).split(lengths), strict=True)
     ]
@@ -114,7 +115,7 @@ class _Held(NamedTuple):
     """The partition that has the output."""
 
 
-def _load(spec: PredictionSpec, run: str, named: str | None, inputs: Any) -> _Held:
+def _load(spec: PredictionSpec, run: str, named: str | None, inputs: object) -> _Held:
     """Split a model, and load this partition's part of it."""
     home, device = roles.partition_of(spec.role), placed(spec.device, spec.number)
     task, seed, values = find(Path(run), None, named)
@@ -147,9 +148,9 @@ class AnsweringPart(ModelPart):
         super().__init__(program, way, batch_size)
         for layer in program.layers:
             layer.eval()
-        self.inputs: Any = None
+        self.inputs: object = None
         """Of the samples that are computed next."""
-        self.output: Any = None
+        self.output: object = None
         """Of those that were last, where it is here."""
 
     def play(self, _: Batch) -> Generator[HomeEffect, torch.Tensor | None, Computed]:
@@ -181,7 +182,7 @@ class _WakePipes:
         os.read(self._own, WAKES)
 
 
-def _wait() -> Steps:
+def _wait() -> Steps[None]:
     yield RECEIVE
 
 

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -35,6 +34,7 @@ from distbelief.places.processes.settle import enter
 from distbelief.sharding.layout import ITEM_SIZES
 from distbelief.split.tracing import examples
 from distbelief.tasks import Task, resolve
+from distbelief.tasks.task import Data
 from distbelief.tasks.worker import metric_sum, on_device, placed
 
 
@@ -64,11 +64,11 @@ class _Predictor:
         self._spec = spec
         self._task: Task | None = None if is_file(spec.source) else resolve(spec.source, spec.data_dir)
         named = None if self._task is None else self._task.reference
-        self.data: Any = read_inputs(spec.source) if self._task is None else samples_of(self._task)
+        self.data: Data = read_inputs(spec.source) if self._task is None else samples_of(self._task)
         self.splits: list[str] = []
         self.outputs = True
         """Whether the outputs of the models are here."""
-        models: list[Callable[[Any], Any]]
+        models: list[Callable[[object], object]]
         if spec.partitions == 1:
             models = [trained(Path(run), None, spec.device, named, spec.number)[1].eval() for run in spec.runs]
         else:
@@ -103,15 +103,15 @@ class _Predictor:
             return None
         return Predicted(portion.start, portion.stop, dtype, shape, sums, loss if known else None)
 
-    def _mean(self, inputs: Any, numbers: Tensor) -> Tensor | None:
+    def _mean(self, inputs: object, numbers: Tensor) -> Tensor | None:
         """The mean of what the models answer; of one model, its answer; None where another partition has them."""
         total: Tensor | None = None
         for run, model in self._models:
             where = f"the model of {run}, of samples {int(numbers[0])} to {int(numbers[-1])},"
-            output = _answer(where, model, inputs)
+            answer = _answer(where, model, inputs)
             if not self.outputs:
                 continue
-            self._check(where, output, len(numbers))
+            output = self._checked(where, answer, len(numbers))
             if total is not None and (total.shape, total.dtype) != (output.shape, output.dtype):
                 raise UsageError(
                     f"the model of {run} answers {_described(output)} to {len(numbers)} samples, that of "
@@ -120,8 +120,8 @@ class _Predictor:
             total = output if total is None else total + output
         return total if total is None or len(self._models) == 1 else total / len(self._models)
 
-    def _check(self, where: str, output: Any, samples: int) -> None:
-        """Refuse an output that cannot be written, or that has no mean with others."""
+    def _checked(self, where: str, output: object, samples: int) -> Tensor:
+        """An output, refused where it cannot be written, or has no mean with others."""
         if not isinstance(output, Tensor) or not output.ndim or len(output) != samples:
             told = _described(output) if isinstance(output, Tensor) else f"a {type(output).__name__}"
             raise UsageError(f"{where} answers {told}: it must be one tensor, with the samples in its first dimension")
@@ -129,9 +129,10 @@ class _Predictor:
             raise UsageError(f"{where} answers {_described(output)}, which cannot be written: answer real numbers")
         if len(self._models) > 1 and not output.is_floating_point():
             raise UsageError(f"{where} answers {_described(output)}, which has no mean: predict with one run")
+        return output
 
 
-def _answer(where: str, model: Callable[[Any], Any], inputs: Any) -> Any:
+def _answer(where: str, model: Callable[[object], object], inputs: object) -> object:
     try:
         with torch.no_grad():
             return model(inputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from multiprocessing.connection import Connection
-from typing import Any
+from multiprocessing.process import BaseProcess
 
 from distbelief.places.channel_messages import ChannelMessage
 from distbelief.places.processes.channel import Channel
@@ -14,7 +14,7 @@ class Child:
     """One life of a role, in a process of its own."""
 
     def __init__(
-        self, role: str, incarnation: int, process: Any, connection: Connection, output: Output | None = None
+        self, role: str, incarnation: int, process: BaseProcess, connection: Connection, output: Output | None = None
     ) -> None:
         self.role, self.incarnation, self.process, self.channel = role, incarnation, process, Channel(connection)
         self.output = output
@@ -26,7 +26,8 @@ class Child:
     @property
     def pid(self) -> int:
         """Of the process."""
-        return int(self.process.pid)
+        assert self.process.pid is not None  # it has been started
+        return self.process.pid
 
     def say(self, word: ChannelMessage) -> None:
         """Say a word to it; nothing, where it has ended."""

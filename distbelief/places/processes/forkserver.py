@@ -18,6 +18,7 @@ import types
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 LEFT = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
@@ -51,7 +52,7 @@ def start() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def fork(name: str, target: Callable[..., None], *args: Any) -> tuple[Any, Connection]:
+def fork(name: str, target: Callable[..., None], *args: object) -> tuple[BaseProcess, Connection]:
     """A process that runs `target(*args, connection)`, and the other end of its connection.
 
     Raises:

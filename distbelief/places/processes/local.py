@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distbelief.core import roles
+from distbelief.core.records import Json
 from distbelief.core.settings import Settings
 from distbelief.job import Job
 from distbelief.places import signals
@@ -33,7 +34,7 @@ class Local(LocalOptions):
         """
         return requirements.settings_of(self, job)
 
-    def run(self, job: Job, view: View | None = None) -> dict[str, Any]:
+    def run(self, job: Job, view: View | None = None) -> Json:
         """Run a job to its end; returns what `result.json` holds, and the run folder as `run`.
 
         Raises:
@@ -52,7 +53,7 @@ class Local(LocalOptions):
         requirements.check_split(settings)
         return self._run(job, settings, view, began, evaluated)
 
-    def launch(self, job: Job, script: list[str], view: View | None = None) -> dict[str, Any]:
+    def launch(self, job: Job, script: list[str], view: View | None = None) -> Json:
         """Run a user's own script in every replica of a job; `job.task` is only a name there. Returns as `run` does.
 
         Args:
@@ -79,7 +80,7 @@ class Local(LocalOptions):
         began: float,
         evaluated: bool,
         script: list[str] | None = None,
-    ) -> dict[str, Any]:
+    ) -> Json:
         from distbelief.places.attempt import Attempt
         from distbelief.places.processes.running import Running
 

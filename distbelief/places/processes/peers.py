@@ -7,7 +7,8 @@ import mmap
 import os
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from typing import Any, Self
+from multiprocessing.process import BaseProcess
+from typing import Self
 
 from distbelief.errors import JobFailed
 from distbelief.places.processes import forkserver
@@ -22,7 +23,7 @@ GRACE = 1.0
 class Peer:
     """One process, and the pipe to it."""
 
-    def __init__(self, name: str, process: Any, connection: Connection) -> None:
+    def __init__(self, name: str, process: BaseProcess, connection: Connection) -> None:
         self.name, self.process, self.connection = name, process, connection
 
     def say(self, word: str = "") -> None:
@@ -61,7 +62,7 @@ class Peers:
             peer.connection.close()
         self._peers.clear()
 
-    def start(self, name: str, threads: int, function: Callable[..., None], *args: Any) -> Peer:
+    def start(self, name: str, threads: int, function: Callable[..., None], *args: object) -> Peer:
         """Run `function(connection, ...)`, of a module, in a process with so many torch threads."""
         context = forkserver.context()
         forkserver.start()
@@ -103,7 +104,7 @@ def _play(
     threads: int,
     connection: Connection,
     function: Callable[..., None],
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
 ) -> None:
     settle_process(f"measures: {name}", threads, supervisor)
     function(connection, *args)

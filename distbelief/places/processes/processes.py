@@ -191,6 +191,7 @@ class Processes:
         _reap(child)
         self._hear_printed(child, last=True)
         status = child.process.exitcode
+        assert status is not None  # it has ended
         if status == forkserver.UNTOLD and (how := forkserver.how_it_ended(GRACE)):
             self._happens(Unable(JobFailed(how)))
             return
@@ -219,7 +220,7 @@ class Processes:
     @property
     def stopped(self) -> dict[str, int]:
         """The roles whose processes are stopped by a signal, with their process ids."""
-        return {child.role: child.process.pid for child in self.children if signals.is_stopped(child.process.pid)}
+        return {child.role: child.pid for child in self.children if signals.is_stopped(child.pid)}
 
     def close(self) -> None:
         """Leave no process behind. They have nothing to do at such an end, and leave SIGTERM to this process."""

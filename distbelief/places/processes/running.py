@@ -8,12 +8,13 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from distbelief import errors
 from distbelief.core import effects, records, roles
+from distbelief.core.records import Json
 from distbelief.core.settings import Holder, Settings
 from distbelief.job import Job
 from distbelief.places import status
@@ -101,7 +102,7 @@ class Running:
             told, memory=self._memory, crossings=self._crossings, columns=self._columns, journal=self._journal
         )
 
-    def run(self, woken: Connection) -> dict[str, Any]:
+    def run(self, woken: Connection) -> Json:
         """Start, watch and end the job; a word on `woken` is a signal that came."""
         supervisor = self.supervisor
         try:
@@ -247,7 +248,7 @@ class Running:
             child.say(Ask())
         return len(children)
 
-    def _state(self, said: Iterable[Standing]) -> dict[str, Any]:
+    def _state(self, said: Iterable[Standing]) -> Json:
         children = [(child.role, child.pid, child.incarnation) for child in self.processes.children]
         return status.state(children, said, self.attempt.recorder.summary)
 

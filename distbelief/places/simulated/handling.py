@@ -4,6 +4,7 @@ because of it.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -131,10 +132,9 @@ class HandlingCosts:
 
     def taking(self, event: Event, payload: Payload | None) -> float:
         """Seconds that a role works because of what it is told, before it says anything."""
-        work = _TAKEN.get(type(event))
-        if work is not None:
-            return self._message + work(self, event, payload)
-        return self._message if isinstance(event, Message) else 0.0
+        counts, work = _costs(type(event))
+        seconds = self._message if counts else 0.0
+        return seconds if work is None else seconds + work(self, event, payload)
 
     def _take_operate(self, event: Operate, _: Payload | None) -> float:
         return sum(map(touched, event.commands)) * self._length() * self._second
@@ -157,7 +157,7 @@ class HandlingCosts:
         """Seconds that a role works for what it says, before that leaves."""
         if payload is not None:
             return self.copy(payload.nbytes) if type(message) in _WRITTEN else 0.0
-        if isinstance(message, Pushed) and self._gathers and not message.dropped:
+        if self._gathers and isinstance(message, Pushed) and not message.dropped:
             # of a round: each gradient was added to its sum, and the first that is acknowledged tells of the update
             seconds, updates = self.copy(self._length()), message.version.updates
             if updates != self._known:
@@ -173,5 +173,13 @@ _TAKEN: Mapping[type[Event], Callable[[HandlingCosts, Any, Payload | None], floa
     **dict.fromkeys((Initialise, Contribute, WorkUnitTaken, StatePart, State), HandlingCosts._take_bytes),
 }  # fmt: skip
 """The work that a message makes where it arrives, beside being read; the last ones' bytes are copied, or added."""
+
+
+@functools.cache
+def _costs(kind: type[Event]) -> tuple[bool, Callable[[HandlingCosts, Any, Payload | None], float] | None]:
+    """Whether an event of a kind is a message, which costs something to take, and the work that it makes beside."""
+    return issubclass(kind, Message), _TAKEN.get(kind)
+
+
 _WRITTEN = frozenset({Push, Fetched, Contribute, Copied, WorkUnitTaken, StatePart})
 """Messages whose bytes are brought to where they can leave from, or straight to where they are wanted."""

@@ -590,5 +590,5 @@ class Simulation:
     def _is_heard(self, died: Died) -> bool:
         """Whether the coordinator has a link to a life of a role, or will have before it hears of its end."""
         endpoint, current = self.network.endpoints[died.role], self.network.endpoints[roles.COORDINATOR].incarnation
-        linked = roles.COORDINATOR in endpoint.last and endpoint.incarnation_of(roles.COORDINATOR) == current
+        linked = endpoint.has_sent(roles.COORDINATOR) and endpoint.incarnation_of(roles.COORDINATOR) == current
         return linked and endpoint.incarnation == died.incarnation

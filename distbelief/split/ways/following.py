@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -132,7 +131,7 @@ def _flat(cut: Cut, takes: Shape, gives: Shape) -> Divided | None:
     return Divided(tuple(parts), 1, bounds)
 
 
-def flatten(value: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+def flatten(value: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
     """All dimensions but the first as one, whatever sizes the whole was given."""
     return value.flatten(1)
 

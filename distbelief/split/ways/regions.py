@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 from torch import nn
 
@@ -82,7 +81,7 @@ def _padding(layer: nn.Conv2d, path: str) -> tuple[int, int]:
     return above, aside
 
 
-def _first(value: Any) -> int:
+def _first(value: int | Sequence[int]) -> int:
     return int(value if isinstance(value, int) else value[0])
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.node import Target
 
 from distbelief.errors import UsageError
 from distbelief.split.layers import Divided, DroppedPart, Placed, draws
@@ -127,7 +127,7 @@ class _Rounds:
             self.shapes[made] = shape
         return made
 
-    def _target(self, node: fx.Node, number: int | None) -> Any:
+    def _target(self, node: fx.Node, number: int | None) -> Target:
         """What a copy calls: for dropout, a module that draws as for all samples and takes those of its part."""
         layer = self._traced.layer(node) if node.op == "call_module" else None
         if number is None or not draws(node, layer):

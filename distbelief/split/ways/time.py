@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.node import Argument
 
 from distbelief.errors import UsageError
 from distbelief.split.layers import Indices, edges
@@ -20,6 +21,8 @@ from distbelief.split.tidying import Shape
 from distbelief.split.tracing import Traced
 
 RECURRENT = (nn.GRU, nn.LSTM, nn.RNN)
+State = fx.Node | tuple[fx.Node, ...]
+"""What a stack, or a layer of one, goes on with: an LSTM's is two tensors."""
 CHUNKS = 4
 """Chunks for each partition, where none are named."""
 
@@ -170,18 +173,20 @@ class _Unrolling:
         self.model._modules[target] = made
         return target
 
-    def _first(self, state: Any, number: int, path: str) -> Any:
+    def _first(self, state: State | None, number: int, path: str) -> State | None:
         """A layer's own part of the state that the whole stack begins with."""
-        if isinstance(state, tuple):
-            return tuple(self._first(one, number, path) for one in state)
+
+        def own(whole: fx.Node) -> fx.Node:
+            shape = Indices(0, number, number + 1).of(self.shapes[whole])
+            return self._call(torch.narrow, (whole, 0, number, 1), path, shape)
+
         if state is None:
             return None
-        shape = Indices(0, number, number + 1).of(self.shapes[state])
-        return self._call(torch.narrow, (state, 0, number, 1), path, shape)
+        return tuple(map(own, state)) if isinstance(state, tuple) else own(state)
 
     def _step(
-        self, node: fx.Node, name: str, flow: fx.Node, state: Any, stack: nn.RNNBase, home: int, chunks: int
-    ) -> tuple[fx.Node, Any]:
+        self, node: fx.Node, name: str, flow: fx.Node, state: State | None, stack: nn.RNNBase, home: int, chunks: int
+    ) -> tuple[fx.Node, State]:
         """One layer over one chunk, of as many steps as the others more or less."""
         made = self.graph.call_module(name, (flow,) if state is None else (flow, state))
         made.meta.update(path=str(node.target), flops=node.meta["flops"] // stack.num_layers // chunks)
@@ -207,7 +212,12 @@ class _Unrolling:
         return self._call(torch.cat, (list(states), 0), path, shape)
 
     def _call(
-        self, function: Any, args: tuple[Any, ...], path: str, shape: Shape | None, home: int | None = None
+        self,
+        function: Callable[..., object],
+        args: tuple[Argument, ...],
+        path: str,
+        shape: Shape | None,
+        home: int | None = None,
     ) -> fx.Node:
         made = self.graph.call_function(function, args)
         made.meta.update(path=path, flops=0)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import Settings, StrategySettings
@@ -58,7 +58,7 @@ class Allreduce(Splittable, Scaled):
         super().__post_init__()
         check_algorithm(self.algorithm, PLACED)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """A checkpoint is of one part, as every replica holds everything; of a split one, of one for each partition."""
         return super().settings() | {"shards": max(1, self.partitions)}
 

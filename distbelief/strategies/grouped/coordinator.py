@@ -8,9 +8,6 @@ minibatch is in exactly one update, whoever dies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from distbelief.coordination import admission
 from distbelief.coordination.cadence import (
     MinibatchCount,
@@ -21,6 +18,7 @@ from distbelief.coordination.cadence import (
     is_due,
     snapshot_due,
 )
+from distbelief.coordination.coordinator import Handlers
 from distbelief.coordination.partitions import PartitionRegistry
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import dealing, evaluating, grouping, membership, partitioning
@@ -94,7 +92,7 @@ class AllreduceCoordinator(Answering):
         self._interrupted = (
             ""  # why it was to end when it was ending already: what counts where all go back, and there is work again
         )
-        answers: dict[type, Callable[[str, Any], list[Effect]]] = {
+        answers: Handlers = {
             partitioning.PartitionHere: lambda sender, event: self._partitions.here(sender, event.place),
             grouping.Enter: self._on_enter,
             grouping.Halted: self._on_halted,
@@ -130,7 +128,7 @@ class AllreduceCoordinator(Answering):
             return waits
         return f"{waits} to {f'meet in group {groups.number}' if groups.group else f'leave group {groups.number - 1}'}"
 
-    def standing(self) -> dict[str, Any]:
+    def standing(self) -> dict[str, object]:
         """How far it is."""
         return {"phase": self.phase, "rounds": self.rounds, "group": self._groups.number}
 
@@ -513,6 +511,8 @@ class AllreduceCoordinator(Answering):
         if not self._lives.end(role, incarnation, died):
             return []
         member = self._groups.leave(role)
+        if not member and role not in roles.leads(self.settings.mesh):
+            return []  # a guest that was refused, or sent away
         self._fallen.append((role, reason, died))
         if member and self._may(GroupMay.REGROUP) and self._expected:
             if not died or reduction(self.settings).on_death == "regroup":

@@ -15,7 +15,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Generator
 from itertools import islice
-from typing import Any
+from typing import NamedTuple
 
 from distbelief.core import events, roles
 from distbelief.core.conversations import dealing, evaluating, grouping, membership, partitioning
@@ -49,6 +49,7 @@ from distbelief.fabric.messages import Messages
 from distbelief.replica.links import unwanted
 from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute, gradient
+from distbelief.replica.steps import Steps
 from distbelief.replica.work import check_loss, report_seconds
 from distbelief.schedules.schedule import Schedule
 from distbelief.strategies.grouped.followers import Followers, Said
@@ -66,8 +67,6 @@ UNDONE = 2
 NAMED = 3
 """Most replicas that a sentence about a wait names."""
 
-Steps = Generator[Effect, Any, None]
-
 
 NOTHING = -2
 """The rounds of one who holds nothing yet."""
@@ -84,6 +83,15 @@ def collect_nothing(_start: int, _data: bytes) -> None:
 def no_fault() -> str:
     """Of a carrier that cannot say what is wrong."""
     return ""
+
+
+class _StateArray(NamedTuple):
+    """What has come of one array of the source's state."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    pieces: list[bytes]
 
 
 class AllreduceReplica:
@@ -162,7 +170,7 @@ class AllreduceReplica:
         self._coming: deque[Batch] = deque()
         self._greeted: dict[str, int] = {}
         self._linked: dict[str, int] = {}
-        self._arrays: dict[str, list[Any]] = {}
+        self._arrays: dict[str, _StateArray] = {}
         self._given, self._left = -1, 0
         self._updates = 0
         self._ending = False
@@ -220,7 +228,7 @@ class AllreduceReplica:
             )
         return f"for work from {self._siblings.superior if self._siblings.follows else 'the coordinator'}"
 
-    def standing(self) -> dict[str, Any]:
+    def standing(self) -> dict[str, object]:
         """How far it is."""
         return {"rounds": self.rounds}
 
@@ -235,7 +243,7 @@ class AllreduceReplica:
 
     # the group
 
-    def _form(self, told: grouping.Assemble) -> Steps:
+    def _form(self, told: grouping.Assemble) -> Steps[None]:
         """Take one's place in a group, and hold what it begins with."""
         self._assemble = None
         plan, home = told.plan, self._siblings.partition
@@ -281,7 +289,7 @@ class AllreduceReplica:
         yield from self._all_say(grouping.RoundsMade, lambda said: said.group == told.group, "a group")
         yield self._report()
 
-    def _attach(self, plan: Plan) -> Steps:
+    def _attach(self, plan: Plan) -> Steps[None]:
         """Have the vectors that a plan asks for."""
         self._plan = plan
         self._cuts = bool(cut_layers(plan))
@@ -305,7 +313,7 @@ class AllreduceReplica:
         chosen = self._choose(bucket, ranks) if self._choose and own.algorithm == "auto" else own.algorithm
         return schedule_of(bucket, chosen, ranks, own.per_host)
 
-    def _meet(self, told: grouping.Assemble, partners: set[int]) -> Steps:
+    def _meet(self, told: grouping.Assemble, partners: set[int]) -> Steps[None]:
         """Open the links to partners of a higher rank, and wait for those of a lower one."""
         for other in sorted(partners):
             role, place = self._members[other], told.members[other].place
@@ -323,7 +331,7 @@ class AllreduceReplica:
         for other in partners:
             self._linked[self._members[other]] = told.members[other].place.incarnation
 
-    def _give(self, needy: list[str]) -> Steps:
+    def _give(self, needy: list[str]) -> Steps[None]:
         """Send all that this replica holds to those who need it."""
         if not needy:
             return
@@ -339,18 +347,16 @@ class AllreduceReplica:
             for role in needy:
                 yield Send(role, grouping.State(self._group, name, dtype, shape, start, left, data), Phantom(size))
 
-    def _receive_state(self) -> Steps:
+    def _receive_state(self) -> Steps[None]:
         """Wait for what the source holds, and take it."""
         while self._left or self._given < self._group:
             yield from self._wait()
-        self._updates, self.samples = (self._arrays.pop(name)[2] for name in ("updates", "samples"))
-        arrays = {
-            name: (dtype, shape, b"".join(data)) for name, (dtype, shape, _, data) in self._arrays.items() if name
-        }
+        self._updates, self.samples = (self._arrays.pop(name).start for name in ("updates", "samples"))
+        arrays = {name: (one.dtype, one.shape, b"".join(one.pieces)) for name, one in self._arrays.items() if name}
         self._arrays.clear()
         self.whole.take_state(arrays)
 
-    def _break(self, reason: str) -> Steps:
+    def _break(self, reason: str) -> Steps[None]:
         """Say that the group cannot go on, and wait to be halted."""
         self._awaits = ""
         yield Send(self._siblings.superior, grouping.Broken(self._group, reason))
@@ -359,7 +365,7 @@ class AllreduceReplica:
 
     # rounds
 
-    def _train(self) -> Steps:
+    def _train(self) -> Steps[None]:
         """One round batch after another, until the group is broken up or the job is over."""
         while not self._ending or not self._drained:
             if self._round_batches:
@@ -380,7 +386,7 @@ class AllreduceReplica:
             else:
                 yield from self._wait()
 
-    def _make(self, portion: Portion) -> Steps:
+    def _make(self, portion: Portion) -> Steps[None]:
         """All rounds of a round batch."""
         assert self._plan is not None
         count, settings = len(self._members), self._settings
@@ -428,7 +434,7 @@ class AllreduceReplica:
         """Rounds that this partition has made, and all that it leads."""
         return self.rounds if self._versions is None else self._followers.least(self.rounds)
 
-    def _overlap(self, portion: Portion, versions: Versions) -> Steps:
+    def _overlap(self, portion: Portion, versions: Versions) -> Steps[None]:
         """Take the minibatches of a portion forward one after the other, and each time that as many are under way as
         may be, the earliest of them back.
         """
@@ -451,7 +457,7 @@ class AllreduceReplica:
         if lead:
             yield self._report()
 
-    def _take_back(self, versions: Versions) -> Steps:
+    def _take_back(self, versions: Versions) -> Steps[None]:
         """Take the earliest minibatch back with the weights that it went forward with, and make its update."""
         assert self._split is not None
         assert self._plan is not None
@@ -472,7 +478,7 @@ class AllreduceReplica:
         if self._siblings.follows:
             yield self._report()
 
-    def _drain(self) -> Steps:
+    def _drain(self) -> Steps[None]:
         """Bring back all that is under way: then all partitions have made the same updates.
 
         Raises:
@@ -500,7 +506,7 @@ class AllreduceReplica:
             self._round_batches.clear()
             self._round_batches.append((None, self._group))
 
-    def _compute(self, batch: Batch) -> Generator[Effect, Any, Computed | None]:
+    def _compute(self, batch: Batch) -> Steps[Computed | None]:
         return gradient(self._split, batch, self._wait)
 
     def _agree(self) -> Generator[Effect, object, float]:
@@ -549,7 +555,7 @@ class AllreduceReplica:
         self._loss, self._losses = self._loss + told.loss, self._losses + told.losses
         self._sent, self._received = self._sent + told.sent, self._received + told.received
 
-    def _all_say(self, kind: type[Said], fits: Callable[[Said], bool], what: str) -> Generator[Effect, Any, list[Said]]:
+    def _all_say(self, kind: type[Said], fits: Callable[[Said], bool], what: str) -> Steps[list[Said]]:
         """Wait until all partitions that this one leads have said something of now."""
         while away := self._followers.missing(kind, fits):
             self._await(what, away)
@@ -557,7 +563,7 @@ class AllreduceReplica:
         self._awaits = ""
         return self._followers.said(kind)
 
-    def _reduce(self, computed: Computed | None) -> Steps:
+    def _reduce(self, computed: Computed | None) -> Steps[None]:
         """Add up the gradients of the round."""
         if self._reduces:
             self._await("gradients", self._others)
@@ -625,7 +631,7 @@ class AllreduceReplica:
 
     # what the first member does for all
 
-    def _answer_request(self, asked: grouping.Keep | evaluating.Evaluate) -> Steps:
+    def _answer_request(self, asked: grouping.Keep | evaluating.Evaluate) -> Steps[None]:
         yield from self._siblings.tell(asked)
         if isinstance(asked, evaluating.Evaluate):
             if self._siblings.follows:
@@ -649,7 +655,7 @@ class AllreduceReplica:
         every = sum((Counter(one.staleness) for one in kept), self._staleness)
         yield Send(self._siblings.superior, grouping.Kept(asked.number, error, self._updates, dict(every)))
 
-    def _give_values(self) -> Steps:
+    def _give_values(self) -> Steps[None]:
         """Send the lead what this partition holds of the flat vector."""
         start, data = self.whole.layout.held(self._siblings.partition).start, self.whole.values()
         for at in range(0, len(data), CHUNK):
@@ -657,7 +663,7 @@ class AllreduceReplica:
             left = -(-(len(data) - at - len(chunk)) // CHUNK)
             yield Send(self._siblings.superior, grouping.PartValues(self._group, start + at, left, chunk))
 
-    def _collect(self) -> Steps:
+    def _collect(self) -> Steps[None]:
         """Of a split replica, have the whole model where it is measured."""
         if self._siblings.followers:
             self._followers.collect(0, self.whole.values())
@@ -666,10 +672,10 @@ class AllreduceReplica:
 
     # what arrives
 
-    def _wait(self) -> Steps:
+    def _wait(self) -> Steps[None]:
         yield from self._take((yield RECEIVE))
 
-    def _take(self, arrival: Arrival) -> Steps:
+    def _take(self, arrival: Arrival) -> Steps[None]:
         """Note what arrived, or act on it.
 
         Raises:
@@ -733,10 +739,11 @@ class AllreduceReplica:
             self._given = event.group
             self._arrays.clear()
         if event.group == self._given:
-            self._arrays.setdefault(event.name, [event.dtype, event.shape, event.start, []])[3].append(event.data)
+            array = _StateArray(event.dtype, event.shape, event.start, [])
+            self._arrays.setdefault(event.name, array).pieces.append(event.data)
             self._left = event.left
 
-    def _lose(self, role: str, event: events.Lost) -> Steps:
+    def _lose(self, role: str, event: events.Lost) -> Steps[None]:
         """A link to another is gone: the coordinator is told, which may not know of it."""
         if 0 <= event.incarnation < self._linked.get(role, -1):
             return

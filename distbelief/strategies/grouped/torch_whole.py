@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Any
 
 import msgspec
 import torch
@@ -134,7 +133,7 @@ class TorchWhole:
 
     # everything
 
-    def arrays(self) -> dict[str, Any]:
+    def arrays(self) -> dict[str, torch.Tensor]:
         """Everything it holds, by name."""
         return self.slice.arrays()
 
@@ -144,7 +143,7 @@ class TorchWhole:
         self.flat.write(vector)
         return vector.numpy().tobytes()
 
-    def load(self, arrays: Mapping[str, Any]) -> None:
+    def load(self, arrays: Mapping[str, torch.Tensor]) -> None:
         """Take back what `arrays` gave."""
         self.slice.load(dict(arrays))
 

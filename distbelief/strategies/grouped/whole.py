@@ -5,12 +5,15 @@ which gradients are added up.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from distbelief.core.conversations.agreement import Squares
 from distbelief.fabric.buckets import Bucket
 from distbelief.sharding.layout import Layout
 from distbelief.strategies.grouped.versions import NoVersions, Versions
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Whole(Protocol):
@@ -61,7 +64,7 @@ class Whole(Protocol):
         """Of the weights, for at most so many minibatches that are under way at once."""
         ...
 
-    def arrays(self) -> dict[str, Any]:
+    def arrays(self) -> dict[str, torch.Tensor]:
         """Everything it holds, by name: views, not copies."""
         ...
 
@@ -69,7 +72,7 @@ class Whole(Protocol):
         """Of the flat vector, what it holds: a copy."""
         ...
 
-    def load(self, arrays: Mapping[str, Any]) -> None:
+    def load(self, arrays: Mapping[str, torch.Tensor]) -> None:
         """Take back what `arrays` gave."""
 
     def state(self) -> list[tuple[str, str, tuple[int, ...], bytes]]:
@@ -127,7 +130,7 @@ class PhantomWhole:
         """None."""
         return NoVersions()
 
-    def arrays(self) -> dict[str, Any]:
+    def arrays(self) -> dict[str, torch.Tensor]:
         """Nothing to save."""
         return {}
 
@@ -135,7 +138,7 @@ class PhantomWhole:
         """Nothing to copy."""
         return b""
 
-    def load(self, arrays: Mapping[str, Any]) -> None:
+    def load(self, arrays: Mapping[str, torch.Tensor]) -> None:
         """Nothing to take back."""
 
     def state(self) -> list[tuple[str, str, tuple[int, ...], bytes]]:

@@ -41,6 +41,8 @@ class ServedWithOptimizer(Splittable, Served):
 class Asynchronous(ServedWithOptimizer):
     """One whose replicas push and fetch each at a cadence of their own."""
 
+    direct: ClassVar[bool] = True
+
     push_every: int = 1
     """Steps whose gradients are summed into one push (the paper's n_push)."""
     fetch_every: int = 1

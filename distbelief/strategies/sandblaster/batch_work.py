@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from distbelief.coordination.coordinator import Coordinator, Handlers
 from distbelief.core import records
@@ -18,6 +17,7 @@ from distbelief.core.conversations import operations
 from distbelief.core.conversations.operations import AnyCommand, Copy
 from distbelief.core.conversations.phases import May
 from distbelief.core.effects import Effect, Send, WriteRecord
+from distbelief.core.outcomes import Cause
 from distbelief.errors import RemoteProtocolError
 from distbelief.strategies.sandblaster.evaluating import Evaluating
 from distbelief.strategies.sandblaster.settings import Descent
@@ -28,8 +28,8 @@ class BatchWork:
     """Deals the evaluations that a batch method asks for; see `coordination.coordinator.DealtWork`."""
 
     def __init__(self) -> None:
-        self._story: Steps | None = None
-        self._answer: Any = None
+        self._story: Steps[tuple[Cause, str]] | None = None
+        self._answer: object = None
         self._waits = False
         """Whether the story waits for an answer."""
         self._resting, self._due = True, False

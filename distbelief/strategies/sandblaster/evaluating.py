@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from typing import Any
 
 from distbelief.core import roles
 from distbelief.core.conversations import dealing, operations
 from distbelief.core.effects import Effect, Send
 from distbelief.core.portions import Position, WorkUnit
+from distbelief.core.records import Json
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 from distbelief.strategies.sandblaster.batches import BatchWindows
@@ -50,7 +50,7 @@ class Evaluating:
         """Where the job stands, after its last iteration."""
         return Position(self.epochs, 0, (), {**self.state, "evaluations": self.evaluation})
 
-    def advance(self, iteration: int, state: dict[str, Any]) -> None:
+    def advance(self, iteration: int, state: Json) -> None:
         """An iteration is done."""
         self.epochs, self.state = iteration, state
 

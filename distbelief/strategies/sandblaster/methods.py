@@ -7,9 +7,10 @@ step.
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from distbelief.core.conversations.operations import HISTORY, AbsoluteNorms, AnyCommand, Combine, Copy, Dots
+from distbelief.core.records import Json
 from distbelief.strategies.sandblaster.line_search import CURVATURE, SearchPoint
 from distbelief.strategies.sandblaster.recursion import (
     CurvaturePair,
@@ -74,7 +75,7 @@ class Method(Protocol):
         """Begin anew from the steepest descent; whether anything was forgotten."""
         ...
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         """What it goes on with."""
         ...
 
@@ -86,7 +87,7 @@ class GradientDescent:
 
     curvature, step_name = CURVATURE, "s"
 
-    def __init__(self, descent: Descent, state: dict[str, Any]) -> None:
+    def __init__(self, descent: Descent, state: Json) -> None:
         self._step, self._fixed = descent.step, descent.line_search == "none"
         self._last = float(state.get("last", 0.0))
         self.largest = self._sum = self._square = 0.0
@@ -119,7 +120,7 @@ class GradientDescent:
         forgotten, self._last = bool(self._last), 0.0
         return forgotten
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         """The length of the last step."""
         return {"last": self._last}
 
@@ -130,7 +131,7 @@ class ConjugateGradient(GradientDescent):
     curvature = 0.1
     _old = f"{HISTORY}d"
 
-    def __init__(self, descent: Descent, state: dict[str, Any]) -> None:
+    def __init__(self, descent: Descent, state: Json) -> None:
         super().__init__(descent, state)
         self._beta = float(state.get("beta", 0.0))
         self._along = 0.0
@@ -169,7 +170,7 @@ class ConjugateGradient(GradientDescent):
         self._beta = 0.0
         return forgotten
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         """Beta, and the length of the last step."""
         return {**super().state(), "beta": self._beta}
 
@@ -181,7 +182,7 @@ class Lbfgs:
 
     curvature = CURVATURE
 
-    def __init__(self, descent: Descent, state: dict[str, Any]) -> None:
+    def __init__(self, descent: Descent, state: Json) -> None:
         self._descent = descent
         self._slots: list[int] = list(state.get("slots", ()))
         self._gram = Gram()
@@ -252,7 +253,7 @@ class Lbfgs:
         forgotten, self._slots = bool(self._slots), []
         return forgotten
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         """Which slots hold pairs, oldest first."""
         return {"slots": list(self._slots)}
 
@@ -263,6 +264,6 @@ METHODS: dict[str, type[GradientDescent] | type[ConjugateGradient] | type[Lbfgs]
 """By name."""
 
 
-def method_of(descent: Descent, state: dict[str, Any]) -> Method:
+def method_of(descent: Descent, state: Json) -> Method:
     """The method of a job, with what it goes on with."""
     return METHODS[descent.method](descent, state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
@@ -73,7 +73,7 @@ class Sandblaster(Splittable, Served):
     deterministic: bool = False
     """Sum work units in the order of their numbers: the same bits, however they are scheduled."""
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """An epoch is an iteration, a minibatch a portion."""
         names = {"epochs": self.iterations, "batch_size": self.portion_size, "batch": self.batch_size}
         return super().settings() | names

@@ -15,13 +15,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Generator, Iterable
-from typing import Any
 
 from distbelief.core.conversations import dealing, initialising, operations, pushing
 from distbelief.core.effects import GLANCE, RECEIVE, Arrival, Batch, Effect, Send
 from distbelief.replica.served_replica import ServedReplica, ServerView
-from distbelief.replica.siblings import Steps
 from distbelief.replica.split_compute import SplitCompute, gradient
+from distbelief.replica.steps import Steps
 from distbelief.replica.vectors import Vectors
 from distbelief.replica.work import WorkQueue
 from distbelief.sharding.layout import Range
@@ -75,7 +74,7 @@ class WorkUnitTraining:
         """The evaluation that it computes for."""
         return self._evaluation
 
-    def train(self) -> Steps:
+    def train(self) -> Steps[None]:
         """While one work unit is on its way to the shards, the next is computed in the other slot."""
         yield from self._fetch(self.server.whole)
         self._vectors.swap(0)
@@ -88,7 +87,7 @@ class WorkUnitTraining:
             if loss is not None:
                 yield from self._contribute(assigned, loss)
 
-    def _next_assigned(self) -> Generator[Effect, Any, operations.Assign | None]:
+    def _next_assigned(self) -> Steps[operations.Assign | None]:
         """The next work unit; a lead tells the others of it. None where there is no more."""
         while not (self._replica.ending or self._replica.wanted_away) or (self._siblings.follows and self._assigned):
             if self._assigned:
@@ -98,7 +97,7 @@ class WorkUnitTraining:
             yield from self.wait()
         return None
 
-    def _fetched_for(self, evaluation: int) -> Generator[Effect, Any, bool]:
+    def _fetched_for(self, evaluation: int) -> Steps[bool]:
         """Fetch the parameters of an evaluation; whether all partitions have them, as it is not over yet."""
         yield from self._fetch(self.server.moving, evaluation)
         here = max((self.server.held.arrived(role).updates for role, _ in self.server.parts), default=evaluation)
@@ -109,18 +108,18 @@ class WorkUnitTraining:
         self._vectors.swap(0)
         return True
 
-    def _fetch(self, parts: list[Range], evaluation: int = 0) -> Steps:
+    def _fetch(self, parts: list[Range], evaluation: int = 0) -> Steps[None]:
         self.work.fetched += sum(part.size for part in parts)
         yield from self.server.fetch(0, parts, evaluation)
         while self._links.missing:
             yield from self.wait()
 
-    def _gradient(self, assigned: operations.Assign) -> Generator[Effect, Any, float | None]:
+    def _gradient(self, assigned: operations.Assign) -> Steps[float | None]:
         """The sum of a work unit's gradients, left in the slot, each weighted by its samples' share of a portion;
         returns the sum of the losses, or None where nobody wants it any more.
         """
         portion, losses = assigned.work_unit.portion, []
-        self._computing = assigned if assigned.evaluation >= self._newest or self._siblings.follows else None
+        self._computing = assigned if assigned.evaluation >= self._newest else None
         for index in range(portion.first, portion.first + portion.count):
             if not (yield from self._may_compute(assigned, index)):
                 return None
@@ -148,7 +147,7 @@ class WorkUnitTraining:
         yield from self._siblings.deal(Batch(assigned.work_unit.portion.epoch, index))
         return True
 
-    def _contribute(self, assigned: operations.Assign, loss: float) -> Steps:
+    def _contribute(self, assigned: operations.Assign, loss: float) -> Steps[None]:
         """Send a work unit to all shards; does not wait."""
         slot = self._slot
         named = self._replica.incarnation, assigned.evaluation, assigned.number, assigned.work_unit.part
@@ -162,12 +161,12 @@ class WorkUnitTraining:
 
     # what arrives
 
-    def wait(self) -> Steps:
+    def wait(self) -> Steps[None]:
         """Wait for the next word, and do what it asks for."""
         self.take((yield RECEIVE))
         yield from self._answer()
 
-    def _look(self) -> Steps:
+    def _look(self) -> Steps[None]:
         """Take what has arrived, and go on."""
         while (
             self._replica.welcome is None and (arrival := (yield GLANCE)) is not None
@@ -175,7 +174,7 @@ class WorkUnitTraining:
             self.take(arrival)
         yield from self._answer()
 
-    def _answer(self) -> Steps:
+    def _answer(self) -> Steps[None]:
         """Do what the words that were taken ask for."""
         if self._replica.welcome is not None:
             yield from self._replica.reunite(self, self._replica.welcome)
@@ -183,11 +182,11 @@ class WorkUnitTraining:
         yield from self._siblings.relayed()
         yield from self._report()
 
-    def owed(self, shard: str) -> Steps:
+    def owed(self, shard: str) -> Steps[None]:
         """Send a shard that has come again what the one before had not acknowledged."""
         yield from [sent.owing[shard] for sent in self._sent if sent and shard in sent.owing]
 
-    def _report(self) -> Steps:
+    def _report(self) -> Steps[None]:
         """Tell of the work units that are in the sum at every shard."""
         for slot, sent in enumerate(self._sent):
             if sent is None or sent.owing:
@@ -246,8 +245,12 @@ class WorkUnitTraining:
 
     def waits(self) -> str:
         """What it waits for: one sentence."""
-        if any(self._sent):
+        sent = [one for one in self._sent if one]
+        if any(one.owing for one in sent):
             return "for the shards to take its work unit"
+        parts = [self._parts.get((one.assigned.evaluation, one.assigned.number), {}) for one in sent]
+        if late := [role for role in self._siblings.followers if any(role not in done for done in parts)]:
+            return f"for the shards to take the parts of {', '.join(late)} of its work unit"
         return self._links.waits_for_answers() or (
             f"for work from {self._replica.superior if self._siblings.follows else 'the coordinator'}"
         )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -165,7 +165,13 @@ class WorkUnitSums:
         shard.policy.floor, self._newest = whole.floor, operations.Operated(at.operation, at.scalars)
         self._into, self._ordered, self._taken, self._next = at.into, at.ordered, set(at.taken), at.next
 
-    def repeat(self, shard: Shard, whole: bool, event: Any, payload: Payload | None) -> None:
+    def repeat(
+        self,
+        shard: Shard,
+        whole: bool,
+        event: mirroring.OperationsDone | mirroring.WorkUnitTaken,
+        payload: Payload | None,
+    ) -> None:
         """Do the operations, but for the scalars, which the other tells; take the work unit, which before all is here
         waits for its turn there.
         """

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from distbelief.core.conversations.operations import Add, AnyCommand, Combine, Copy, Dots, Scale
 from distbelief.core.outcomes import Cause
+from distbelief.core.records import Json
 from distbelief.strategies.sandblaster.line_search import SEARCHES, SearchPoint, SearchStart
 from distbelief.strategies.sandblaster.methods import Direction, Method, Terms, method_of
 from distbelief.strategies.sandblaster.settings import Descent
@@ -59,10 +60,11 @@ class IterationDone(NamedTuple):
     step: float
     evaluations: int
     note: str
-    state: dict[str, Any]
+    state: Json
 
 
-Steps = Generator[AskOperation | AskEvaluation | IterationDone, Any, Any]
+Returned = TypeVar("Returned")
+Steps = Generator[AskOperation | AskEvaluation | IterationDone, Any, Returned]
 
 
 class Descend:
@@ -74,7 +76,7 @@ class Descend:
         state: of the `IterationDone` from which it goes on; empty for a fresh one.
     """
 
-    def __init__(self, descent: Descent, iterations: int, state: dict[str, Any]) -> None:
+    def __init__(self, descent: Descent, iterations: int, state: Json) -> None:
         self.descent, self.iterations = descent, iterations
         self.method: Method = method_of(descent, state)
         self._iteration = int(state.get("iteration", 0))
@@ -83,9 +85,8 @@ class Descend:
         self._begin: tuple[AnyCommand, ...] = ()
         """What makes the direction, until it has been asked for."""
         self._weights: tuple[float, ...] = ()
-        self._largest = 0.0
 
-    def story(self) -> Steps:
+    def story(self) -> Steps[tuple[Cause, str]]:
         """Algorithm 1.2: evaluate a batch, make a direction of it and of the history, search along it, update; returns
         why it ends.
         """
@@ -137,7 +138,9 @@ class Descend:
         state = {"iteration": self._iteration, **self.method.state()}
         return IterationDone(self._iteration, loss, self.method.largest, step, evaluations, note, state)
 
-    def _evaluate(self, at: tuple[AnyCommand, ...], asks: tuple[AnyCommand, ...] = ()) -> Steps:
+    def _evaluate(
+        self, at: tuple[AnyCommand, ...], asks: tuple[AnyCommand, ...] = ()
+    ) -> Steps[tuple[float, list[float]]]:
         """The loss of the iteration's batch at parameters that `at` makes, its gradient left in `g`; and the scalars of
         `asks`.
         """
@@ -152,7 +155,7 @@ class Descend:
         square, scalars = (scalars[0], scalars[1:]) if decay else (0.0, scalars)
         return found.loss / found.samples + 0.5 * decay * square, scalars
 
-    def _search(self, loss: float, direction: Direction) -> Steps:
+    def _search(self, loss: float, direction: Direction) -> Steps[tuple[SearchPoint | None, float | None]]:
         """Search along a direction; returns what was found, and the loss there where it was evaluated."""
         keep = (Copy(G, G0),) if self._whole else (Copy(G, G0), Copy(self._part[-1], TAIL))
         self._begin = (direction.command, *keep)
@@ -179,7 +182,7 @@ class Descend:
         """The commands that go to the step that was found, where the search has not left the parameters there."""
         return self._at(step) if tried is None else ()
 
-    def _learn(self, found: SearchPoint, direction: Direction) -> Steps:
+    def _learn(self, found: SearchPoint, direction: Direction) -> Steps[str]:
         """Have the method take in what the iteration has shown."""
         s = Combine(((found.step, D),), self.method.step_name)
         decay = self.descent.weight_decay
@@ -199,4 +202,5 @@ class Descend:
             try:
                 asked = learning.send(scalars)
             except StopIteration as end:
-                return end.value
+                note: str = end.value
+                return note

@@ -6,9 +6,9 @@ So nothing is lost where many count at once, and what a replica has counted stay
 from __future__ import annotations
 
 from collections.abc import MutableSequence
-from typing import Any
 
 from distbelief.core import roles
+from distbelief.core.records import Json
 
 UPDATES, SAMPLES, PROCESS, STALENESS = 0, 1, 2, 3
 """Where, in a row, are: updates made, samples in them, the process, and how many updates had each staleness."""
@@ -33,12 +33,12 @@ class Counts:
     """
 
     def __init__(self, memory: MutableSequence[int] | memoryview, replicas: int, index: int) -> None:
-        self._memory: Any = memory
+        self._memory: MutableSequence[int] | memoryview = memory
         self._replicas, self._row = replicas, index * ROW
         self._turn = replicas * ROW + TURN
         self._seen = 0
 
-    def begin(self, facts: dict[str, Any]) -> None:
+    def begin(self, facts: Json) -> None:
         """Begin with what was done before."""
         memory, before = self._memory, self._replicas * ROW
         for at in range(size_of(self._replicas)):
@@ -75,7 +75,7 @@ class Counts:
         """The sum of one count over all rows."""
         return sum(self._memory[what::ROW])
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Json:
         """What was done, by all and before: updates, samples, and how many updates had each staleness."""
         staleness = {str(at - STALENESS): count for at in range(STALENESS, ROW) if (count := self.total(at))}
         return {"updates": self.total(UPDATES), "samples": self.total(SAMPLES), "staleness": staleness, "taken": []}

@@ -5,13 +5,14 @@ views of it, in place.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import TrainingError, UsageError
 from distbelief.server import optimizers
+from distbelief.server.layerwise import Group
 from distbelief.sharding.layout import ITEM_SIZES, Entry, Layout, Range
 from distbelief.strategies.shared_memory import mapping
 from distbelief.strategies.shared_memory.counts import SAMPLES, Counts
@@ -143,9 +144,9 @@ class MappedModel:
 
         return step if self._scheduled else stepper
 
-    def _groups(self, pieces: list[_MappedPiece]) -> list[dict[str, Any]]:
+    def _groups(self, pieces: list[_MappedPiece]) -> list[Group]:
         """The pieces by the parameter groups of the model, with what those set for themselves."""
-        groups: dict[int, dict[str, Any]] = {}
+        groups: dict[int, Group] = {}
         for piece in pieces:
             groups.setdefault(piece.group, {**self._plan.layout.stepped(piece.group), "params": []})["params"].append(
                 piece.parameter
@@ -196,7 +197,7 @@ class MappedModel:
 
     # everything
 
-    def begin(self, arrays: Mapping[str, torch.Tensor] | None, facts: Mapping[str, Any]) -> None:
+    def begin(self, arrays: Mapping[str, torch.Tensor] | None, facts: Mapping[str, object]) -> None:
         """Fill the mapping: with the model's own values, or those of a checkpoint."""
         self.counts.begin(dict(facts))
         self._steps.zero_()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import Settings, StrategySettings
@@ -27,6 +27,7 @@ class Mapped(Replicated):
     """
 
     own: ClassVar[type[StrategySettings]] = MappedSettings
+    most_guests: ClassVar[int] = 0
     meaningless: ClassVar[Mapping[str, str]] = {
         "fixed_point": "rounding a parameter would undo what others add to it at the same time; use downpour"
     }
@@ -105,7 +106,7 @@ class Hogwild(Mapped):
 
     name: ClassVar[str] = "hogwild"
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """The whole mapping is one range, which nobody locks."""
         return super().settings() | {"locks": "none", "shards": 1}
 
@@ -124,6 +125,6 @@ class Locking(Mapped):
     shards: int = 0
     """With --locks shard, ranges of the parameters that have a lock of their own; 0: 8."""
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Its shards are the ranges of the mapping."""
         return super().settings() | {"shards": self.shards or (RANGES if self.locks == "shard" else 1)}

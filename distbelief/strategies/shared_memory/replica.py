@@ -9,7 +9,7 @@ made, or that it is to make it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 from distbelief.core import events, messages, roles
@@ -24,22 +24,21 @@ from distbelief.core.effects import (
     Begin,
     Compute,
     Computed,
-    Effect,
     Load,
     Save,
     Send,
     Story,
     Update,
 )
+from distbelief.core.records import Json
 from distbelief.core.settings import Plan
 from distbelief.replica.links import unwanted
+from distbelief.replica.steps import Steps
 from distbelief.replica.work import REPORT_SECONDS, WorkQueue, check_loss
 from distbelief.sharding.layout import Layout
 
 GLANCE_SECONDS = 10e-3
 """A replica looks for what has arrived when it has computed for this long since it last did."""
-
-Steps = Generator[Effect, Any, None]
 
 
 class SharedMemoryReplica:
@@ -55,9 +54,8 @@ class SharedMemoryReplica:
     """
 
     def __init__(
-        self, role: str, layout: Layout, samples: int, incarnation: int, holds: Callable[[], tuple[dict[str, Any],
-            dict[str, Any]]],
-        blocked: Callable[[], str],
+        self, role: str, layout: Layout, samples: int, incarnation: int,
+        holds: Callable[[], tuple[dict[str, Any], Json]], blocked: Callable[[], str],
     ) -> None:  # fmt: skip
         self.role, self.incarnation, self.step = role, incarnation, 0
         self._layout, self._samples, self._holds, self._blocked = layout, samples, holds, blocked
@@ -97,11 +95,11 @@ class SharedMemoryReplica:
             return "for the others to be done, and the last checkpoint"
         return "for a checkpoint to be made" if self._holding else "for work from the coordinator"
 
-    def standing(self) -> dict[str, Any]:
+    def standing(self) -> dict[str, object]:
         """How far it is."""
         return {"clock": self.step}
 
-    def _train(self, plan: Plan) -> Steps:
+    def _train(self, plan: Plan) -> Steps[None]:
         """One minibatch after another: compute, and update."""
         while (batch := (yield from self._next_batch())) is not None:
             while self._holding:  # a forward pass writes buffers: it is not begun either
@@ -118,7 +116,7 @@ class SharedMemoryReplica:
                 yield from self._hear()
         yield self._progress(wants=False)
 
-    def _update(self, computed: Computed) -> Steps:
+    def _update(self, computed: Computed) -> Steps[None]:
         """Step the parameters; whoever waits for a lock or a turn hears of the end of the job."""
         self._updating = True
         while not (yield Update(computed.samples)):
@@ -128,7 +126,7 @@ class SharedMemoryReplica:
         self._made.add(computed.samples)
         self._work.seconds += computed.seconds
 
-    def _next_batch(self) -> Generator[Effect, Any, Batch | None]:
+    def _next_batch(self) -> Steps[Batch | None]:
         """The next minibatch that the coordinator dealt; None when the job is over."""
         while not self._ending:
             if self._work.runs_out and not self._draining:
@@ -147,13 +145,13 @@ class SharedMemoryReplica:
 
     # what the coordinator asks one replica to do for all
 
-    def _attach(self, plan: Plan) -> Steps:
+    def _attach(self, plan: Plan) -> Steps[None]:
         """Reach the mapping; once."""
         if not self._attached:
             self._plan, self._attached = plan, True
             yield Attach(plan, 0, 0)
 
-    def _run(self, asked: events.Event) -> Steps:
+    def _run(self, asked: events.Event) -> Steps[None]:
         if isinstance(asked, initialising.Restore):
             yield from self._attach(asked.plan)
             loaded: events.Loaded | None = (yield Load(asked.checkpoint, asked.plan, 0)) if asked.checkpoint else None
@@ -173,20 +171,20 @@ class SharedMemoryReplica:
 
     # what arrives
 
-    def _wait(self) -> Steps:
+    def _wait(self) -> Steps[None]:
         """Wait for the next word, and do what it asks for."""
         yield REST
         self._take((yield RECEIVE))
         yield from self._oblige()
 
-    def _hear(self) -> Steps:
+    def _hear(self) -> Steps[None]:
         """Do what is asked for by what has arrived."""
         self._unheard = 0.0
         while (arrival := (yield GLANCE)) is not None:
             self._take(arrival)
         yield from self._oblige()
 
-    def _oblige(self) -> Steps:
+    def _oblige(self) -> Steps[None]:
         if self._hold is not None:
             number, self._hold = self._hold, None
             yield self._progress(wants=False)

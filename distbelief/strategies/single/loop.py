@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from distbelief.coordination.cadence import Target, budget_spent, is_due, snapsh
 from distbelief.core import records, roles
 from distbelief.core.conversations.membership import Join
 from distbelief.core.effects import Batch
-from distbelief.core.optimizer import Optimizer
+from distbelief.core.optimizer import Optimizer, ParameterGroup
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import Dealer
 from distbelief.core.settings import fixed_point
@@ -144,7 +144,7 @@ class SingleLoop:
             if dealer.finished:
                 continue
             every = self.settings.evaluate_minibatches
-            reached = self._test(last=False) if every and self._steps % every == 0 else ""
+            reached = self._test() if every and self._steps % every == 0 else ""
             ended = (Cause.TARGET_REACHED, reached) if reached else self._told_to_end()
             if ended or self._is_time():
                 self._report()
@@ -158,7 +158,7 @@ class SingleLoop:
         if reason := self._stopped():
             return Cause.INTERRUPTED, reason
         if spent := budget_spent(self.settings, self._now() - self._began):
-            self._test(last=True)
+            self._test()
             return Cause.BUDGET_SPENT, spent
         return None
 
@@ -168,7 +168,7 @@ class SingleLoop:
         self._epochs += 1
         done, s, last = self._epochs, self.settings, self._dealer.finished
         self._note(records.EpochDone(done))
-        reached = self._test(last) if last or is_due(s.evaluate_every, done) else ""
+        reached = self._test() if last or is_due(s.evaluate_every, done) else ""
         if last or reached or is_due(s.checkpoint_every, done):
             self._save()
         return (Cause.TARGET_REACHED, reached) if reached else None
@@ -219,7 +219,7 @@ class SingleLoop:
                 )
             )
 
-    def _test(self, last: bool) -> str:
+    def _test(self) -> str:
         """Measure, where anything is measured; that it has reached the target, in a sentence."""
         if not self.settings.evaluates or self.task.test is None:
             return ""
@@ -268,7 +268,7 @@ class SingleLoop:
 
 
 def _build(
-    settings: Optimizer, groups: Sequence[Mapping[str, Any]], dense: Sequence[torch.Tensor]
+    settings: Optimizer, groups: Sequence[ParameterGroup], dense: Sequence[torch.Tensor]
 ) -> list[torch.optim.Optimizer]:
     """The optimizer of what has dense gradients, and that of what has sparse ones, which torch's fused kernels do not
     take; one of them, or both.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from distbelief.core import roles
 from distbelief.core.optimizer import Optimizer, optim
@@ -33,7 +33,7 @@ class Single(Partitioned, Scaled):
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
     """What the loop steps with."""
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """One model, in one part, or one for each partition."""
         return super().settings() | {"replicas": 1, "shards": max(1, self.partitions)}
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distbelief.codecs.fixed_point import DynamicScale
 from distbelief.errors import TrainingError
 
 aten = torch.ops.aten
-OPERANDS: Mapping[Any, Sequence[int]] = {
+OPERANDS: Mapping[object, Sequence[int]] = {
     aten.mm.default: (0, 1),
     aten.bmm.default: (0, 1),
     aten.mv.default: (0, 1),
@@ -98,8 +99,8 @@ class _Rounding(TorchDispatchMode):
         self._rounded, self._products = rounded, 0
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
         """Round the operands of a product; whatever else is computed as it is."""
         if (where := OPERANDS.get(func)) is not None:
             number, self._products = self._products, self._products + 1

@@ -62,9 +62,21 @@ MUTANTS = [
     ),
     Mutant(
         "partitions-of-one-replica-begin-different-lives", SPLIT, "places/supervisor.py",
-        "            self._wanted[role] = last + 1", "            self._wanted[role] = life.incarnation + 1",
+        "return last + 1 if last", "return life.incarnation + 1 if last",
         ("tests/machines/test_supervisor.py::"
          "test_a_partition_that_dies_again_before_another_of_its_replica_has_ended_begins_the_same_life_as_that",),
+    ),
+    Mutant(
+        "a-partition-comes-again-alone", SPLIT, "places/supervisor.py",
+        "not self.ending and not self._was_done(life)", "not self.ending",
+        ("tests/machines/test_supervisor.py::"
+         "test_no_partition_comes_again_where_another_of_its_life_has_ended_in_peace",),
+    ),
+    Mutant(
+        "only-the-lead-of-a-replica-leaves", SPLIT, "places/supervisor.py",
+        "life.left |= roles.lead_of(life.role) == lead", "life.left |= life.role == lead",
+        ("tests/machines/test_supervisor.py::"
+         "test_a_replica_that_was_let_go_is_no_death_whichever_of_its_partitions_ends_how",),
     ),
     Mutant(
         "partitions-hold-parameters-of-two-rounds", SPLIT, "replica/siblings.py",

@@ -5,7 +5,7 @@ from mutants import Mutant
 OPTIONS = "Every option changes what a job does"
 REFUSED = "tests/core/test_idle_options.py::test_what_would_do_nothing_is_refused_with_the_reason"
 TYPED = "What Python is given has the type"
-TOLD = "What a task is wrong in that can be known before the first step"
+TOLD = "Whatever is wrong with a task and can be known before the first step"
 VALUES = "tests/core/test_values.py"
 WRONG = "tests/simulated/test_wrong.py::test_what_can_be_known_is_told_before_the_first_step"
 PLAYED = "tests/simulated/test_options.py::test_no_option_of_a_strategy_is_dead"

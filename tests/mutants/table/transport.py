@@ -66,8 +66,8 @@ MUTANTS = [
         "a-late-message-is-overtaken",
         ORDER,
         "transport/virtual.py",
-        "self.last[to] = arrives = arrives if arrives > last else last",
-        "self.last[to] = arrives",
+        "link.last = arrives = arrives if arrives > last else last",
+        "link.last = arrives",
         (
             VIRTUAL + "test_conformance",
             VIRTUAL + "test_whatever_the_network_does_a_link_keeps_its_order_and_loses_nothing",
@@ -342,6 +342,14 @@ MUTANTS = [
         "if connection.peer != GUEST:",
         "if not connection.peer:",
         (JOIN_SERVER + "test_where_links_are_tls_a_secret_alone_lets_nobody_in[the certificate of a replica]",),
+    ),
+    Mutant(
+        "a-guest-that-was-refused-halts-the-group",
+        TICKET,
+        "strategies/grouped/coordinator.py",
+        "if not member and role not in roles.leads(self.settings.mesh):",
+        "if False:",
+        ("tests/machines/test_forming.py::test_a_guest_that_is_refused_halts_nobody_when_its_link_is_closed",),
     ),
     Mutant(
         "a-guest-whom-nobody-reaches-stays",
