@@ -70,6 +70,11 @@ class PlanCandidate:
         """Processes that each replica is split over."""
         return self.strategy.partitions if isinstance(self.strategy, Partitioned) else 1
 
+    @property
+    def kind(self) -> tuple[str, bool]:
+        """Its strategy, and whether its replicas are split: what is exchanged in a step is the same for all of one."""
+        return self.strategy.name, self.partitions > 1
+
     def __str__(self) -> str:
         partitions = f", {_times(self.partitions, 'partition')}" if self.partitions > 1 else ""
         shards = f", {_times(self.shards, 'shard')}" if self.shards else ""

@@ -21,10 +21,11 @@ from distbelief.costs.splitting import SplitCost
 from distbelief.costs.trace import MemoryTrace, Tracer
 from distbelief.errors import DistbeliefError, Interrupted, UsageError
 from distbelief.places.simulated.handling import Handling
+from distbelief.planner import lockstep, trials, trips
 from distbelief.planner import together as side_by_side
-from distbelief.planner import trials, trips
 from distbelief.planner.candidates import PLANNED, Machines, PlanCandidate, candidates, memory
-from distbelief.planner.pricing import PricedCluster, Pricing, Terms, memory_speed
+from distbelief.planner.lockstep import LockstepCosts
+from distbelief.planner.pricing import LockstepCost, PricedCluster, Pricing, Terms, memory_speed
 from distbelief.planner.together import Steps
 from distbelief.planner.trips import DirectHandling
 from distbelief.schedules.price import LinkModel
@@ -141,7 +142,8 @@ def plan(
     direct = any(pricing.is_direct(one, there) for one in asked.values())
     here = _here(task, made, batch_size, chosen, there, seconds, data_dir, direct, told)
     splits = _splits(made, asked.values(), batch_size, chosen, here.handling, told)
-    cluster = here.cluster(there, network or NetworkModel(), splits)
+    met = _lockstep(task, strategies, batch_size, chosen, asked.values(), pricing, here, splits, data_dir, told)
+    cluster = here.cluster(there, network or NetworkModel(), splits, met.found)
     raw = {name: _row(one, pricing, cluster, here.trace, here.process, max_memory, told) for name, one in asked.items()}
     own = [one for one in known if one.machine == trials.this_kind()] if there == this_machine() else []
     rows = ranked([_corrected(row, own, made.reference, batch_size) for row in raw.values()])
@@ -151,7 +153,7 @@ def plan(
     found = TrainingPlan(
         task=made.reference, machines=str(there), batch_size=batch_size, step=here.step, together=here.together,
         max_memory=max_memory, rows=rows, why=_why(rows), changes=changes,
-        notes=[UNSEEN, *here.notes, *_calibrated(rows, sum(one.machine != trials.this_kind() for one in known), file)],
+        notes=[UNSEEN, *here.notes, *_met(met), *_calibrated(rows, known, file)],
     )  # fmt: skip
     if run:
         _try(found, run, task, asked, here, data_dir, told)
@@ -203,6 +205,27 @@ def _splits(
     return found
 
 
+def _lockstep(
+    task: Task | str, strategies: Sequence[str], batch_size: int, optimizer: Optimizer,
+    asked: Iterable[PlanCandidate], pricing: Pricing, here: _Here, splits: Mapping[int, SplitCost | str],
+    data_dir: str | None, told: Callable[[str], None],
+) -> LockstepCosts:  # fmt: skip
+    """What it costs to wait for each other, of each kind of candidates that is asked for and that fits this machine;
+    not beside long steps, of which it is little, nor where something else has the machine.
+    """
+    if not isinstance(task, str) or here.step > LONGEST_STEP or here.busy:
+        return LockstepCosts({}, {})
+    machine, kinds = this_machine(), {one.kind for one in asked}
+    held = [
+        one for one in candidates(machine, strategies, optimizer)
+        if one.kind in kinds and (one.partitions == 1 or isinstance(splits.get(one.partitions), SplitCost))
+        and not _too_large(one, max(_needs(one, here.trace, here.process, splits).values()))
+    ]  # fmt: skip
+    held.sort(key=lambda one: one.replicas * one.partitions)
+    local = here.cluster(machine, NetworkModel(), splits, {})
+    return lockstep.measure(task, held, pricing, local, batch_size, here.samples, data_dir, told)
+
+
 class _Here(NamedTuple):
     """What is measured on this machine, of a task."""
 
@@ -218,11 +241,14 @@ class _Here(NamedTuple):
     busy: bool
     notes: list[str]
 
-    def cluster(self, there: Machines, network: NetworkModel, splits: Mapping[int, SplitCost | str]) -> PricedCluster:
+    def cluster(
+        self, there: Machines, network: NetworkModel, splits: Mapping[int, SplitCost | str],
+        lockstep: Mapping[tuple[str, bool], LockstepCost],
+    ) -> PricedCluster:  # fmt: skip
         """Machines like this one."""
         return PricedCluster(
             there, network, self.step, self.handling, self.own, self.direct, self.together, self.variation,
-            splits=splits,
+            splits=splits, lockstep=lockstep,
         )  # fmt: skip
 
 
@@ -284,7 +310,7 @@ def _try(
     for at, row in enumerate(found.rows):
         if not run or row.terms is None:
             break
-        if why := _too_large(row):
+        if why := _too_large(asked[row.what], row.memory):
             found.rows[at] = msgspec.structs.replace(row, reason=why)
             continue
         told(f"training with {row.what}")
@@ -292,10 +318,10 @@ def _try(
         run -= 1
 
 
-def _too_large(row: Row) -> str:
-    """Why this machine has not the memory for a candidate now; "" where it has."""
-    processes = row.replicas * row.partitions + row.shards
-    needs, left = processes * row.memory, free_memory()
+def _too_large(one: PlanCandidate, memory: int) -> str:
+    """Why this machine has not the memory now for a candidate, whose largest process needs so much; "" where it has."""
+    processes = one.replicas * one.partitions + one.shards
+    needs, left = processes * memory, free_memory()
     if needs <= left:
         return ""
     return f"its {processes} processes need up to {needs / 1e9:.2f} GB, and {left / 1e9:.2f} GB are left here"
@@ -338,8 +364,19 @@ def _corrected(row: Row, known: Sequence[trials.PlanTrial], task: str, batch_siz
     return msgspec.structs.replace(row, terms=trials.corrected(row.terms, factor), corrected=factor)
 
 
-def _calibrated(rows: Sequence[Row], others: int, file: Path) -> list[str]:
+def _met(met: LockstepCosts) -> list[str]:
+    """What was seen of processes that wait for each other."""
+    seen = "; ".join(
+        f"{name}{', split' if split else ''}: gradients {one.gradient:.2f} times as long, messages {one.messages:.2f}"
+        for (name, split), one in met.found.items()
+    )
+    notes = [f"who waits for others in each step, by a short job of each kind: {seen}"] if seen else []
+    return notes + [f"{what} was not tried for that, and is priced without: {why}" for what, why in met.failed.items()]
+
+
+def _calibrated(rows: Sequence[Row], known: Sequence[trials.PlanTrial], file: Path) -> list[str]:
     """What earlier trials have to do with a plan."""
+    others = sum(one.machine != trials.this_kind() for one in known)
     factors = {row.command.split()[0]: row.corrected for row in rows if row.corrected != 1.0}
     told = ", ".join(f"{name} {factor:.2f}" for name, factor in factors.items())
     notes = [f"corrected by trials of this task on this machine, in {file}: {told} times the rate"] if told else []
@@ -374,9 +411,7 @@ def _row(
 ) -> Row:  # fmt: skip
     """A candidate's price, or why it has none."""
     told(str(one))
-    split = cluster.splits.get(one.partitions)
-    held = memory(one, trace, process, split if isinstance(split, SplitCost) else None)
-    needs: Mapping[str, int] = {kind: round(MARGIN * bytes_) for kind, bytes_ in held.items()}
+    needs = _needs(one, trace, process, cluster.splits)
     largest = max(needs, key=lambda kind: needs[kind])
     row = Row(str(one), one.command, one.replicas, one.shards, needs[largest], one.partitions)
     if limit is not None and needs[largest] > limit:
@@ -386,6 +421,15 @@ def _row(
         return msgspec.structs.replace(row, terms=pricing.terms(one, cluster))
     except DistbeliefError as error:  # one that cannot run ends no plan
         return msgspec.structs.replace(row, reason=" ".join(str(error).split()))
+
+
+def _needs(
+    one: PlanCandidate, trace: MemoryTrace, process: int, splits: Mapping[int, SplitCost | str]
+) -> dict[str, int]:
+    """Bytes of each kind of process of a candidate, with what is kept in reserve."""
+    split = splits.get(one.partitions)
+    held = memory(one, trace, process, split if isinstance(split, SplitCost) else None)
+    return {kind: round(MARGIN * bytes_) for kind, bytes_ in held.items()}
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:

@@ -12,7 +12,7 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -148,6 +148,15 @@ def lasting(result: Json, batch_size: int, fetched_before: bool) -> Terms:
     return msgspec.structs.replace(found, **parts, samples_per_second=rate, bytes_per_step=bytes_)
 
 
+class LockstepCost(NamedTuple):
+    """What steps take in which processes wait for each other, as multiples of what the same takes where nobody does."""
+
+    gradient: float = 1.0
+    """The gradient of a minibatch."""
+    messages: float = 1.0
+    """Messages, and the bytes that are read and written because of them."""
+
+
 @dataclass(frozen=True)
 class PricedCluster:
     """What candidates are priced on."""
@@ -170,6 +179,12 @@ class PricedCluster:
     """Replicas that are slower, and how many times."""
     splits: Mapping[int, SplitCost | str] = field(default_factory=dict)
     """What a model that is split over so many processes of one host costs, or why it cannot be split so."""
+    lockstep: Mapping[tuple[str, bool], LockstepCost] = field(default_factory=dict)
+    """What it costs to wait for each other, by the kind of candidate."""
+
+    def lockstep_of(self, candidate: PlanCandidate) -> LockstepCost:
+        """That of a candidate."""
+        return self.lockstep.get(candidate.kind, LockstepCost())
 
 
 class Pricing:
@@ -232,6 +247,10 @@ class Pricing:
         except UsageError:  # which its price is too
             return False
 
+    def meets(self, candidate: PlanCandidate) -> bool:
+        """Whether processes of it wait for each other in every step."""
+        return _meets(self._job(candidate))
+
     @functools.cached_property
     def _examples(self) -> Data:
         """What the split model is traced with."""
@@ -264,11 +283,11 @@ def _step(candidate: PlanCandidate, cluster: PricedCluster) -> float:
     """Seconds of a minibatch's gradient; of a split replica those of all its processes, which each gather it, as they
     were measured beside a step of the whole model.
     """
-    found = cluster.splits.get(candidate.partitions)
+    found, step = cluster.splits.get(candidate.partitions), cluster.step * cluster.lockstep_of(candidate).gradient
     if not isinstance(found, SplitCost):
-        return cluster.step
+        return step
     whole = found.whole.gathers + found.whole.computes
-    return cluster.step / whole * sum(home.computes + found.whole.gathers for home in found.homes)
+    return step / whole * sum(home.computes + found.whole.gathers for home in found.homes)
 
 
 def _hosts(candidate: PlanCandidate, machines: Machines, together: float = 1.0) -> Hosts:
@@ -283,15 +302,18 @@ _FREE = Handling(0.0, math.inf)
 
 def _handling(candidate: PlanCandidate, cluster: PricedCluster, direct: bool) -> Handling:
     """What a candidate's messages and memory cost: who shares memory wakes nobody for what is written there, but the
-    other partitions of a replica; and one replica alone finds nothing there that another has written.
+    other partitions of a replica; and one replica alone finds nothing there that another has written. Nobody waits in
+    every step on the direct path.
     """
     several = candidate.replicas > 1
     if direct:
         return cluster.direct.among if several else cluster.direct.alone
-    if candidate.shards:
-        return cluster.handling
-    memory, message = (cluster.handling if several else cluster.own).memory, cluster.handling.message
-    return Handling(message if candidate.partitions > 1 else min(Handling().message, message), memory)
+    message, memory = cluster.handling.message, cluster.handling.memory
+    if not candidate.shards:
+        memory = memory if several else cluster.own.memory
+        message = message if candidate.partitions > 1 else min(Handling().message, message)
+    times = cluster.lockstep_of(candidate).messages
+    return Handling(times * message, memory / times)
 
 
 def memory_speed(optimizer: Optimizer, elements: int, seconds: float) -> Handling:

@@ -154,6 +154,7 @@ def run(
     epoch: float,
     data_dir: str | None = None,
     seconds: float = TRIAL_SECONDS,
+    whole: bool = True,
 ) -> Terms:
     """Train with a candidate for a while, and see.
 
@@ -164,19 +165,20 @@ def run(
         epoch: seconds that one is expected to take.
         data_dir: folder with the data.
         seconds: that are trained for at least, in whole epochs.
+        whole: whether epochs are whole; else it ends after these seconds.
 
     Raises:
         UsageError: an epoch would take too long, or it cannot run here.
         Interrupted: somebody has ended it.
         DistbeliefError: it failed.
     """
-    if epoch > LONGEST_EPOCH:
+    if whole and epoch > LONGEST_EPOCH:
         raise UsageError(f"an epoch would take {epoch:.0f} s, more than {LONGEST_EPOCH:.0f}")
     epochs = max(1, math.ceil(seconds / epoch))
     with tempfile.TemporaryDirectory(prefix="distbelief-plan-") as folder:
         job = Job(
             task, candidate.strategy, epochs=epochs, batch_size=batch_size, evaluate_every=0, checkpoint_every=0,
-            snapshot_every="0", data_dir=data_dir, out=f"{folder}/run",
+            snapshot_every="0", data_dir=data_dir, out=f"{folder}/run", budget="0" if whole else f"{seconds}s",
         )  # fmt: skip
         result = Local().run(job)
     if result["outcome"] == Outcome.INTERRUPTED:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from distbelief.costs.splitting import HomeCost, SplitCost, WholeStep
 from distbelief.costs.trace import Tracer
 from distbelief.errors import Interrupted, UsageError
 from distbelief.places.simulated.handling import INSTANT, Handling
+from distbelief.planner import lockstep, trials
 from distbelief.planner import plan as planning
-from distbelief.planner import trials
 from distbelief.planner.candidates import PLANNED, Machines, PlanCandidate, candidates, memory
+from distbelief.planner.lockstep import LockstepCosts
 from distbelief.planner.plan import TrainingPlan
 from distbelief.planner.pricing import PricedCluster, Pricing, Terms, memory_speed
 from distbelief.planner.trips import DirectHandling
@@ -34,6 +36,8 @@ TASK = Task(model=lambda: nn.Linear(WIDE, WIDE, bias=False), train=lambda: DATA)
 VECTOR = 4 * WIDE * WIDE
 """Bytes of its parameters."""
 SGD = db.optim("sgd")
+NOTHING_SEEN = LockstepCosts({}, {})
+measure_lockstep = lockstep.measure
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +51,7 @@ def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(planning, "held", lambda: 10_000_000)
     monkeypatch.setattr(planning.side_by_side, "measure", lambda *_: None)
     monkeypatch.setattr(planning.splitting, "measure", refuse)
+    monkeypatch.setattr(planning.lockstep, "measure", lambda *_: NOTHING_SEEN)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
@@ -383,6 +388,102 @@ def test_who_updates_memory_of_one_host_pays_what_that_was_measured_to_cost() ->
     assert step(db.Synchronous(2, shards=1, optimizer=SGD)) == pytest.approx(1.0, rel=0.1)
     apart = dataclasses.replace(cluster, machines=Machines(2, 1))
     assert step(db.Downpour(2, shards=2, optimizer=SGD), apart) < 3.0
+
+
+WAITING = (
+    db.Allreduce(2, SGD),
+    db.Synchronous(2, shards=1, optimizer=SGD),
+    db.Single(optimizer=SGD, partitions=2),
+    db.Downpour(1, shards=2, optimizer=SGD, partitions=2),
+)
+
+
+@pytest.mark.parametrize("strategy", WAITING)
+def test_steps_that_took_longer_than_their_price_are_priced_so_by_gradients_and_messages(strategy: db.Strategy) -> None:
+    """Half as long again in computing, and three times as long in all else."""
+    handling = Handling(20e-6, 10e9)
+    cluster = PricedCluster(Machines(1, 2), db.NetworkModel(), 1e-3, handling, handling, splits={2: split_cost(0.6e-3)})
+    pricing, one = Pricing(LAYERS, 64), PlanCandidate(strategy)
+    assert pricing.meets(one)
+    usual = pricing.price(one, cluster)
+    other = usual.step - usual.compute
+    seen = Terms(1.5 * usual.compute, 0.0, 0.0, 3 * other, 1.0, 0.0)
+    found = lockstep.explained(one, pricing, cluster, seen)
+    now = pricing.price(one, dataclasses.replace(cluster, lockstep={one.kind: found}))
+    assert found.gradient == pytest.approx(1.5)
+    assert 2 < found.messages < 3.1
+    assert now.step == pytest.approx(seen.step, rel=0.02)
+    assert now.compute == pytest.approx(seen.compute, rel=0.1)  # what messages take of a core lengthens it too
+    # it is of this kind alone
+    hogwild = PlanCandidate(db.Hogwild(2, optimizer=SGD))
+    assert not pricing.meets(hogwild)
+    assert pricing.price(hogwild, dataclasses.replace(cluster, lockstep={one.kind: found})) == pricing.price(
+        hogwild, cluster
+    )
+
+
+def test_messages_are_as_dear_as_can_be_where_no_price_is_as_long_as_the_steps() -> None:
+    cluster = PricedCluster(Machines(1, 2), db.NetworkModel(), 1e-3, INSTANT, INSTANT)
+    found = lockstep.explained(PlanCandidate(WAITING[0]), Pricing(LAYERS, 64), cluster, Terms(1e-3, 0, 0, 1.0, 1.0, 0))
+    assert found == pytest.approx((1.0, lockstep.MOST), rel=0.01)
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is trained with for a moment, on a machine of four cores: its gradients take twice as long as any price."""
+    asked: list[str] = []
+
+    def run(_: Any, one: PlanCandidate, *__: Any, whole: bool) -> Terms:
+        assert not whole
+        asked.append(str(one))
+        if one.strategy.name == "synchronous":
+            raise UsageError("not here")
+        return Terms(2e-3, 0.0, 0.0, 0.1e-3, 1.0, 0.0)
+
+    monkeypatch.setattr(trials, "run", run)
+    monkeypatch.setattr(planning.lockstep, "measure", measure_lockstep)
+    monkeypatch.setattr(planning, "this_machine", lambda: Machines(1, 4))
+    monkeypatch.setattr(planning, "resolve", lambda *_: LAYERS)
+    monkeypatch.setattr(planning.splitting, "measure", lambda *_, **__: (split_cost(0.5e-3), []))
+    return asked
+
+
+def rates(found: TrainingPlan) -> dict[str, float]:
+    """Of each row that has a price."""
+    return {row.what: row.terms.samples_per_second for row in found.rows if row.terms is not None}
+
+
+def test_who_waits_is_tried_once_for_each_kind_by_the_fewest_processes(tried: list[str]) -> None:
+    """Also for other machines; one that fails is priced without, and told."""
+    asked = ("allreduce", "synchronous", "hogwild")
+    found = planning.plan("own:task", "2x4", strategies=asked)
+    assert sorted(tried) == [
+        "allreduce, 2 replicas", "allreduce, 2 replicas, 2 partitions", "synchronous, 2 replicas, 1 shard"
+    ]  # fmt: skip
+    without, now = rates(planning.plan(LAYERS, "2x4", strategies=asked)), rates(found)
+    assert len(tried) == 3
+    for name in ("allreduce, 2 replicas", "allreduce, 8 replicas", "allreduce, 4 replicas, 2 partitions"):
+        assert now[name] < 0.7 * without[name]
+    for name in ("synchronous, 4 replicas, 2 shards", "hogwild, 2 replicas"):
+        assert now[name] == without[name]
+    assert any(re.search(r"allreduce: gradients (1\.9|2\.0)", note) for note in found.notes)
+    assert any(note.startswith("synchronous, 2 replicas, 1 shard was not tried") for note in found.notes)
+
+
+def test_nobody_is_tried_on_a_busy_machine_or_one_too_small_or_beside_long_steps(
+    tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planned(busy: float, step: float, left: float) -> None:
+        points = [StepTime(64, 0.0, step / 2, step / 2, 9)]
+        monkeypatch.setattr(planning.profiling, "measure", lambda *_, **__: Profile(points, {}, busy))
+        monkeypatch.setattr(planning, "free_memory", lambda: left)
+        planning.plan("own:task", "1x4", strategies=("allreduce",))
+
+    for busy, step, left in ((2.0, 1e-3, 1e12), (1.0, 1.0, 1e12), (1.0, 1e-3, 1e3)):
+        planned(busy, step, left)
+        assert tried == []
+    planned(1.0, 1e-3, 1e12)
+    assert tried != []
 
 
 @pytest.mark.parametrize(

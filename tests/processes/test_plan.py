@@ -13,11 +13,14 @@ from torch import nn
 
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.places.processes.peers import Peers
-from distbelief.planner import together, trials, trips
-from distbelief.planner.candidates import PlanCandidate
+from distbelief.places.simulated.handling import Handling
+from distbelief.planner import lockstep, together, trials, trips
+from distbelief.planner.candidates import Machines, PlanCandidate
+from distbelief.planner.pricing import PricedCluster, Pricing
 from distbelief.planner.shards import GRADIENT, DirectTrips
-from distbelief.strategies import Downpour, Single
+from distbelief.strategies import Allreduce, Downpour, Hogwild, Single, Synchronous
 from distbelief.tasks import Task, TensorData, resolve
+from distbelief.transport.virtual import NetworkModel
 
 
 def test_a_candidate_is_trained_with_and_tells_what_its_steps_were_made_of() -> None:
@@ -31,6 +34,30 @@ def test_a_trial_of_a_split_model_tells_its_parts_too() -> None:
     found = trials.run("digits", PlanCandidate(Single(partitions=2, optimizer=optim("sgd"))), 64, 2.0)
     assert min(found.compute, found.samples_per_second) > 0
     assert found.step == pytest.approx(64 / found.samples_per_second, rel=0.7)
+
+
+def test_a_moment_of_a_job_ends_when_it_is_over_and_tells_its_parts() -> None:
+    """Of some thousand epochs, as it is told that they are short."""
+    begun = time.perf_counter()
+    one = PlanCandidate(Allreduce(replicas=2, optimizer=optim("sgd")))
+    found = trials.run("digits", one, 16, 1e-4, seconds=0.2, whole=False)
+    assert found.compute > 0
+    assert found.step > 0
+    assert time.perf_counter() - begun < 60
+
+
+def test_a_real_job_of_each_kind_says_what_it_costs_to_wait_for_each_other() -> None:
+    """Its price is then that of the steps which were seen, so that nothing is left of it but what was tried once."""
+    task, seen = resolve("digits"), list[str]()
+    usual = Handling()
+    cluster = PricedCluster(Machines(1, 2), NetworkModel(), 1e-3, usual, usual)
+    asked = [PlanCandidate(one) for one in (Hogwild(2), Synchronous(2, shards=1), Synchronous(3, shards=1))]
+    met = lockstep.measure("digits", asked, Pricing(task, 64), cluster, 64, 1500, None, seen.append)
+    assert met.failed == {}
+    assert [*met.found] == [asked[1].kind]
+    assert seen == ["steps of synchronous, 2 replicas, 1 shard"]
+    assert met.found[asked[1].kind].gradient > 0
+    assert lockstep.LEAST <= met.found[asked[1].kind].messages <= lockstep.MOST
 
 
 def test_steps_are_timed_in_processes_of_a_job_alone_and_together() -> None:
