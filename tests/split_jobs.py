@@ -40,21 +40,13 @@ def play(
 
 def weights(run: Observed, replica: int = 0) -> dict[str, torch.Tensor]:
     """A replica's tensors, put together from the pieces that its partitions hold."""
+    plan: Any = run.simulation.coordinator.plan
+    vector = torch.zeros(plan.layout.total, dtype=torch.uint8)
     players: dict[str, Any] = {role: part.player for role, part in run.simulation.parts.items()}
-    found: dict[str, torch.Tensor] = {}
-    for role, player in players.items():
-        if roles.index_of(role) != replica:
-            continue
-        flat = player.whole.flat
-        tensors = dict(flat.module.named_parameters()) | dict(flat.module.named_buffers())
-        for entry in flat.layout.entries:
-            if entry.piece.home == roles.partition_of(role):
-                tensor, piece = tensors[entry.tensor.name].detach(), entry.piece
-                whole = found.setdefault(entry.tensor.name, torch.zeros(entry.tensor.shape, dtype=tensor.dtype))
-                whole.narrow(piece.dimension, piece.start, piece.stop - piece.start).copy_(
-                    tensor.view(entry.shape)
-                ) if (entry.tensor.shape) else whole.copy_(tensor)
-    return found
+    for role in (role for role in players if roles.is_replica(role) and roles.index_of(role) == replica):
+        held = plan.layout.held(roles.partition_of(role))
+        vector[held.start : held.stop] = torch.frombuffer(bytearray(players[role].whole.values()), dtype=torch.uint8)
+    return _entries(run, vector)
 
 
 class Scale(nn.Module):
@@ -78,28 +70,24 @@ def marked() -> Task:
 
 def state_of(run: Observed) -> dict[str, torch.Tensor]:
     """The server's state dict, or that of a replica which was there at the end where there is none."""
-    stories: dict[str, Any] = {role: part.player for role, part in run.simulation.parts.items()}
     if run.simulation.memory is not None:
         return _entries(run, mapping_of(run.simulation))
-    plan: Any = run.simulation.coordinator.plan
-    vector = torch.zeros(plan.layout.total, dtype=torch.uint8)
     if not run.simulation.shards:
         last = next(record.role for record in run.records if isinstance(record, records.Gone) and not record.died)
-        for role in (role for role in stories if roles.is_replica(role) and roles.lead_of(role) == last):
-            held = plan.layout.held(roles.partition_of(role))
-            vector[held.start : held.stop] = torch.frombuffer(
-                bytearray(stories[role].whole.values()), dtype=torch.uint8
-            )
-        return _entries(run, vector)
+        return weights(run, roles.index_of(last))
+    plan: Any = run.simulation.coordinator.plan
+    vector = torch.zeros(plan.layout.total, dtype=torch.uint8)
     for shard, own in zip(run.simulation.shards, plan.assignments, strict=True):
         vector[own.moving.start : own.moving.stop] = shard.held.moving()
     return _entries(run, vector)
 
 
 def _entries(run: Observed, vector: torch.Tensor) -> dict[str, torch.Tensor]:
-    layout, found = run.simulation.coordinator.plan.layout, dict[str, torch.Tensor]()  # type: ignore[union-attr]
+    """The tensors by name, put together from the pieces that a flat vector holds."""
+    layout, found = run.simulation.coordinator.plan.layout, dict[str, torch.Tensor]()  # type: ignore[union-attr]  # a job that has begun
     for e in layout.entries:
-        whole = found.setdefault(e.tensor.name, torch.zeros(e.tensor.shape, dtype=torch.float64))
+        dtype = getattr(torch, e.tensor.dtype)
+        whole = found.setdefault(e.tensor.name, torch.zeros(e.tensor.shape, dtype=dtype))
         part = whole.narrow(e.piece.dimension, e.piece.start, e.piece.stop - e.piece.start) if e.shape else whole
-        part.copy_(vector[e.start : e.stop].view(torch.float64).view(e.shape))
+        part.copy_(vector[e.start : e.stop].view(dtype).view(e.shape))
     return found

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from split_jobs import smooth, state_of
 from torch import nn
 
 import distbelief as db
@@ -45,11 +46,6 @@ UNEVEN = Simulated(
 )
 
 
-def smooth() -> nn.Module:
-    """An MLP without chance, of three layers."""
-    return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
-
-
 def play(
     plain: SimpleNamespace, strategy: ServedWithOptimizer, cluster: Simulated | None = None, **job: Any
 ) -> Observed:
@@ -57,21 +53,6 @@ def play(
     task = plain.classes(lambda: smooth().to(dtype), samples=SAMPLES, dtype=dtype)
     given = {"batch_size": 4, "evaluate_every": 0, "checkpoint_every": 0, **job}
     return Observed(Job(task=task, strategy=strategy, **given), cluster)
-
-
-def weights(run: Observed, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The server's tensors, put together from the pieces that its shards hold."""
-    assert run.simulation.coordinator.plan is not None
-    plan, found = run.simulation.coordinator.plan, dict[str, torch.Tensor]()
-    vector = torch.zeros(plan.layout.total, dtype=torch.uint8)
-    for shard, own in zip(run.simulation.shards, plan.assignments, strict=True):
-        vector[own.moving.start : own.moving.stop] = shard.held.moving()  # type: ignore[attr-defined]  # a slice of torch's
-    for entry in plan.layout.entries:
-        whole = found.setdefault(entry.tensor.name, torch.zeros(entry.tensor.shape, dtype=dtype))
-        piece = entry.piece
-        part = vector[entry.start : entry.stop].view(dtype).view(entry.shape)
-        whole.narrow(piece.dimension, piece.start, piece.stop - piece.start).copy_(part)
-    return found
 
 
 @pytest.mark.parametrize("how", SPLITS)
@@ -83,7 +64,7 @@ def test_one_split_replica_is_the_whole_one(plain: SimpleNamespace, how: str, op
     run.simulation.run()
     task = plain.classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
     oracle = plain.sequential(task, optimizer, lr=0.05, epochs=2, batch_size=4)
-    for name, tensor in weights(run, torch.float64).items():
+    for name, tensor in state_of(run).items():
         torch.testing.assert_close(tensor, oracle[name], rtol=1e-11, atol=1e-11)
 
 
@@ -98,7 +79,7 @@ def test_a_gradient_is_clipped_by_the_norm_of_all_its_partitions(
     for strategy, clips in ((split, clip_norm), (whole, clip_norm), (whole, 0.0)):
         run = play(plain, strategy, epochs=2, dtype=torch.float64, clip_norm=clips)
         run.simulation.run()
-        found.append(weights(run, torch.float64))
+        found.append(state_of(run))
     for name, tensor in found[0].items():
         torch.testing.assert_close(tensor, found[1][name], rtol=1e-11, atol=1e-11)
     assert any(not torch.allclose(tensor, found[2][name], rtol=1e-4) for name, tensor in found[0].items())
@@ -111,7 +92,7 @@ def test_in_rounds_a_split_replica_clips_as_a_plain_loop_does(plain: SimpleNames
     run.simulation.run()
     task = plain.classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
     oracle = plain.sequential(task, "sgd", lr=0.05, epochs=2, batch_size=4, clip_norm=0.3)
-    for name, tensor in weights(run, torch.float64).items():
+    for name, tensor in state_of(run).items():
         torch.testing.assert_close(tensor, oracle[name], rtol=1e-11, atol=1e-11)
 
 
@@ -129,7 +110,7 @@ def test_microbatches_make_the_step_of_the_minibatch(
     run.simulation.run()
     task = plain.classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
     oracle = plain.sequential(task, "sgd", lr=0.05, epochs=2, batch_size=4)
-    for name, tensor in weights(run, torch.float64).items():
+    for name, tensor in state_of(run).items():
         torch.testing.assert_close(tensor, oracle[name], rtol=1e-11, atol=1e-11)
 
 
@@ -195,7 +176,7 @@ def test_a_sequence_is_cut_in_as_many_chunks_as_are_named(plain: SimpleNamespace
     run.simulation.run()
     assert sent["Boundary"] == 10 * 2 * crosses
     oracle = plain.sequential(task, "sgd", lr=0.05, epochs=1, batch_size=4)
-    for name, tensor in weights(run, torch.float64).items():
+    for name, tensor in state_of(run).items():
         torch.testing.assert_close(tensor, oracle[name], rtol=1e-11, atol=1e-11)
 
 
@@ -217,7 +198,7 @@ def test_what_data_draw_at_random_is_the_same_at_every_partition(plain: SimpleNa
             task=Task(model=smooth, train=Augmented), strategy=Downpour(1, **more), batch_size=4, evaluate_every=0,  # type: ignore[arg-type]  # its options
         )  # fmt: skip
         run = Observed(job).run()
-        found.append(weights(run, torch.float32))
+        found.append(state_of(run))
     assert all(torch.equal(found[1][name], tensor) for name, tensor in found[0].items())
 
 
@@ -245,7 +226,7 @@ def test_rounds_of_split_replicas_are_sgd_on_the_unions(plain: SimpleNamespace, 
         optimizer.zero_grad()
         task.loss(model(inputs), targets).backward()
         optimizer.step()
-    for name, tensor in weights(run, torch.float64).items():
+    for name, tensor in state_of(run).items():
         torch.testing.assert_close(tensor, model.state_dict()[name], rtol=1e-11, atol=1e-11)
 
 
