@@ -339,9 +339,9 @@ class Supervisor:
             return []
         if known.repeats(role, life.said.text) and not self.started:
             self.failure = self.failure or known.failed(life.said.told)  # another life would say it again
-        following = self._next_life(life)
-        again = following is not None and self._comes_again(now, life, ended)
-        if following is not None and again:
+        following = self._next_life(life) if self._comes_again(now, life, ended) else None
+        again = following is not None
+        if following is not None:
             self._wanted[role] = following
         if not self._needs(role):
             reason = life.why or f"{how}: {life.said.told}".removeprefix(": ").removesuffix(": ")
@@ -582,7 +582,6 @@ class Supervisor:
         why = f"host {life.host} leaves, and it was not done in time"
         if roles.is_replica(life.role) and not life.left:
             lead = roles.lead_of(life.role)
-            for one in self._lives():
-                one.left |= roles.is_replica(one.role) and roles.lead_of(one.role) == lead
+            self._leaves(lead)
             told = self._tell_of(Died(lead, why, life.incarnation, left=True))
         return [*told, *self._kill(life, why)]
