@@ -50,23 +50,32 @@ class SplitBenchModel(NamedTuple):
     """Of the whole with 1 thread."""
     ahead: bool
     """Whether it is to be ahead of the whole with 2 threads."""
+    chunks: int = 0
+    """In which a sequence is cut."""
+
+    @property
+    def how(self) -> homes.How:
+        """How it is split."""
+        return homes.How(self.split, chunks=self.chunks)
 
 
 ALEXNET = "alexnet"
 MODELS: Mapping[str, SplitBenchModel] = {
     ALEXNET: SplitBenchModel("alexnet", "groups", 16, 8, 1.75, ahead=True),
     "wide": SplitBenchModel(f"{WORKLOADS}mlp_wide", "neurons", 64, 100, 1.4, ahead=False),
-    "gru": SplitBenchModel("mnist-gru", "time", 64, 40, 1.45, ahead=True),
+    "gru": SplitBenchModel("mnist-gru", "time", 64, 40, 1.45, ahead=True, chunks=7),
     "lenet": SplitBenchModel("mnist-lenet", "conv*=filters,fc*=neurons", 64, 60, 1.4, ahead=False),
     "mlp": SplitBenchModel("mnist", "neurons", 64, 400, 0.0, ahead=False),
 }
-PARTS = (CROSSING, WHOLE, MEMORY, PIPELINES, TENSORS, WORK) = (
-    "crossing", "whole", "memory", "pipelines", "tensors", "work",
+PARTS = (CROSSING, WHOLE, MEMORY, PIPELINES, TENSORS, WORK, PRICES) = (
+    "crossing", "whole", "memory", "pipelines", "tensors", "work", "prices",
 )  # fmt: skip
 AS_PIPELINES: Mapping[str, tuple[float, float]] = {"mlp": (1.3, 1.3), "wide": (0.97, 1.3), "alexnet": (0.97, 1.3)}
 """How many times as fast as torch's pipeline stages are to be, with one microbatch, and with more."""
 AS_TENSORS: Mapping[str, float] = {"mlp": 2.5, "wide": 1.0}
 """How many times as fast as torch's tensors, by columns and rows, neurons are to be."""
+PRICE_SECONDS, WITHIN = 2.5, 0.15
+"""For which segments are measured for a price, and how much it may be beside what is measured in processes."""
 MICROBATCHES, WORKED = 4, 1.2
 """With so many, and weights' gradients once, the most work of a step, of that with one."""
 
@@ -92,7 +101,7 @@ class SplitBenchOptions:
     """crossing (how long a message takes), whole (beside the whole model), memory (what AlexNet's
     partitions hold), pipelines (mlp, wide and alexnet in stages
     beside torch's), tensors (mlp and wide by neurons beside torch's by columns and rows), work (alexnet's of a
-    processor, in microbatches)."""
+    processor, in microbatches), prices (of steps, by measured segments, beside steps)."""
     microbatches: tuple[int, ...] = (1, 4, 8)
     """Of a minibatch, in pipelines."""
     repeats: int = 3
@@ -127,6 +136,12 @@ def run(options: SplitBenchOptions) -> Json:
     tensors = {m: _beside_tensors(m, options) for m in options.models if TENSORS in parts and m in AS_TENSORS}
     memory = _held(options) if MEMORY in parts and (options.quick or ALEXNET in options.models) else {}
     work = {m: _work(m, options) for m in options.models if WORK in parts and m == "alexnet"}
+    prices = {
+        f"{model}, {how.named}": _beside_price(model, how, options)
+        for model in options.models
+        if PRICES in parts
+        for how in _priced(model, options)
+    }
     figures = [*_of_crossing(seconds), *_of_wholes(measured), *_of_torch(pipelines), *_of_torch(tensors)]
     for how, one in {} if options.quick else memory.items():
         what = f"alexnet, {how}: parameters, gradients and state of the largest partition, of the whole's"
@@ -134,13 +149,18 @@ def run(options: SplitBenchOptions) -> Json:
     figures += [
         figure(f"{m}: processor in {MICROBATCHES}, of 1", one["of_one"], WORKED, True) for m, one in work.items()
     ]
-    if not (seconds or measured or memory or pipelines or tensors or work):
+    figures += [
+        figure(f"{what}: samples/s by its price, error", abs(one["error"]), WITHIN, lower=True)
+        for what, one in prices.items()
+    ]
+    if not (seconds or measured or memory or pipelines or tensors or work or prices):
         raise UsageError(
             f"--parts {' '.join(parts)} --models {' '.join(options.models)}: nothing is measured of them; leave one off"
         )
     result = {
         "bench": "split", "machine": facts, "repeats": options.repeats, "crossing_seconds": seconds, "models": measured,
-        "memory": memory, "pipelines": pipelines, "tensors": tensors, "work": work, "figures": figures,
+        "memory": memory, "pipelines": pipelines, "tensors": tensors, "work": work, "prices": prices,
+        "figures": figures,
     }  # fmt: skip
     if not options.quiet:
         for model, one in measured.items():
@@ -151,6 +171,12 @@ def run(options: SplitBenchOptions) -> Json:
         for name, one in work.items():
             rows = [[who, number(1e3 * seconds)] for who, seconds in one["seconds"].items()]
             show(f"{name}: what a processor works for the gradient of a step", ("", "ms"), rows)
+        if prices:
+            rows = [
+                [what, number(one["priced"]), number(one["measured"]), f"{one['error']:+.0%}"]
+                for what, one in prices.items()
+            ]
+            show("samples/s by the price of a step, and in two processes", ("", "priced", "measured", "error"), rows)
     return finish(result, options)
 
 
@@ -195,7 +221,7 @@ def _of_model(name: str, options: SplitBenchOptions) -> Json:
     contenders: dict[str, Callable[[], float]] = {
         ONE: partial(loops.independent, workload, 1),
         TWO: partial(loops.independent, workload, 1, 2),
-        SPLIT: partial(homes.split, workload, homes.How(model.split)),
+        SPLIT: partial(homes.split, workload, model.how),
     }
     taken = interleave(contenders, options.repeats)
     return {
@@ -317,3 +343,23 @@ def _work(name: str, options: SplitBenchOptions) -> Json:
         "seconds": medians(taken),
         "of_one": ratio(taken[once], taken[one]),
     }
+
+
+# prices
+
+
+def _priced(name: str, options: SplitBenchOptions) -> list[homes.How]:
+    """The splits of a model that are measured, with as many microbatches as they are."""
+    counts = options.microbatches if name in AS_PIPELINES else ()
+    return [MODELS[name].how, *(homes.How("stages", microbatches=count) for count in counts)]
+
+
+def _beside_price(name: str, how: homes.How, options: SplitBenchOptions) -> Json:
+    """Samples a second by the price of a step, and in two processes, by turns."""
+    workload = _workload(name, options)
+    seconds = 0.1 if options.quick else PRICE_SECONDS
+    taken = interleave(
+        {"priced": partial(homes.priced, workload, how, seconds), "measured": partial(homes.split, workload, how)},
+        options.repeats,
+    )
+    return {**medians(taken), "error": ratio(taken["priced"], taken["measured"]) - 1}

@@ -9,6 +9,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from distbelief.core.optimizer import Optimizer
+from distbelief.costs.profile import one_thread
 from distbelief.server.optimizers import build, stepper
 
 MEASURED = 1 << 24
@@ -28,7 +29,7 @@ class UpdateCost(msgspec.Struct, frozen=True):
 
 
 def measure(optimizer: Optimizer, elements: int, device: str = "cpu") -> UpdateCost:
-    """Step a flat parameter of float32, as a shard does.
+    """Step a flat parameter of float32, as a shard does, with one thread.
 
     Args:
         optimizer: that steps.
@@ -44,7 +45,7 @@ def measure(optimizer: Optimizer, elements: int, device: str = "cpu") -> UpdateC
     parameter.grad = torch.full_like(parameter, 1e-3)
     step, taken = stepper(made := build(optimizer, [{"params": [parameter]}])), list[float]()
     begin = time.perf_counter()
-    with torch.no_grad():
+    with one_thread(), torch.no_grad():
         step()
         while len(taken) < STEPS or time.perf_counter() < begin + SECONDS:
             start = _now(device)

@@ -64,6 +64,9 @@ class Transfer:
     """The module that gives it."""
     shape: Shape
 
+    def __hash__(self) -> int:
+        return self.number  # which is its own: it is looked up many times in a step
+
 
 @dataclass(frozen=True)
 class Holding:

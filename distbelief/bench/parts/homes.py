@@ -19,10 +19,12 @@ from distbelief.bench.parts.loops import WARM, Trains, Workload, race, sgd, warm
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import DataSettings, Settings
+from distbelief.costs import splitting
 from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.places.processes.peers import Peers, lend, map_memory
 from distbelief.replica.home_part import home_schedule
 from distbelief.split import inline
+from distbelief.split.options import Split
 from distbelief.split.play import Give, RunSegment, Take, cut_minibatch, step
 from distbelief.strategies.partition import PartitionTrainer, partition, programs, split_graph
 from distbelief.tasks import as_data, resolve
@@ -41,6 +43,12 @@ class How(NamedTuple):
     partitions: int = HOMES
     microbatches: int = 1
     weight_gradients: str = "each"
+    chunks: int = 0
+
+    @property
+    def named(self) -> str:
+        """In words."""
+        return self.split if self.microbatches == 1 and self.split != "stages" else f"stages, M = {self.microbatches}"
 
     def settings(self, batch_size: int) -> Settings:
         """Those of a job that splits it so."""
@@ -52,6 +60,7 @@ class How(NamedTuple):
             shards=self.partitions,
             microbatches=self.microbatches,
             weight_gradients=self.weight_gradients,
+            chunks=self.chunks,
         )
 
 
@@ -64,6 +73,17 @@ def split(workload: Workload, how: How) -> float:
         return statistics.fmean(
             race([peers.start("home", 1, _home, workload, how, os.getpid(), memory, home) for home in homes])
         )
+
+
+def priced(workload: Workload, how: How, seconds: float) -> float:
+    """Samples per second of the same by the price of its schedule, with segments that are measured for a while."""
+    settings = how.settings(workload.batch_size)
+    cost = splitting.measure(
+        resolve(workload.task), Split.parse(how.split, how.partitions, how.chunks), batch_size=workload.batch_size,
+        schedule=settings.pipeline, microbatches=how.microbatches, weight_gradients=how.weight_gradients,
+        seconds=seconds,
+    ).cost  # fmt: skip
+    return workload.batch_size / cost.step
 
 
 class HomeMemory(NamedTuple):

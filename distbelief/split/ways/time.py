@@ -1,5 +1,7 @@
 """Time: a stack of recurrent layers, each at a home, over chunks of the sequence: while one layer computes a chunk, the
-layer below it computes the next.
+layer below it computes the next. The first chunk is what a home waits for before it has anything to do, forward, and
+the last that it waits for on the way back: where the layers above work longer, chunks begin short and grow by as much,
+so that nobody waits for the next (lot streaming; Potts and Baker 1989, *Flow shop scheduling with lot streaming*).
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ State = fx.Node | tuple[fx.Node, ...]
 """What a stack, or a layer of one, goes on with: an LSTM's is two tensors."""
 CHUNKS = 4
 """Chunks for each partition, where none are named."""
+ELEMENTWISE = 320
+"""Operations that take as long as what is done element by element for a gate of a unit and step."""
 
 
 def unrolled(
@@ -45,28 +49,49 @@ def unrolled(
     stacks = [node for node in nodes if node.op == "call_module" and type(traced.layer(node)) in RECURRENT]
     if not stacks:
         raise UsageError("--split time: there is no nn.GRU, nn.LSTM or nn.RNN to pipeline over chunks of its sequence")
-    made = _Unrolling(traced, partitions, chunks, _layers(traced, stacks))
+    made = _Unrolling(traced, partitions, chunks, _works(traced, stacks))
     for node in traced.graph.nodes:
         made.take(node, node in stacks)
     made.drop_unused()
     return replace(traced, model=made.model, graph=made.graph, shapes=made.shapes), made.homes
 
 
-def _layers(traced: Traced, stacks: Sequence[fx.Node]) -> int:
-    """How many layers recurrent stacks have together; they follow each other."""
-    layers = [traced.layer(node) for node in stacks]
-    return sum(layer.num_layers for layer in layers if isinstance(layer, nn.RNNBase))
+def _works(traced: Traced, stacks: Sequence[fx.Node]) -> list[int]:
+    """How much each layer of recurrent stacks, which follow each other, works for a step: in operations."""
+    works: list[int] = []
+    for node in stacks:
+        stack = traced.layer(node)
+        assert isinstance(stack, nn.RNNBase)
+        takes = [stack.input_size] + [stack.hidden_size] * (stack.num_layers - 1)
+        works += [stack.all_weights[0][0].shape[0] * (2 * (size + stack.hidden_size) + ELEMENTWISE) for size in takes]
+    return works
+
+
+def chunk_edges(steps: int, chunks: int, growth: float) -> tuple[int, ...]:
+    """Where a sequence is cut into chunks, of which each is longer than the one before by a factor, as nearly as whole
+    steps allow; as equal as can be, the first ones longer, where that is 1.
+
+    >>> chunk_edges(28, 7, 1.0), chunk_edges(28, 7, 1.3)
+    ((0, 4, 8, 12, 16, 20, 24, 28), (0, 2, 4, 6, 10, 15, 21, 28))
+    """
+    if growth == 1.0:
+        return edges(steps, chunks)
+    found = [0]
+    for chunk in range(1, chunks + 1):
+        wanted = round(steps * (growth**chunk - 1) / (growth**chunks - 1))
+        found.append(min(max(wanted, found[-1] + 1), steps - (chunks - chunk)))
+    return tuple(found)
 
 
 class _Unrolling:
-    def __init__(self, traced: Traced, partitions: int, chunks: int, layers: int) -> None:
+    def __init__(self, traced: Traced, partitions: int, chunks: int, works: Sequence[int]) -> None:
         self.graph = fx.Graph()
         self.shapes: dict[fx.Node, Shape] = {}
         self.homes: dict[fx.Node, int] = {}
         self.model = copy.copy(traced.model)
         vars(self.model)["_modules"] = dict(traced.model._modules)
         self._traced, self._partitions, self._chunks = traced, partitions, chunks
-        self._layers, self._begun = layers, 0
+        self._works, self._begun = works, 0
         self._flows: dict[fx.Node, tuple[int, list[fx.Node]]] = {}  # what one stack gives in chunks, the next takes so
         self._new: dict[fx.Node, Any] = {}
 
@@ -104,8 +129,9 @@ class _Unrolling:
         chunks = self._chunks or min(steps, CHUNKS * self._partitions)
         if steps < chunks or self.shapes[sequence].growth[dimension]:
             raise UsageError(f"--chunks {self._chunks}: a sequence of {path} has {steps} steps; name at most {steps}")
-        bounds = edges(steps, chunks)
-        homes = self._homes_of(path)[self._begun : self._begun + stack.num_layers]
+        every_home = self._homes_of(path)
+        bounds = chunk_edges(steps, chunks, self._growth(every_home))
+        homes = every_home[self._begun : self._begun + stack.num_layers]
         self._begun += stack.num_layers
         layers = [self._layer(stack, path, number) for number in range(stack.num_layers)]
         states = [self._first(state, number, path) for number in range(stack.num_layers)]
@@ -136,13 +162,21 @@ class _Unrolling:
 
     def _homes_of(self, path: str) -> list[int]:
         """Of each layer of all stacks."""
-        count = self._layers
+        count = len(self._works)
         if count < self._partitions:
             raise UsageError(
                 f"--partitions {self._partitions}: {path} and what follows it have {count} layers; split over at most "
                 f"{count}, or another way"
             )
         return [home for home, (a, b) in enumerate(pairwise(edges(count, self._partitions))) for _ in range(a, b)]
+
+    def _growth(self, homes: Sequence[int]) -> float:
+        """How much longer a home works than the one before it, in the mean over all."""
+        if self._partitions == 1:
+            return 1.0
+        first, last = (sum(work for work, at in zip(self._works, homes, strict=True) if at == home)
+                       for home in (0, self._partitions - 1))  # fmt: skip
+        return float((last / first) ** (1 / (self._partitions - 1)))
 
     def _chunks_of(self, sequence: fx.Node, dimension: int, bounds: Sequence[int], path: str) -> list[fx.Node]:
         """A sequence in chunks: those that the stack before gives, or slices."""
