@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Protocol, TypeVar
 
@@ -69,6 +69,8 @@ class WallClock:
             function(argument)
 
 
+_ONE = (None,)
+"""Told by every event."""
 Call = tuple[float, int, Callable[[Any], None], Any, "deque[Any] | None"]
 """What is to be called, when, and the queue that it stands in."""
 
@@ -153,25 +155,30 @@ class VirtualClock:
         """What has arrived by now is delivered already."""
 
     def turn(self) -> None:
-        """Jump to the next event.
+        """Jump to the next event."""
+        self.turn_until(_ONE)
+
+    def turn_until(self, told: Sized) -> None:
+        """Jump to the next event, and on from event to event, until one of them puts something into `told`.
 
         Raises:
             LocalProtocolError: nothing is to come, yet somebody waits: a deadlock.
         """
         coming = self._coming
-        if not coming:
-            raise LocalProtocolError(
-                f"at {self.time:.6f} s nothing is to come any more, but the job has not ended: everybody waits for "
-                "somebody"
-            )
-        self.time, _, function, argument, queue = coming[0]
-        if queue is None:
-            heappop(coming)
-        else:
-            queue.popleft()
-            if queue:
-                heapreplace(coming, queue[0])
-            else:
+        while coming:
+            self.time, order, function, argument, queue = coming[0]
+            if queue is not None:
+                queue.popleft()
+            if not queue:
                 heappop(coming)
-        self.events += 1
-        function(argument)
+            elif queue[0][1] == order + 1 and queue[0][0] == self.time:
+                coming[0] = queue[0]  # nothing else can be due before it
+            else:
+                heapreplace(coming, queue[0])
+            self.events += 1
+            function(argument)
+            if told:
+                return
+        raise LocalProtocolError(
+            f"at {self.time:.6f} s nothing is to come any more, but the job has not ended: everybody waits for somebody"
+        )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
 import msgspec
@@ -70,9 +70,9 @@ class Driver:
         self._players: dict[str, Player] = {}
         self._reducing: list[Player] = []
         """Stories whose workers reduce: they are asked again and again, and links are carried in between."""
-        self._ready: deque[Player] = deque()
+        self._ready: deque[Player | None] = deque()
         """Stories that waited for something which has arrived; they go on after the turn, for a transport is not polled
-        while it delivers.
+        while it delivers. None where there is only to be asked whether to go on.
         """
 
     def add_machine(
@@ -181,17 +181,31 @@ class Driver:
                 self._advance(player, None)
         self.run_while(lambda: True)
 
-    def run_while(self, condition: Callable[[], bool]) -> None:
-        """Take turns while a condition holds and somebody is played."""
-        players, ready, reducing, turn = self._players, self._ready, self._reducing, self.clock.turn
-        while players and condition():
+    def run_while(self, condition: Callable[[], bool], turn_until: Callable[[Sized], None] | None = None) -> None:
+        """Take turns while a condition holds and somebody is played.
+
+        Args:
+            condition: is asked before a story goes on, and before each turn.
+            turn_until: of a clock that takes turns until something is ready to go on, or this is asked to `look`.
+        """
+        players, ready, reducing, turn = self._players, self._ready, self._reducing, turn_until or self._turn
+        while True:  # CPython 3.11 specialises no body of a loop that is entered once and ends with its condition
+            if not players or not condition():
+                return
             if ready:
-                player = ready.popleft()
-                self._advance(player, player.inbox.popleft())
+                if (player := ready.popleft()) is not None:
+                    self._advance(player, player.inbox.popleft())
             elif reducing:
                 self._reduce()
             else:
-                turn()
+                turn(ready)
+
+    def _turn(self, _: Sized) -> None:
+        self.clock.turn()
+
+    def look(self) -> None:
+        """Ask after what happens now whether to go on."""
+        self._ready.append(None)
 
     def plays(self, role: str) -> bool:
         """Whether a role is being played: it was added, and has not ended."""
@@ -220,6 +234,7 @@ class Driver:
         """Play a role no more."""
         player.ended = True
         del self._players[player.role]
+        self.look()
         if player.caller is not None:
             player.caller.ended = True
 
@@ -354,11 +369,11 @@ class Driver:
         assert story is not None
         if player.ended:
             return
-        send, times = story.send, player.times
+        times = player.times
         times.go_on(answer)
         while True:
             try:
-                effect = send(answer)
+                effect = story.send(answer)
             except StopIteration:
                 self._end_story(player)
                 return
@@ -412,6 +427,7 @@ class Driver:
             assert player.worker is not None
             return player.worker.work(effect.share, effect.begins, lambda done: self._advance(player, done))
         self._reducing.append(player)
+        self.look()
         return None
 
     def _reduce(self) -> None:

@@ -144,7 +144,7 @@ class Player:
         ready: the driver's, of stories that go on.
     """
 
-    def __init__(self, role: str, endpoint: Endpoint, ready: deque[Player]) -> None:
+    def __init__(self, role: str, endpoint: Endpoint, ready: deque[Player | None]) -> None:
         self.role, self.endpoint, self._ready = role, endpoint, ready
         self.inbox: deque[Arrival] = deque()
         self.ended = False

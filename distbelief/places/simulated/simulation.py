@@ -197,7 +197,7 @@ class Simulation:
                         self.driver.begin(role)
                 self._play()
                 if (reason := self.stopped()) and not self.supervisor.over:
-                    self._do(self.supervisor.handle(self.clock.time, Interruption(reason)))
+                    self._do(self._ask(Interruption(reason)))
                     self._play(heeding=False)
         finally:
             self.close()
@@ -215,11 +215,11 @@ class Simulation:
         def unstopped() -> bool:
             return supervisor.failure is None and stopped() is None
 
-        goes_on = unfailed if stopped is _never else unstopped  # asked before every event
-        self.driver.run_while(goes_on)
+        goes_on = unfailed if stopped is _never else unstopped  # asked before every story's turn
+        self.driver.run_while(goes_on, self.clock.turn_until)
         while not self.supervisor.over and self.clock.pending and goes_on():
             self.clock.turn()
-            self.driver.run_while(goes_on)
+            self.driver.run_while(goes_on, self.clock.turn_until)
 
     def _stories(self) -> list[str]:
         return [*roles.replicas(self.settings.mesh), roles.EVALUATOR]
@@ -266,7 +266,7 @@ class Simulation:
         self.driver.add_machine(roles.COORDINATOR, self.coordinator, endpoint, self._store, host=host)
         if incarnation:
             self.driver.replay(roles.COORDINATOR, self._known)
-        self._do(self.supervisor.handle(self.clock.time, Said(roles.COORDINATOR, incarnation, Listening(""))))
+        self._do(self._ask(Said(roles.COORDINATOR, incarnation, Listening(""))))
 
     @property
     def _watched(self) -> Collection[str]:
@@ -570,8 +570,15 @@ class Simulation:
         """Tell the supervisor, and do what it asks for at this moment, once everybody has done what is to be done
         now.
         """
-        if asked := self.supervisor.handle(self.clock.time, event):
+        if asked := self._ask(event):
             self.clock.call_later(0.0, self._do, asked)
+
+    def _ask(self, event: Event) -> list[Effect]:
+        """What the supervisor asks for because of an event; where the job has failed by it, nothing else happens."""
+        asked = self.supervisor.handle(self.clock.time, event)
+        if self.supervisor.failure is not None:
+            self.driver.look()
+        return asked
 
     def _do(self, asked: list[Effect]) -> None:
         for effect in asked:
@@ -581,7 +588,7 @@ class Simulation:
                 carry_out(self, effect)
 
     def _tick(self, _: None) -> None:
-        self._do(self.supervisor.handle(self.clock.time, Tick()))
+        self._do(self._ask(Tick()))
 
     def _is_let_go(self, died: Died) -> bool:
         """Whether a life is to count as one that has left, and is about to be ended."""
