@@ -137,9 +137,8 @@ class Thread(ABC):
     def owe(self, seconds: float) -> None:
         """Work for so many seconds, for which nobody waits but what comes after."""
 
-    @property
     @abstractmethod
-    def busy(self) -> bool:
+    def works(self) -> bool:
         """Whether there is something that it still does."""
 
     @abstractmethod
@@ -183,10 +182,9 @@ class OwnThread(Thread):
         now, free = self._clock.time, self._free
         self._free = (free if free > now else now) + seconds
 
-    @property
-    def busy(self) -> bool:
+    def works(self) -> bool:
         """Whether it is not done, or somebody who is to be called has not been."""
-        return bool(self._queue) or self._free > self._clock.time
+        return self._free > self._clock.time or bool(self._queue)
 
     def stop(self) -> None:
         """Do nothing more."""
@@ -312,8 +310,7 @@ class SharedThread(Thread):
         """Work."""
         self.do(seconds, None, None)
 
-    @property
-    def busy(self) -> bool:
+    def works(self) -> bool:
         """Whether it is not done."""
         return bool(self._given)
 

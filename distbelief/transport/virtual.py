@@ -20,8 +20,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-import torch
-
 from distbelief.core import roles
 from distbelief.core.effects import Arrival, Effect, Payload, Send
 from distbelief.core.events import Lost
@@ -325,11 +323,11 @@ class VirtualEndpoint(Endpoint):
                 network.before_send(self.role, to, message)
                 return
             link = self._reach(peer)
-        if payload is not None and not link.gone:
+        if payload is not None and not network.phantom and not link.gone:
             payload = self.lend(link.peer, message, payload)
         seconds = 0.0 if self.work is None else self.work.saying(message, payload)
         what = link, Arrival(self.role, message, payload)
-        if seconds or self.thread.busy:
+        if seconds or self.thread.works():
             self.thread.do(seconds, self._leave, what)
         else:
             self._leave(what)
@@ -387,10 +385,10 @@ class VirtualEndpoint(Endpoint):
 
     def _landed(self, arrival: Arrival) -> Arrival:
         """What arrives, whose bytes are brought to where they were asked for."""
-        event, payload = arrival.event, arrival.payload
-        if payload is None or not isinstance(event, SlotReply):
+        event = arrival.event
+        if not isinstance(event, SlotReply) or arrival.payload is None:
             return arrival
-        here = self.arena.part(event).copy_(payload) if isinstance(payload, torch.Tensor) else None
+        here = None if self.network.phantom else self.arena.part(event).copy_(arrival.payload)  # type: ignore[arg-type]  # bytes, unless phantoms
         return Arrival(arrival.sender, event, here)
 
     def _succeeds(self, theirs: VirtualLink) -> bool:
@@ -409,7 +407,7 @@ class VirtualEndpoint(Endpoint):
     def _hand(self, sender: VirtualEndpoint, arrival: Arrival) -> None:
         """Hand an arrival to this role: at once, or when a machine has done its work with those before."""
         if self.work is not None:
-            if self._queues and (self._waiting or self.thread.busy):
+            if self._queues and (self._waiting or self.thread.works()):
                 self._waiting.append((sender, arrival))
                 if len(self._waiting) == 1:
                     self.thread.do(0.0, self._hand_next, None)
@@ -449,7 +447,7 @@ class VirtualEndpoint(Endpoint):
         if self.closed:
             return
         self.closed = True
-        if self.thread.busy:
+        if self.thread.works():
             self.thread.do(0.0, self._leave_for_good, None)
         else:
             self._leave_for_good(None)

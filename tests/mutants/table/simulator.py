@@ -43,7 +43,7 @@ MUTANTS = [
         "a-simulated-machine-does-all-things-at-once",
         COSTS,
         "transport/virtual.py",
-        "if self._queues and (self._waiting or self.thread.busy):",
+        "if self._queues and (self._waiting or self.thread.works()):",
         "if self._queues and self._waiting:",
         (
             "tests/machines/test_processors.py::test_a_machine_is_handed_one_message_after_the_other_and_its_answers_leave_when_its_work_is_done",
@@ -53,7 +53,7 @@ MUTANTS = [
         "what-a-simulated-role-works-for-is-said-before-it-is-done",
         COSTS,
         "transport/virtual.py",
-        "if seconds or self.thread.busy:",
+        "if seconds or self.thread.works():",
         "if seconds < 0:",
         ("tests/machines/test_processors.py::test_who_dies_says_nothing_that_waited_and_hears_nothing",),
     ),
