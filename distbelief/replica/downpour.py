@@ -379,7 +379,9 @@ class DownpourTraining:
 
     def _landed(self, *models: ModelView) -> Steps[None]:
         while self._links.missing:
-            yield from self.wait()
+            self.take((yield RECEIVE))
+            if self._is_told_to_act():
+                yield from self._act()
         for model in models:
             if self._in_rounds:
                 yield from self._same_round(model)
@@ -439,8 +441,22 @@ class DownpourTraining:
     # what arrives
 
     def wait(self) -> Steps[None]:
-        """Wait for the next word, and do what it asks for; every wait of the story is a loop around this."""
+        """Wait for the next word, and do what it asks for; every wait of the story is a loop around this, or, where it
+        waits for most words, around the same.
+        """
         self.take((yield RECEIVE))
+        if self._is_told_to_act():
+            yield from self._act()
+
+    def _is_told_to_act(self) -> bool:
+        """Whether a word that was taken may ask for more than to be noted, which it seldom does."""
+        replica = self._replica
+        return (
+            replica.split is not None or self._hold is not None or replica.welcome is not None or bool(self._links.lost)
+        )
+
+    def _act(self) -> Steps[None]:
+        """Do what a word has asked for."""
         if self._replica.split is not None:
             yield from self._siblings.relayed()
             for done in self._pushes.finished():

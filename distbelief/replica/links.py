@@ -13,7 +13,7 @@ from distbelief.core.protocol import ANSWERS
 from distbelief.errors import JobFailed, LayoutError, LocalProtocolError, UsageError
 from distbelief.replica.steps import Steps
 
-_VERSIONED = (pushing.Fetched, pushing.Pushed)
+_VERSIONED = frozenset({pushing.Fetched, pushing.Pushed})
 """Answers that say which life of a shard has given them."""
 
 
@@ -43,10 +43,10 @@ class ShardLinks:
     def answered(self, shard: str, answer: Message) -> None:
         """Note an answer."""
         asked, answers = self._asked.get(shard, []), ANSWERS[type(answer)]
+        fetched = answer if type(answer) is pushing.Fetched else None
         for i, (message, _) in enumerate(asked):
             if type(message) is answers and (
-                not isinstance(answer, pushing.Fetched)
-                or (message.slot == answer.slot and message.start == answer.start)  # type: ignore[attr-defined]  # a Fetch, which is what a Fetched answers
+                fetched is None or (message.slot == fetched.slot and message.start == fetched.start)  # type: ignore[attr-defined]  # a Fetch, which is what a Fetched answers
             ):
                 del asked[i]
                 self.missing -= 1

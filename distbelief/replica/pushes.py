@@ -9,10 +9,10 @@ from distbelief.core.effects import Send
 
 
 class _OwedPush:
-    def __init__(self, slot: int, steps: int, samples: int, by: set[str], sent: dict[str, Send]) -> None:
+    def __init__(self, slot: int, steps: int, samples: int, sent: dict[str, Send]) -> None:
         self.slot, self.steps, self.samples, self.dropped = slot, steps, samples, False
-        self.by, self.sent = by, sent
-        """Who has not acknowledged it, and what was sent to those of them that are shards."""
+        self.sent = sent
+        """What was sent to those who have not acknowledged it."""
 
 
 class Pushes:
@@ -51,7 +51,7 @@ class Pushes:
         """
         self.clock += 1
         self.busy[slot] = len(sent)
-        self._waiting.append(_OwedPush(slot, steps, samples, {*sent, *parts}, sent))
+        self._waiting.append(_OwedPush(slot, steps, samples, {**sent, **parts}))
         return [*sent.values(), *parts.values()]
 
     def owed(self, shard: str) -> list[Send]:
@@ -62,21 +62,21 @@ class Pushes:
         """A shard, or all those of a partition, have applied or dropped a push; one that all have is done. The last of
         a former life are nobody's any more.
         """
-        oldest = self.clock - len(self._waiting) + 1
-        if incarnation != self._incarnation or not oldest <= clock <= self.clock:
+        waiting, newest = self._waiting, self.clock
+        oldest = newest - len(waiting) + 1
+        if incarnation != self._incarnation or not oldest <= clock <= newest:
             return
-        push = self._waiting[clock - oldest]
-        if who not in push.by:
+        push = waiting[clock - oldest]
+        if push.sent.pop(who, None) is None:
             return
-        push.by.discard(who)
         push.dropped |= dropped
-        if push.sent.pop(who, None) is not None:
+        if who in self.acknowledged:
             self.acknowledged[who] = clock
             self.busy[push.slot] -= 1
-        while self._waiting and not self._waiting[0].by:
-            push = self._waiting.popleft()
+        while waiting and not waiting[0].sent:
+            push = waiting.popleft()
             if self._told:
-                self._finished.append((self.clock - len(self._waiting), push.dropped))
+                self._finished.append((newest - len(waiting), push.dropped))
             self._lacking |= push.dropped
             self._pushes += not push.dropped
             self._done(push.steps, push.samples)

@@ -88,8 +88,8 @@ MUTANTS = [
     ),
     Mutant(
         "a-push-is-done-when-its-first-shard-says-so", ONCE, "replica/pushes.py",
-        "while self._waiting and not self._waiting[0].by:",
-        "while self._waiting and (not self._waiting[0].by or self._waiting[0] is push):",
+        "while waiting and not waiting[0].sent:",
+        "while waiting and (not waiting[0].sent or waiting[0] is push):",
         (DOWNPOUR_SWEEP,), seconds=15,
     ),
     Mutant(

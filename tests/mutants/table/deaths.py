@@ -52,7 +52,7 @@ MUTANTS = [
     ),
     Mutant(
         "a-push-counts-when-the-lead-has-made-it", SPLIT, "replica/pushes.py",
-        "{*sent, *parts}", "{*sent}",
+        "{**sent, **parts}", "{**sent}",
         (SPLIT_SWEEP,), seconds=60,
     ),
     Mutant(
