@@ -316,7 +316,7 @@ class Shard:
         return [Send(sender, initialising.Initialised(self.version))]
 
     def _push(self, sender: str, event: pushing.Push, payload: Payload | None) -> list[Effect]:
-        here = self.own
+        here = self._own or self.own
         model = self._model(here, sender, event, payload)
         held = here.slice.of(model)
         assert payload is not None
@@ -376,7 +376,7 @@ class Shard:
         Raises:
             RemoteProtocolError: it is none that this shard can apply.
         """
-        model = here.covers.index(event.ranges) if event.ranges in here.covers else 0
+        model = here.covers.index(event.ranges) if len(here.covers) > 1 and event.ranges in here.covers else 0
         own = here.parts[model]
         if event.start != own.start or event.stop != own.stop or payload is None:
             raise RemoteProtocolError(
@@ -446,7 +446,7 @@ class Shard:
                 )
             self._fetches[sender, start, event.slot] = event
             return []
-        here = self.own
+        here = self._own or self.own
         if frozen:
             held = here.slice.frozen()
         elif asked == here.moving:
