@@ -17,12 +17,11 @@ BUILDING, BUILT = "tests/machines/test_on_disk.py", "A partition builds and hold
 WEIGHTS, ONCE = "tests/machines/test_split_weights.py", "With `--weight-gradients once` one product"
 SCRIPTS, SCRIPTED = "tests/machines/test_split_scripts.py", "A script's split model is the whole one"
 
-GROWING = "Chunks of a sequence grow where the layers above work longer"
 
 MUTANTS = [
     Mutant(
         "chunks-are-alike-where-the-layers-above-work-longer",
-        GROWING,
+        EQUAL,
         "split/ways/time.py",
         "    if growth == 1.0:\n",
         "    if growth:\n",
