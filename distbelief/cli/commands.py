@@ -627,7 +627,8 @@ def resume_command(args: Sequence[str], run: str, script: Sequence[str] = ()) ->
 
 
 def _usage(words: str, asked: bool, more: str = f"; tasks: {', '.join(TASKS)}, or module:function of your own") -> int:
-    print(f"usage: distbelief {words}\n\nstrategies: {', '.join(STRATEGIES)}, or module:Class of your own{more}")
+    named = ", ".join((*STRATEGIES, *[f"{AUTO} (the first of a plan)"] * words.startswith("train ")))
+    print(f"usage: distbelief {words}\n\nstrategies: {named}, or module:Class of your own{more}")
     return 0 if asked else 2
 
 

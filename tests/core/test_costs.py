@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from distbelief.cli import cost_tables, main
 from distbelief.core.optimizer import LEARNING_RATES, optim
-from distbelief.costs import cost, profile
+from distbelief.costs import cost, profile, updates
 from distbelief.costs.profile import Profile, StepTime
 from distbelief.costs.trace import KINDS, REST, Tracer
 from distbelief.errors import TrainingError, UsageError
@@ -339,6 +339,24 @@ def test_a_batch_of_one_that_a_batch_norm_refuses_is_left_out(monkeypatch: pytes
     found = measured(task_of(lambda: [nn.Linear(8, 10), nn.BatchNorm1d(10)], shape=(8,)), [1, 4])
     assert [point.batch_size for point in found.points] == [4]
     assert "batch norm" in found.left_out[1]
+
+
+def test_an_update_is_timed_with_one_thread_as_a_replica_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    made = updates.stepper
+
+    def watched(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+        step = made(optimizer)
+        return lambda: (threads.append(torch.get_num_threads()), step())[1]
+
+    monkeypatch.setattr(updates, "stepper", watched)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        updates.measure(optim("sgd"), 10)
+        assert (set(threads), torch.get_num_threads()) == ({1}, 2)
+    finally:
+        torch.set_num_threads(before)
 
 
 def cost_of(task: Task, monkeypatch: pytest.MonkeyPatch, busy: float = 1.0, **more: Any) -> cost.TrainingCost:

@@ -1,14 +1,19 @@
 """Branches, regions and time: equal to the whole model, and only what must cross does."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from splitting import check_equal, play_split
 from torch import nn
 
 from distbelief.errors import UsageError
 from distbelief.split.options import Split
 from distbelief.split.play import Pass
+from distbelief.split.ways.time import chunk_edges
 
 
 class Inception(nn.Module):
@@ -183,7 +188,7 @@ def test_stacks_that_follow_each_other_pass_on_their_chunks():
     torch.manual_seed(0)
     x, y = torch.randn(4, 11, 5, dtype=torch.float64), torch.randint(0, 10, (4,))
     played = check_equal(Two().double(), (x,), y, Split("time", 2, chunks=4))
-    assert played.floats(0, Pass.FORWARD, 4) == [18, 18, 18, 12]
+    assert played.floats(0, Pass.FORWARD, 4) == [12, 18, 18, 18]
 
 
 def test_a_state_that_is_given_and_one_that_is_used():
@@ -198,6 +203,27 @@ def test_while_one_layer_computes_a_chunk_the_one_below_computes_the_next():
     first, second = played.programs
     assert [len(segment.gives[0].transfers) for segment in first.segments] == [1, 1, 1, 1]
     assert len(second.segments) >= 4
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.sampled_from([0.3, 0.9, 1.0, 1.1, 2.0, 9.0]))
+def test_every_chunk_has_a_step_and_all_steps_are_in_one(chunks: int, more: int, growth: float) -> None:
+    steps = chunks + more - 1
+    cut = chunk_edges(steps, chunks, growth)
+    assert (cut[0], cut[-1], len(cut)) == (0, steps, chunks + 1)
+    assert all(start < stop for start, stop in pairwise(cut))
+
+
+@pytest.mark.parametrize(("takes", "homes", "rises"), [(5, 2, 1), (500, 2, -1), (6, 3, 0)])
+def test_chunks_grow_where_the_layers_above_work_longer(takes: int, homes: int, rises: int) -> None:
+    torch.manual_seed(0)
+    stack = Recurrent(nn.GRU, homes, True)
+    stack.rnn = nn.GRU(takes, 60 if rises else 6, homes, batch_first=True)
+    stack.head = nn.Linear(stack.rnn.hidden_size, 10)
+    x, y = torch.randn(2, 28, takes), torch.zeros(2, dtype=torch.int64)
+    played = play_split(stack, (x,), y, Split("time", homes, chunks=7))
+    lengths = [size // stack.rnn.hidden_size for size in played.floats(0, Pass.FORWARD, 2)]
+    assert sum(lengths) == 28
+    assert (lengths[-1] > lengths[0]) - (lengths[-1] < lengths[0]) == rises
 
 
 REFUSED = [

@@ -17,7 +17,16 @@ BUILDING, BUILT = "tests/machines/test_on_disk.py", "A partition builds and hold
 WEIGHTS, ONCE = "tests/machines/test_split_weights.py", "With `--weight-gradients once` one product"
 SCRIPTS, SCRIPTED = "tests/machines/test_split_scripts.py", "A script's split model is the whole one"
 
+
 MUTANTS = [
+    Mutant(
+        "chunks-are-alike-where-the-layers-above-work-longer",
+        EQUAL,
+        "split/ways/time.py",
+        "    if growth == 1.0:\n",
+        "    if growth:\n",
+        ("tests/machines/test_split_ways.py::test_chunks_grow_where_the_layers_above_work_longer[5-2-1]",),
+    ),
     Mutant(
         "a-bias-is-added-at-each-home",
         EQUAL,
