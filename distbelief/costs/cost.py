@@ -235,6 +235,7 @@ def _largest(tracer: Tracer, optimizer: Optimizer, limit: float, process: int) -
     low, high = 1, 2
     while high <= MOST_BATCH and fits(high):
         low, high = high, 2 * high
+    high = min(high, MOST_BATCH + 1)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

@@ -97,8 +97,11 @@ class Tracer:
     def __init__(self, task: Task, sample: tuple[object, object]) -> None:
         self._task, self._sample = task, sample
         self._fakes = True
+        self._closed: list[str] = []
         self.note = ""
-        """Why layers are followed as they compute, where fake tensors do not do; "" where they do."""
+        """Why layers are followed as they compute, where fake tensors do not do, and which are counted as a whole; ""
+        where nothing is to be said.
+        """
         try:
             self.layers = self._describe()
         except _Failed as failed:
@@ -108,6 +111,11 @@ class Tracer:
                 self.layers = self._describe()
             except _Failed as again:
                 raise TrainingError(f"task {task.reference!r}: {again}") from again
+        if self._closed:
+            told = (
+                f"what {', '.join(self._closed)} computes is counted between layers: TorchScript cannot be looked into"
+            )
+            self.note = f"{self.note}; {told}" if self.note else told
 
     def follow(self, batch_size: int, optimizer: Optimizer) -> MemoryTrace:
         """Follow an iteration that is not the first, so that the optimizer has its state.
@@ -148,13 +156,23 @@ class Tracer:
         counter = FlopCounterMode(display=False, custom_mapping=attention)
         with self._made() as model:
             calls = _Calls(model, counter)
+            opened = {name for name, _ in _open(model)}
+            self._closed = [
+                name or WHOLE for name, _ in model.named_modules()
+                if name not in opened and (not name or name.rpartition(".")[0] in opened)
+            ]  # fmt: skip
             try:
                 with counter:
                     inputs, targets = _of_size(self._sample, COUNTED)
-                    self._task.loss(model(inputs), targets)
+                    loss = self._task.loss(model(inputs), targets)
             except Exception as error:
                 raise _Failed(f"{calls.told} raised {type(error).__name__}: {error}") from error
-            return calls.layers(counter.get_total_flops())
+            layers = calls.layers(counter.get_total_flops())
+            try:
+                loss.backward()
+            except Exception as error:
+                raise _Failed(f"the way back through the model raised {type(error).__name__}: {error}") from error
+            return layers
 
     @contextlib.contextmanager
     def _made(self) -> Iterator[nn.Module]:
@@ -214,6 +232,11 @@ def _vectors(optimizer: Optimizer) -> tuple[float, float]:
     return sum(leaf.nbytes for leaf in state) / parameter.nbytes, allocations.at_peak()[MAPS] / parameter.nbytes
 
 
+def _open(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that tell when they are called, with their names: those of TorchScript do not."""
+    return ((name, one) for name, one in model.named_modules() if not isinstance(one, torch.jit.ScriptModule))
+
+
 class _Calls:
     """Writes down which modules are called, and what they multiply; a layer is one that calls no other."""
 
@@ -225,7 +248,7 @@ class _Calls:
         self._operations: dict[str, int] = {}
         self._outputs: dict[str, tuple[int, ...]] = {}
         self._innermost = ""
-        for name, module in model.named_modules():
+        for name, module in _open(model):
             module.register_forward_pre_hook(lambda _, __, name=name: self._enter(name))
             module.register_forward_hook(lambda _, __, output, name=name: self._leave(name, output))
 

@@ -14,7 +14,7 @@ import msgspec
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.costs import profile as profiling
 from distbelief.costs import splitting, updates
-from distbelief.costs.cost import MARGIN, check_amounts, does_not_fit, held, sample_of
+from distbelief.costs.cost import MARGIN, SPARE, check_amounts, does_not_fit, held, sample_of
 from distbelief.costs.free_memory import free_memory
 from distbelief.costs.profile import BUSY, ladder
 from distbelief.costs.splitting import SplitCost
@@ -40,6 +40,8 @@ SECONDS, TRIP_SECONDS, SPLIT_SECONDS = 10.0, 3.0, 3.0
 """Of the profile, by itself, of messages beside steps, and of each split."""
 LONGEST_STEP = 0.1
 """Seconds of the steps beside which messages are measured: the largest profiled that is no longer."""
+LONGEST_NUMBERS = 20
+"""Characters of what says how many machines there are."""
 CONTENDERS = 5
 """Of the best candidates, those that are priced again where something else were so."""
 UNSEEN = "time to accuracy is not predicted: a profile knows how fast steps are, not what they are worth"
@@ -395,7 +397,7 @@ def parse_machines(text: str) -> Machines:
     Machines(hosts=4, cores=8)
     """
     hosts, times, cores = text.partition("x")
-    if not (times and hosts.isdecimal() and cores.isdecimal()):
+    if not (times and hosts.isdecimal() and cores.isdecimal() and len(text) <= LONGEST_NUMBERS):
         raise UsageError(f"--machines {text!r}: write hosts and the cores of each, such as 4x8")
     return Machines(int(hosts), int(cores))
 
@@ -429,7 +431,7 @@ def _needs(
     """Bytes of each kind of process of a candidate, with what is kept in reserve."""
     split = splits.get(one.partitions)
     held = memory(one, trace, process, split if isinstance(split, SplitCost) else None)
-    return {kind: round(MARGIN * bytes_) for kind, bytes_ in held.items()}
+    return {kind: round(process + MARGIN * (bytes_ - process) + SPARE) for kind, bytes_ in held.items()}
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:

@@ -97,7 +97,10 @@ def _decode(path: Path) -> list[PlanTrial]:
     Raises:
         OSError, ValueError: it cannot be read, or holds something else.
     """
-    if (size := path.stat().st_size) > MOST_BYTES:
+    size = path.stat().st_size
+    if not path.is_file():
+        raise ValueError("it is no file")
+    if size > MOST_BYTES:
         raise ValueError(f"it has {size:,} bytes, more than {MOST_BYTES:,}")
     found = msgspec.json.decode(path.read_bytes(), type=list[PlanTrial])
     for one in found:

@@ -341,6 +341,44 @@ def test_a_batch_of_one_that_a_batch_norm_refuses_is_left_out(monkeypatch: pytes
     assert "batch norm" in found.left_out[1]
 
 
+class Back(torch.autograd.Function):
+    """Its way back looks at values."""
+
+    @staticmethod
+    def forward(_: Any, given: Tensor) -> Tensor:
+        return given * 1
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]  # as torch documents it
+        return gradient if float(gradient.sum()) >= 0 else gradient * 2
+
+
+class Looks(nn.Module):
+    def forward(self, given: Tensor) -> Tensor:
+        return Back.apply(given)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def test_a_way_back_that_looks_at_values_is_followed_as_it_computes() -> None:
+    task = task_of(lambda: [nn.Linear(8, 10), Looks()], shape=(8,))
+    tracer = tracer_of(task)
+    assert "the way back through the model raised DataDependentOutputException" in tracer.note
+    assert tracer.follow(4, optim("sgd")).peak > 0
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_layers_of_torchscript_are_counted_as_a_whole_and_named() -> None:
+    task = task_of(lambda: [nn.Linear(8, 8), torch.jit.script(nn.Sequential(nn.Linear(8, 10)))], shape=(8,))
+    tracer = tracer_of(task)
+    assert "what 1 computes is counted between layers" in tracer.note
+    assert {layer.name: layer.multiply_adds for layer in tracer.layers} == {"0": 64, REST: 80}
+
+
+def test_what_cannot_be_trained_is_told_in_one_line() -> None:
+    task = task_of(lambda: [nn.Linear(8, 10).requires_grad_(False)], shape=(8,))
+    with pytest.raises(TrainingError, match="the way back through the model raised RuntimeError: element 0 of tensors"):
+        tracer_of(task)
+
+
 def test_an_update_is_timed_with_one_thread_as_a_replica_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
     made = updates.stepper

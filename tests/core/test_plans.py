@@ -150,6 +150,13 @@ def test_twice_the_bandwidth_and_a_straggler_are_priced() -> None:
     assert rates[2] < found.first.terms.samples_per_second
 
 
+def test_what_a_process_holds_without_a_model_has_no_margin() -> None:
+    trace = Tracer(TASK, DATA.batch(torch.arange(2))).follow(64, SGD)
+    [(kind, needs)] = planning._needs(PlanCandidate(db.Single(optimizer=SGD)), trace, 10**9, {}).items()
+    [held] = memory(PlanCandidate(db.Single(optimizer=SGD)), trace, 0).values()
+    assert (kind, needs) == ("replica", round(10**9 + 1.15 * held + 4e6))
+
+
 def test_what_does_not_fit_is_a_row_with_its_reason() -> None:
     tracer = Tracer(TASK, DATA.batch(torch.arange(2)))
     trace = tracer.follow(64, SGD)
