@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -336,7 +337,9 @@ def _keep(
     """Keep what was measured beside the prices, which no trial has corrected; not where it is worth nothing."""
     kept = [
         trials.trial(asked[row.what], found.task, found.batch_size, optimizer.name, predicted, row.measured)
-        for row in found.rows if row.measured is not None and (predicted := priced[row.what]) is not None
+        for row in found.rows
+        if row.measured is not None and 0 < row.measured.samples_per_second < math.inf
+        and (predicted := priced[row.what]) is not None
     ]  # fmt: skip
     if kept and here.busy:
         found.notes.append(f"{file} keeps nothing of these runs, since the machine is busy with something else")

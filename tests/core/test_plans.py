@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -695,6 +696,12 @@ def test_a_trial_whose_rate_cannot_be_makes_no_calibration_file(
     monkeypatch.setattr(trials, "run", at(rate))
     file = tmp_path / "own.json"
     made(HERE, run=1, calibration=file)
+    assert trials.read(file) == []
+    monkeypatch.setattr(trials, "run", at(10.0))
+    made(HERE, run=1, calibration=file)
+    [kept] = trials.read(file)
+    measured = msgspec.structs.replace(kept.measured, samples_per_second=rate)
+    file.write_bytes(msgspec.json.encode([msgspec.structs.replace(kept, measured=measured)]))
     with pytest.raises(
         UsageError, match=rf"own\.json: is no calibration file \(a trial of .* with {rate:g} samples/s\)"
     ):
