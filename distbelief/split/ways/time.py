@@ -72,7 +72,7 @@ def chunk_edges(steps: int, chunks: int, growth: float) -> tuple[int, ...]:
     steps allow; as equal as can be, the first ones longer, where that is 1.
 
     >>> chunk_edges(28, 7, 1.0), chunk_edges(28, 7, 1.3)
-    ((0, 4, 8, 12, 16, 20, 24, 28), (0, 2, 4, 6, 10, 15, 21, 28))
+    ((0, 4, 8, 12, 16, 20, 24, 28), (0, 2, 4, 6, 10, 14, 20, 28))
     """
     if growth == 1.0:
         return edges(steps, chunks)
