@@ -166,8 +166,8 @@ MUTANTS = [
         "a-correction-is-corrected-again",
         CORRECTED,
         "planner/plan.py",
-        "if row.measured is not None and (predicted := priced[row.what]) is not None",
-        "if row.measured is not None and (predicted := row.terms) is not None",
+        "and (predicted := priced[row.what]) is not None",
+        "and (predicted := row.terms) is not None",
         (PLANS + "test_the_best_are_run_and_later_plans_are_corrected_by_what_was_seen",),
     ),
 ]
