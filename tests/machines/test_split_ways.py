@@ -205,7 +205,7 @@ def test_while_one_layer_computes_a_chunk_the_one_below_computes_the_next():
     assert len(second.segments) >= 4
 
 
-@given(st.integers(1, 40), st.integers(1, 40), st.sampled_from([0.3, 0.9, 1.0, 1.1, 2.0, 9.0]))
+@given(st.integers(1, 500), st.integers(1, 500), st.sampled_from([1e-3, 0.3, 0.9, 1.0, 1.1, 2.0, 253.0]))
 def test_every_chunk_has_a_step_and_all_steps_are_in_one(chunks: int, more: int, growth: float) -> None:
     steps = chunks + more - 1
     cut = chunk_edges(steps, chunks, growth)

@@ -136,6 +136,7 @@ def check_cut(task: Task, settings: Settings) -> None:
     import torch
 
     from distbelief.sharding.assignments import cut
+    from distbelief.sharding.mesh import Mesh
     from distbelief.tasks.flat import layout_of
     from distbelief.tasks.on_disk import build_on_disk
     from distbelief.tasks.worker import build_model
@@ -144,7 +145,7 @@ def check_cut(task: Task, settings: Settings) -> None:
     with torch.random.fork_rng(devices=[]):
         seed = settings.seed
         model = build_on_disk(task, seed, "cpu").model if split else build_model(task, seed, "cpu")
-        cut(layout_of(model), settings.mesh, settings.shards)
+        cut(layout_of(model), Mesh(settings.replicas), settings.shards)  # of a model that nobody has split yet
 
 
 def check_split(settings: Settings) -> None:

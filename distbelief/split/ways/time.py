@@ -76,9 +76,14 @@ def chunk_edges(steps: int, chunks: int, growth: float) -> tuple[int, ...]:
     """
     if growth == 1.0:
         return edges(steps, chunks)
+    longest = chunks if growth > 1 else 0
+
+    def grown(chunk: int) -> float:
+        return float(growth ** (chunk - longest))  # of the largest, so that it cannot be more than a number may be
+
     found = [0]
     for chunk in range(1, chunks + 1):
-        wanted = round(steps * (growth**chunk - 1) / (growth**chunks - 1))
+        wanted = round(steps * (grown(chunk) - grown(0)) / (grown(chunks) - grown(0)))
         found.append(min(max(wanted, found[-1] + 1), steps - (chunks - chunk)))
     return tuple(found)
 
