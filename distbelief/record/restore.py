@@ -1,9 +1,9 @@
-"""Reading checkpoints back: a shard's part, cut anew where the number of shards differs, and the weights alone."""
+"""Reading checkpoints back: a shard's part, cut anew where the shards or the split differ, and the weights alone."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,13 @@ from distbelief.record.checkpoints import (
     read_manifest,
 )
 from distbelief.record.model_file import stored
-from distbelief.sharding.layout import ITEM_SIZES, Layout, Piece, Range, check_same
+from distbelief.record.parts import SavedParts
+from distbelief.sharding.layout import Layout, Piece, check_same
 
 
 def load_part(path: str | Path, plan: Plan, shard: int) -> tuple[dict[str, torch.Tensor], Json]:
     """The arrays that shard number `shard` of `plan` holds, out of a checkpoint that may have been cut into another
-    number of shards.
+    number of shards, and of a model that may have been split otherwise, or not.
 
     A per-element array that some shards had not made yet (an optimizer makes state at its first step) is zero there.
 
@@ -48,37 +49,16 @@ def load_part(path: str | Path, plan: Plan, shard: int) -> tuple[dict[str, torch
     folder = Path(path)
     manifest = read_manifest(folder)
     _check_fits(folder, manifest, plan)
-    own = plan.assignments[shard]
-    saved = manifest.plan.assignments
     with contextlib.ExitStack() as stack:
-        files = {
-            index: _open(stack, folder, part)
-            for index, (part, theirs) in enumerate(zip(manifest.parts, saved, strict=True))
-            if (saved == plan.assignments and index == shard)
-            or _common(own.moving, theirs.moving).size
-            or _common(own.frozen, theirs.frozen).size
-        }
+        saved = SavedParts(manifest.plan, lambda index: _open(stack, folder, manifest.parts[index]))
         try:
-            arrays = {
-                "vector.moving": _cut(
-                    files, "vector.moving", own.moving, [one.moving for one in saved], 1, torch.uint8
-                ),
-                "vector.frozen": _cut(
-                    files, "vector.frozen", own.frozen, [one.frozen for one in saved], 1, torch.uint8
-                ),
-            }
-            for number, section in enumerate(plan.layout.sections):
-                part = _common(own.moving, Range(section.start, section.stop))
-                if section.kind == "parameter" and part.size:
-                    held = [_common(one.moving, Range(section.start, section.stop)) for one in saved]
-                    arrays |= _states(files, number, part, held, ITEM_SIZES[section.dtype])
+            arrays = saved.cut(plan, shard)
         except (SafetensorError, OSError, RuntimeError, KeyError) as error:
             raise corrupt(folder / MANIFEST, f"its shards do not hold what it says ({error})") from error
-    if saved == plan.assignments:
-        return arrays, manifest.parts[shard].facts
-    return arrays, max(
-        (part.facts for part in manifest.parts), key=lambda facts: (facts.get("updates", 0), facts.get("samples", 0))
-    )
+    facts = [part.facts for part in manifest.parts]
+    if (manifest.plan.assignments, manifest.plan.layout.entries) == (plan.assignments, plan.layout.entries):
+        return arrays, facts[shard]
+    return arrays, max(facts, key=lambda one: (one.get("updates", 0), one.get("samples", 0)))
 
 
 class CheckpointStore(Checkpoints):
@@ -199,7 +179,7 @@ def _check_fits(folder: Path, manifest: Manifest, plan: Plan) -> None:
                 f"change; use {was}"
             )
     saved, layout = manifest.plan.layout, plan.layout
-    if (saved.entries, saved.sections) != (layout.entries, layout.sections):
+    if saved.tensors != layout.tensors:
         try:
             check_same(saved, layout, f"checkpoint {folder}: this job's model")
         except LayoutError as error:
@@ -231,48 +211,3 @@ def _open(stack: contextlib.ExitStack, folder: Path, part: CheckpointFile) -> An
         return stack.enter_context(safe_open(file, framework="pt"))
     except (SafetensorError, OSError) as error:
         raise corrupt(file, str(error)) from error
-
-
-def _common(one: Range, other: Range) -> Range:
-    start = max(one.start, other.start)
-    return Range(start, max(start, min(one.stop, other.stop)))
-
-
-def _states(
-    files: dict[int, Any], number: int, part: Range, held: Sequence[Range], item: int
-) -> dict[str, torch.Tensor]:
-    """The masters and optimizer states of section `number` for the bytes `part`; saved shard i holds `held[i]` of the
-    section.
-    """
-    sources = [(file, held[index]) for index, file in files.items() if _common(part, held[index]).size]
-    names = {name for file, _ in sources for name in file.keys() if name.split(".")[1:2] == [str(number)]}  # noqa: SIM118
-    arrays: dict[str, torch.Tensor] = {}
-    for name in sorted(names - {"vector.moving", "vector.frozen"}):
-        having = [(file.get_slice(name).get_shape(), file, theirs) for file, theirs in sources if name in file.keys()]  # noqa: SIM118
-        if all(shape == [theirs.size // item] for shape, _, theirs in having):
-            kept = {index: file for index, file in files.items() if name in file.keys()}  # noqa: SIM118
-            if name.startswith("master.") and len(having) < len(sources):
-                raise KeyError(f"{name} is missing in a shard")
-            arrays[name] = _cut(kept, name, part, held, item, having[0][1].get_slice(name)[:0].dtype)
-        elif all(shape in ([], [1]) for shape, _, _ in having):
-            arrays[name] = having[0][1].get_tensor(name).clone()
-        else:
-            raise KeyError(f"{name} has shapes {[shape for shape, _, _ in having]}")
-    return arrays
-
-
-def _cut(
-    files: dict[int, Any], name: str, part: Range, held: Sequence[Range], item: int, dtype: torch.dtype
-) -> torch.Tensor:
-    """Array `name` for the bytes `part`, with one element per `item` bytes: slices of what each saved shard holds,
-    zeros where one has none.
-    """
-    array = torch.zeros(part.size // item, dtype=dtype)
-    for index, file in files.items():
-        common = _common(part, held[index])
-        if common.size:
-            values = file.get_slice(name)[
-                (common.start - held[index].start) // item : (common.stop - held[index].start) // item
-            ]
-            array[(common.start - part.start) // item : (common.stop - part.start) // item] = values
-    return array

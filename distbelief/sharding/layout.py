@@ -197,6 +197,11 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
         return self.only.moving.stop
 
     @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All that lie in it, whole or in pieces, by name."""
+        return {entry.tensor.name: entry.tensor for entry in self.entries}
+
+    @property
     def trained_entries(self) -> list[Entry]:
         """The parameters that are trained, in their order."""
         return [entry for entry in self.entries if entry.tensor.kind == "parameter"]

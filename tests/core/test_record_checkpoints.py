@@ -1,6 +1,7 @@
 """Checkpoints: what is saved comes back, in any cut; what is broken is a CheckpointError; the last good one stays."""
 
 import errno
+import itertools
 import math
 import os
 import shutil
@@ -137,6 +138,74 @@ def test_a_checkpoint_cut_anew_is_what_a_job_with_that_cut_would_have_saved(shap
         path, flat, arrays = saved(run, then, optimizer)
         for shard in range(len(now.assignments)):
             same(load_part(str(path), now, shard)[0], part_of(now, shard, flat, arrays))
+
+
+@st.composite
+def splits(draw, tensors):
+    """By name, how some tensors are cut along a dimension, over as many homes as each has a parameter at."""
+    homes = draw(st.integers(1, 3))
+    found = {}
+    for tensor in tensors:
+        along = draw(st.integers(0, len(tensor.shape) - 1))
+        inner = draw(st.sets(st.integers(1, tensor.shape[along] - 1), max_size=homes - 1))
+        edges = [0, *sorted(inner), tensor.shape[along]]
+        order = draw(st.permutations(range(homes)))
+        found[tensor.name] = [Piece(along, *edge, home=order[at]) for at, edge in enumerate(itertools.pairwise(edges))]
+    for home in range(homes):  # each has to train something
+        found[f"own.{home}"] = [Piece(0, 0, 3, home)]
+    return homes, found
+
+
+def numbered(plan):
+    """The flat vector of a plan and its arrays, in which each element tells which one of which tensor it is."""
+    flat, arrays, names = torch.zeros(plan.layout.total, dtype=torch.uint8), {}, sorted(plan.layout.tensors)
+    for number, section in enumerate(plan.layout.sections):
+        found = []
+        for entry in plan.layout.entries:
+            if section.start <= entry.start < section.stop:
+                tensor, piece = entry.tensor, entry.piece
+                first = 10_000.0 * names.index(tensor.name)
+                every = torch.arange(first, first + tensor.elements, dtype=torch.float64).view(tensor.shape)
+                own = every.narrow(piece.dimension, piece.start, piece.stop - piece.start).contiguous().flatten()
+                here = own.to(getattr(torch, tensor.dtype))
+                flat[entry.start : entry.stop] = here.view(torch.uint8)
+                found.append(own)
+        if section.kind == "parameter":
+            values = torch.cat(found)
+            arrays |= {f"state.{number}.age": -values, f"state.{number}.step": torch.tensor(5.0)}
+            if section.dtype == "bfloat16":
+                arrays[f"master.{number}"] = values.float() + 0.5
+    return flat, arrays
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_checkpoint_of_a_split_model_goes_on_with_another_split_or_none(data):
+    shape = st.lists(st.integers(2, 30), min_size=1, max_size=3).map(tuple)
+    kinds = st.sampled_from([("float32", "parameter"), ("bfloat16", "parameter"), ("float64", "parameter"),
+        ("float32", "buffer"), ("float64", "frozen")])  # fmt: skip
+    tensors = [
+        Tensor(f"t{i}", sides, *kind, group=data.draw(st.integers(0, 1)))
+        for i, (sides, kind) in enumerate(data.draw(st.lists(st.tuples(shape, kinds), min_size=1, max_size=4)))
+    ]
+
+    def plan():
+        homes, split = data.draw(splits(tensors))
+        tensors_of_all = [*tensors, *(Tensor(f"own.{home}", (3,), "float32") for home in range(3))]
+        for home in range(homes, 3):
+            split[f"own.{home}"] = [Piece(0, 0, 3, 0)]
+        layout = lay_out(tensors_of_all, ({}, {}), split=split)
+        shards = data.draw(st.integers(homes, homes + 3))
+        return Plan(Settings(shards=shards), layout, cut(layout, Mesh(1, homes), shards), 100)
+
+    before, after = plan(), plan()
+    with tempfile.TemporaryDirectory() as run:
+        store, written = Checkpoints(run), numbered(before)
+        for shard in range(len(before.assignments)):
+            store.save_part(1, f"shard-{shard}", part_of(before, shard, *written), {})
+        made = store.commit(1, before, POSITION, 70)
+        for shard in range(len(after.assignments)):
+            same(load_part(made, after, shard)[0], part_of(after, shard, *numbered(after)))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

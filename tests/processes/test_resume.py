@@ -113,6 +113,33 @@ def test_a_checkpoint_goes_from_single_to_downpour_and_back(tmp_path: Path, watc
     assert result["samples"] == EPOCHS * jobs.SAMPLES
 
 
+@pytest.mark.parametrize("strategy", [Downpour, Single])
+def test_a_split_run_goes_on_with_another_split_or_none(tmp_path: Path, watch: jobs.Watch, strategy: Any) -> None:
+    epochs = 6
+    own: dict[str, Any] = {
+        "optimizer": optim("adam", lr=0.01),
+        **({} if strategy is Single else {"replicas": 1, "shards": 4}),
+    }
+    ways: list[dict[str, Any]] = [
+        {"partitions": 2, "split": "stages"},
+        {"partitions": 3, "split": "neurons"},
+        {},
+        {"partitions": 2},
+    ]
+    jobs.run(tmp_path / "whole", strategy(**own), task="digits", epochs=epochs)
+    for number, way in enumerate(ways):
+        last = number == len(ways) - 1
+        watch.once(records.EpochDone, (lambda: None) if last else interrupt())
+        result = jobs.run(tmp_path / "run", strategy(**own, **way), task="digits", epochs=epochs, resume=bool(number))
+        assert result["outcome"] == ("done" if last else "interrupted")
+        watch.rest()
+    assert result["samples"] == epochs * 1437
+    whole, run = weights(tmp_path / "whole"), weights(tmp_path / "run")
+    assert whole.keys() == run.keys()
+    for name, value in whole.items():
+        torch.testing.assert_close(run[name], value, rtol=1e-3, atol=1e-4)
+
+
 def test_a_run_that_goes_on_with_another_strategy_says_so(tmp_path: Path, watch: jobs.Watch) -> None:
     jobs.run(tmp_path, single("sgd"), epochs=1)
     jobs.run(tmp_path, downpour(1, "sgd"), epochs=1, resume=True)

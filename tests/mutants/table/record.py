@@ -3,6 +3,7 @@
 from mutants import Mutant
 
 CHECKPOINT = "A checkpoint is whole or not there"
+RECUT = "A checkpoint goes on with another number of shards"
 FOLDER = "Two jobs never write into one run folder"
 REVIVAL = "A coordinator that is killed is started anew"
 GARBAGE = "Garbage on a link costs that link only"
@@ -105,5 +106,21 @@ MUTANTS = [
             "tests/core/test_house.py::test_nothing_is_put_off_and_nothing_is_unpickled[record/restore.py]",
             FILES + "test_what_is_no_checkpoint_is_refused_and_never_unpickled[pickle]",
         ),
+    ),
+    Mutant(
+        "a-piece-of-another-split-is-read-from-the-beginning",
+        RECUT,
+        "record/parts.py",
+        ".narrow(own.dimension, own.start,",
+        ".narrow(own.dimension, 0,",
+        (FILES + "test_a_checkpoint_of_a_split_model_goes_on_with_another_split_or_none",),
+    ),
+    Mutant(
+        "pieces-of-another-split-are-put-together-along-its-own-dimension",
+        RECUT,
+        "record/parts.py",
+        "own, along = entry.piece, wanted[0].entry.piece.dimension",
+        "own, along = entry.piece, entry.piece.dimension",
+        (FILES + "test_a_checkpoint_of_a_split_model_goes_on_with_another_split_or_none",),
     ),
 ]

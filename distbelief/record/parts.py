@@ -1,0 +1,174 @@
+"""What the shards of a checkpoint hold, read by pieces of tensors: for another number of shards, and another split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from distbelief.core.settings import Plan
+from distbelief.sharding.layout import ITEM_SIZES, Entry, Layout, Range
+
+_VECTOR = ("vector",)
+"""The parameters and buffers themselves, as bytes; any other array is `master` or `state`, a key, and has numbers."""
+
+
+class _Wanted(NamedTuple):
+    """Bytes of a piece that was saved, and the number of its section."""
+
+    entry: Entry
+    section: int
+    bytes: Range
+
+
+class SavedParts:
+    """The arrays of a checkpoint.
+
+    Args:
+        plan: of the job that saved it.
+        opened: the file of a shard, by its index, as `safe_open` gives it for torch.
+    """
+
+    def __init__(self, plan: Plan, opened: Callable[[int], Any]) -> None:
+        self._layout, self._assignments, self._opened = plan.layout, plan.assignments, opened
+        self._files: dict[int, tuple[Any, set[str]]] = {}
+        self._pieces: dict[str, list[tuple[Entry, int]]] = {}
+        for entry in sorted(plan.layout.entries, key=lambda one: one.piece.start):
+            self._pieces.setdefault(entry.tensor.name, []).append((entry, _section(plan.layout, entry)))
+
+    def cut(self, plan: Plan, shard: int) -> dict[str, torch.Tensor]:
+        """The arrays that a shard of another plan begins with, named as `Checkpoints.save_part` says; zeros of what no
+        shard had made yet (an optimizer makes state at its first step). A tensor that is split otherwise is read whole,
+        one after the other.
+
+        Raises:
+            KeyError, RuntimeError, SafetensorError: an array is missing, or not as long as what its shard holds.
+        """
+        layout, own = plan.layout, plan.assignments[shard]
+        arrays = {
+            "vector.moving": self._array(_VECTOR, layout, own.moving, 1, torch.uint8),
+            "vector.frozen": self._array(_VECTOR, layout, own.frozen, 1, torch.uint8),
+        }
+        for number, section in enumerate(layout.sections):
+            part = common(own.moving, Range(section.start, section.stop))
+            if section.kind == "parameter" and part.size:
+                arrays |= self._states(layout, number, part)
+        return arrays
+
+    def _states(self, layout: Layout, number: int, part: Range) -> dict[str, torch.Tensor]:
+        """The masters and optimizer states of section `number` for the bytes `part`."""
+        item = ITEM_SIZES[layout.sections[number].dtype]
+        wanted = [one for entry, within in _entries(layout, part) for one in self._wanted(entry, within)]
+        sources = sorted({(i, one.section) for one in wanted for i, _ in self._holders(one)})
+        found = {
+            (kind, *key)
+            for shard, section in sources
+            for kind, of, *key in (name.split(".", 2) for name in self._file(shard)[1])
+            if of == str(section)  # "moving" or "frozen" of a vector
+        }
+        arrays: dict[str, torch.Tensor] = {}
+        for key in sorted(found):
+            having = [(shard, of) for shard, of in sources if _name(key, of) in self._file(shard)[1]]
+            if key[0] == "master" and len(having) < len(sources):
+                raise KeyError(f"{_name(key, number)} is missing in a shard")
+            parts = [self._file(shard)[0].get_slice(_name(key, of)) for shard, of in having]
+            shapes = [one.get_shape() for one in parts]
+            if shapes == [[self._held(shard, of).size // item] for shard, of in having]:
+                arrays[_name(key, number)] = self._array(key, layout, part, item, parts[0][:0].dtype)
+            elif all(shape in ([], [1]) for shape in shapes):  # one value of all, such as the number of steps
+                shard, of = having[0]
+                arrays[_name(key, number)] = self._file(shard)[0].get_tensor(_name(key, of)).clone()
+            else:
+                raise KeyError(f"{_name(key, number)} has shapes {shapes}")
+        return arrays
+
+    def _array(self, key: tuple[str, ...], layout: Layout, part: Range, item: int, dtype: torch.dtype) -> torch.Tensor:
+        """An array for the bytes `part` of another layout's vector, with one element per `item` bytes."""
+        array = torch.zeros(part.size // item, dtype=dtype)
+        for entry, within in _entries(layout, part):
+            into = array[(within.start - part.start) // item : (within.stop - part.start) // item]
+            wanted = self._wanted(entry, within)
+            if _indices(wanted[0].entry) == _indices(entry):
+                into.copy_(self._read(key, wanted[0], item, dtype))
+            else:
+                own, along = entry.piece, wanted[0].entry.piece.dimension
+                pieces = [self._read(key, one, item, dtype).view(*one.entry.shape, -1) for one in wanted]
+                values = torch.cat(pieces, along).narrow(own.dimension, own.start, own.stop - own.start).reshape(-1)
+                into.copy_(values[(within.start - entry.start) // item : (within.stop - entry.start) // item])
+        return array
+
+    def _wanted(self, entry: Entry, within: Range) -> list[_Wanted]:
+        """What is read for the bytes `within` of a piece: those bytes where it was saved as it is, else the tensor."""
+        pieces = self._pieces[entry.tensor.name]
+        for saved, section in pieces:
+            if _indices(saved) == _indices(entry):
+                ahead = saved.start - entry.start
+                return [_Wanted(saved, section, Range(within.start + ahead, within.stop + ahead))]
+        return [_Wanted(saved, section, Range(saved.start, saved.stop)) for saved, section in pieces]
+
+    def _read(self, key: tuple[str, ...], wanted: _Wanted, item: int, dtype: torch.dtype) -> torch.Tensor:
+        """Bytes of a piece of one array, as they lie in the files of the shards that hold them."""
+        values = torch.zeros(wanted.bytes.size // item, dtype=dtype)
+        for shard, held in self._holders(wanted):
+            file, names = self._file(shard)
+            name, start = _name(key, wanted.section), self._held(shard, wanted.section).start
+            if key == _VECTOR:
+                own = self._assignments[shard]
+                frozen = wanted.entry.tensor.kind == "frozen"
+                name, start = ("vector.frozen", own.frozen.start) if frozen else ("vector.moving", own.moving.start)
+            if key == _VECTOR or name in names:
+                into = values[(held.start - wanted.bytes.start) // item : (held.stop - wanted.bytes.start) // item]
+                into.copy_(file.get_slice(name)[(held.start - start) // item : (held.stop - start) // item])
+        return values
+
+    def _holders(self, wanted: _Wanted) -> list[tuple[int, Range]]:
+        """The shards that hold any of it, and what each does."""
+        frozen = wanted.entry.tensor.kind == "frozen"
+        parts = (
+            (i, common(own.frozen if frozen else own.moving, wanted.bytes)) for i, own in enumerate(self._assignments)
+        )
+        return [(shard, part) for shard, part in parts if part.size]
+
+    def _held(self, shard: int, section: int) -> Range:
+        """What a shard holds of a section."""
+        one = self._layout.sections[section]
+        return common(self._assignments[shard].moving, Range(one.start, one.stop))
+
+    def _file(self, shard: int) -> tuple[Any, set[str]]:
+        """The file of a shard, and the names of its arrays."""
+        if shard not in self._files:
+            file = self._opened(shard)
+            self._files[shard] = file, set(file.keys())
+        return self._files[shard]
+
+
+def common(one: Range, other: Range) -> Range:
+    """What two ranges have in common; nothing, somewhere, where that is nothing."""
+    start = max(one.start, other.start)
+    return Range(start, max(start, min(one.stop, other.stop)))
+
+
+def _entries(layout: Layout, part: Range) -> Sequence[tuple[Entry, Range]]:
+    """The pieces that have bytes in a range, and these."""
+    found = ((entry, common(part, Range(entry.start, entry.stop))) for entry in layout.entries)
+    return [(entry, within) for entry, within in found if within.size]
+
+
+def _indices(entry: Entry) -> list[tuple[int, int]]:
+    """Those of each dimension that a piece has."""
+    whole = [(0, side) for side in entry.tensor.shape]
+    if whole:
+        whole[entry.piece.dimension] = entry.piece.start, entry.piece.stop
+    return whole
+
+
+def _section(layout: Layout, entry: Entry) -> int:
+    """The number of the section that a piece lies in; -1 of a piece of no elements, which may lie in none."""
+    return next((i for i, one in enumerate(layout.sections) if one.start <= entry.start < one.stop), -1)
+
+
+def _name(key: tuple[str, ...], section: int) -> str:
+    """What an array is called in a file."""
+    kind, *rest = key
+    return ".".join((kind, str(section), *rest))
