@@ -33,7 +33,8 @@ def served_reader(context: Context) -> Worker:
 
     def attach(plan: Plan, arena: Arena) -> None:
         land(plan, arena)
-        flat.swap(0)  # what the model was built with goes before anything lands
+        if flat.device.type == "cpu":  # a device takes frozen parameters with the first swap, when they have landed
+            flat.swap(0)  # what the model was built with goes before anything lands
 
     return Worker(attach, measure=lambda: measure(context.task, flat.module))
 

@@ -317,8 +317,8 @@ MUTANTS = [
         "what-an-evaluator-was-built-with-stays",
         EVALUATED,
         "strategies/served.py",
-        "        flat.swap(0)  # what the model was built with goes before anything lands\n",
-        "",
+        "            flat.swap(0)  # what the model was built with goes before anything lands\n",
+        "            pass\n",
         ("tests/processes/test_partitions.py::test_an_evaluator_leaves_what_it_was_built_with_before_parameters_come",),
     ),
 ]
