@@ -29,7 +29,14 @@ def served(context: Context, story: HasStory) -> Part:
 def served_reader(context: Context) -> Worker:
     """Who measures for the evaluator, with what the shards answer."""
     flat = context.module
-    return Worker(_landing(flat), measure=lambda: measure(context.task, flat.module))
+    land = _landing(flat)
+
+    def attach(plan: Plan, arena: Arena) -> None:
+        land(plan, arena)
+        if flat.device.type == "cpu":  # a device takes frozen parameters with the first swap, when they have landed
+            flat.swap(0)  # what the model was built with goes before anything lands
+
+    return Worker(attach, measure=lambda: measure(context.task, flat.module))
 
 
 def _attach(context: Context) -> Callable[[Plan, Arena], None]:

@@ -29,6 +29,7 @@ from distbelief.places.processes.local import Local
 from distbelief.server.passed import PassedSlice
 from distbelief.strategies import Downpour
 from distbelief.tasks import Task, TensorData
+from distbelief.tasks.on_disk import LARGE
 from distbelief.testing import tally
 
 SAMPLES, BATCH = 330, 16
@@ -68,6 +69,26 @@ def wide() -> Task:
         return nn.Sequential(*(part for one in sizes for part in (nn.Linear(*one), nn.Tanh())))
 
     return Task(model=model, train=data)
+
+
+class Mapped(nn.Sequential):
+    """Layers that are evaluated only where all that is large of them lies in memory that others map, or in files."""
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        large = [] if self.training else [one.data_ptr() for one in self.parameters() if one.nbytes >= LARGE]
+        shared = [
+            range(*(int(end, 16) for end in line.split()[0].split("-")))
+            for line in Path("/proc/self/maps").read_text().splitlines()
+            if large and line.split()[1].endswith("s")
+        ]
+        if not all(any(address in one for one in shared) for address in large):
+            raise RuntimeError("what is evaluated is in memory of its own")
+        return super().forward(value)
+
+
+def wide_and_mapped() -> Task:
+    """The same, with a test set; it cannot be evaluated in memory of a process's own."""
+    return Task(model=lambda: Mapped(*wide().model()), train=data, test=data)
 
 
 def of_an_array() -> Task:

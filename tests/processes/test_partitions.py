@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,23 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from distbelief.core import records
+from distbelief.core import records, roles
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Record
+from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
+from distbelief.job import Job
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.running import Running
 from distbelief.places.simulated.simulated import Simulated
+from distbelief.runtime.player import cannot
 from distbelief.strategies import Allreduce, Downpour, Single, Synchronous
+from distbelief.strategies.context import Context
+from distbelief.strategies.served import served_reader
+from distbelief.tasks.flat import FlatModule
+from distbelief.tasks.on_disk import build_on_disk
+from distbelief.tasks.worker import measure
+from distbelief.transport.base import plain_arena
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
@@ -184,6 +194,29 @@ def test_a_partition_begins_with_its_own_part_of_the_whole_model(tmp_path: Path,
     found = load_file(tmp_path / "run" / "model.safetensors")
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("split", ["stages", "neurons"])
+def test_an_evaluator_of_a_split_model_has_none_of_it_in_memory_of_its_own(tmp_path: Path, split: str) -> None:
+    """And measures what a process that holds the whole model does."""
+    strategy = Downpour(replicas=1, partitions=2, split=split, optimizer=optim("sgd", lr=0.05))
+    result = jobs.run(tmp_path, strategy, task="jobs:wide_and_mapped", seed=99)
+    model = jobs.wide().model()
+    model.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    measured = measure(dataclasses.replace(jobs.wide(), test=jobs.data), model)
+    assert result["test_loss"] == pytest.approx(measured.loss, rel=1e-6)
+    assert result["test_accuracy"] == measured.accuracy
+
+
+def test_an_evaluator_leaves_what_it_was_built_with_before_parameters_come() -> None:
+    settings = Job(task="digits", strategy=Downpour(partitions=2)).settings()
+    flat = FlatModule(build_on_disk(jobs.wide(), 0, "cpu").model)
+    files = {one.data_ptr() for one in flat.trained}
+    computes = cannot("compute")
+    context = Context(roles.EVALUATOR, 0, settings, jobs.wide(), 0, flat.layout, flat, lambda _: computes)
+    plan = Plan(settings, flat.layout, (), jobs.SAMPLES)
+    served_reader(context).attach(plan, plain_arena(flat.held, 0, 1))
+    assert files.isdisjoint(one.data_ptr() for one in flat.trained)
 
 
 def test_a_result_says_that_partitions_have_built_more_than_their_part(tmp_path: Path) -> None:

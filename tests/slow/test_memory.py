@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from distbelief.tasks.order import Order
-from distbelief.tasks.worker import build_model, load
+from distbelief.tasks.worker import build_model, load, measure
 
 OWN, MAPPED = 900_000_000, 1_800_000_000
 """Most bytes that a process may have of its own, and with what it has mapped of others and of files."""
@@ -60,12 +60,15 @@ def test_a_model_of_a_gigabyte_trains_in_processes_that_could_not_hold_it(tmp_pa
     result: dict[str, Any] = json.loads(ended.stdout)
     assert (result["outcome"], result["steps"]) == ("done", STEPS)
     assert "dropped the rest" not in result["split"]["told"]
-    assert {f"distbelief: replica 0.{home}" for home in range(4)} < result["most"].keys()
+    measured = {*(f"distbelief: replica 0.{home}" for home in range(4)), "distbelief: evaluator"}
+    assert measured < result["most"].keys()
     for process, (own, together) in result["most"].items():
         assert own <= OWN, process
         assert together <= MAPPED, process
+    trained = plain(begin)
+    assert result["test_loss"] == pytest.approx(measure(gigabyte(), trained).loss, rel=1e-6)
     with safe_open(tmp_path / "split" / "model.safetensors", framework="pt") as file:
-        for name, tensor in plain(begin).named_parameters():
+        for name, tensor in trained.named_parameters():
             assert torch.equal(file.get_tensor(name), tensor), name
 
 

@@ -604,12 +604,11 @@ class _Process:
     def _play_evaluator(self) -> None:
         spec, settings = self.spec, self.spec.settings
         task = resolve(spec.task, spec.data_dir)
-        model = build_model(task, settings.seed, "cpu")
-        vectors = (
-            whole_of_split(split_graph(task, model, settings), model, settings, self.players.rows)
-            if settings.partitions > 1
-            else self._flat(model)
-        )
+        if settings.partitions > 1:  # it may be larger than what a process may have
+            model = build_on_disk(task, settings.seed, "cpu").model
+            vectors = whole_of_split(split_graph(task, model, settings), model, settings, self.players.rows)
+        else:
+            vectors = self._flat(build_model(task, settings.seed, "cpu"))
         check_measure(task, vectors.module)
         context = self._context(task, 0, vectors, lambda _: cannot("compute"))
         self._tell_story(Evaluator(vectors, self.incarnation), self.players.reader(context))

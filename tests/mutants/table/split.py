@@ -13,6 +13,10 @@ CHOOSING, COSTS = "tests/machines/test_split_choosing.py", "tests/core/test_spli
 TRACED = "A model is traced for any number of samples"
 CHANCE = "What draws at random in a split model draws the same however it is split"
 MICROBATCHES = "Microbatches of any sizes give the gradient of the minibatch"
+EVALUATING, EVALUATED = (
+    "tests/processes/test_partitions.py::test_an_evaluator_of_a_split_model_has_none_of_it_in_memory_of_its_own",
+    "On one host (`--transport shared`), the evaluator of a job whose replicas are split",
+)
 BUILDING, BUILT = "tests/machines/test_on_disk.py", "A partition builds and holds its own part only"
 WEIGHTS, ONCE = "tests/machines/test_split_weights.py", "With `--weight-gradients once` one product"
 SCRIPTS, SCRIPTED = "tests/machines/test_split_scripts.py", "A script's split model is the whole one"
@@ -299,5 +303,22 @@ MUTANTS = [
         "file.seek(one.data_offsets[0])",
         "file.seek(one.data_offsets[0] + 1)",
         (f"{BUILDING}::test_weights_to_begin_with_lie_in_files_too",),
+    ),
+    Mutant(
+        "an-evaluator-builds-a-split-model-in-memory",
+        EVALUATED,
+        "places/processes/process.py",
+        'model = build_on_disk(task, settings.seed, "cpu").model\n',
+        'model = build_model(task, settings.seed, "cpu")\n',
+        (f"{EVALUATING}[stages]",),
+        seconds=20.0,
+    ),
+    Mutant(
+        "what-an-evaluator-was-built-with-stays",
+        EVALUATED,
+        "strategies/served.py",
+        "            flat.swap(0)  # what the model was built with goes before anything lands\n",
+        "            pass\n",
+        ("tests/processes/test_partitions.py::test_an_evaluator_leaves_what_it_was_built_with_before_parameters_come",),
     ),
 ]
