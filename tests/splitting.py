@@ -1,7 +1,7 @@
 """Split models against whole ones: all homes in one process, and plain PyTorch on a copy of the model."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,22 +45,27 @@ class Played:
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Whole gradients, put together from the homes' pieces."""
+        return self._whole(
+            (program, [(name, one.grad) for name, one in program.module.named_parameters() if one.grad is not None])
+            for program in self.programs
+        )
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Whole buffers, put together from the homes' pieces."""
+        return self._whole((program, program.module.named_buffers()) for program in self.programs)
+
+    def _whole(self, held: Iterable[tuple[HomeProgram, Iterable[tuple[str, torch.Tensor]]]]) -> dict[str, torch.Tensor]:
         found: dict[str, list[tuple[int, int, torch.Tensor]]] = {}
-        for program in self.programs:
-            for name, parameter in program.module.named_parameters():
-                if parameter.grad is not None:
-                    piece = program.pieces[name]
-                    found.setdefault(name, []).append((piece.start, piece.dimension, parameter.grad))
+        for program, tensors in held:
+            for name, one in tensors:
+                piece = program.pieces[name]
+                found.setdefault(name, []).append((piece.start, piece.dimension, one))
         return {
             name: torch.cat([part for *_, part in sorted(parts, key=lambda one: one[0])], parts[0][1])
             if len(parts) > 1
             else parts[0][2]
             for name, parts in found.items()
         }
-
-    def buffers(self) -> dict[str, torch.Tensor]:
-        """What the homes have as buffers; those that are whole."""
-        return {name: one for program in self.programs for name, one in program.module.named_buffers()}
 
 
 def play_split(
@@ -117,4 +122,14 @@ def check_equal(
     assert got.keys() == expected.keys()
     for name, gradient in expected.items():
         assert (got[name] - gradient).abs().max() <= atol, name
+    if options.get("microbatches", 1) == 1:
+        check_buffers(played, whole, atol)
     return played
+
+
+def check_buffers(played: Played, whole: nn.Module, atol: float) -> None:
+    """The buffers of a split model are those of a whole one; one that no checkpoint has may lie in the graph."""
+    got, expected = played.buffers(), dict(whole.named_buffers())
+    assert expected.keys() & whole.state_dict().keys() <= got.keys() <= expected.keys()
+    for name, buffer in got.items():
+        torch.testing.assert_close(buffer, expected[name], atol=atol, rtol=0)

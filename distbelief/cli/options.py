@@ -227,7 +227,8 @@ def parse(command: str, task: str, strategy: str, args: Sequence[str]) -> Option
 
     found = groups(command, strategy)
     prog = " ".join(word for word in ("distbelief", command, task, strategy) if word)
-    refuse(prog, args, _names(found), _elsewhere(command, strategy))
+    why = {option(name): reason for name, reason in find(strategy).lacks.items()}
+    refuse(prog, args, _names(found), _elsewhere(command, strategy), why)
     given = configured(args, _names(found))
     meanings = LAUNCHED if command == "launch" else {}
     made = [
@@ -269,11 +270,21 @@ HERE = {"--accumulate": "--push-every", "--push-every": "--accumulate"}
 """Options that have another name where there are no pushes."""
 
 
-def refuse(prog: str, args: Sequence[str], known: Sequence[str], elsewhere: Mapping[str, str] | None = None) -> None:
+def refuse(
+    prog: str, args: Sequence[str], known: Sequence[str], elsewhere: Mapping[str, str] | None = None,
+    why: Mapping[str, str] | None = None,
+) -> None:  # fmt: skip
     """Refuse an option that is not known.
 
+    Args:
+        prog: the command.
+        args: what was written behind it.
+        known: its options.
+        elsewhere: who has others.
+        why: it has not some of those.
+
     Raises:
-        UsageError: with the nearest that is, and where it would belong.
+        UsageError: with the nearest that is, or where it would belong and why not here.
     """
     for word in args:
         name = word.partition("=")[0].replace("_", "-")
@@ -281,7 +292,10 @@ def refuse(prog: str, args: Sequence[str], known: Sequence[str], elsewhere: Mapp
             continue
         if elsewhere and name in elsewhere:
             here = f", and here it is {HERE[name]}" if HERE.get(name) in known else ""
-            raise UsageError(f"{prog} has no option {name}: it belongs to {elsewhere[name]}{here}; see {prog} --help")
+            reason = f"{why[name]}; " if why and name in why else ""
+            raise UsageError(
+                f"{prog} has no option {name}: {reason}it belongs to {elsewhere[name]}{here}; see {prog} --help"
+            )
         near = difflib.get_close_matches(name, [*known, "--help"], n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
         raise UsageError(f"{prog} has no option {name}; {hint}All are in {prog} --help")

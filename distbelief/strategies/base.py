@@ -106,6 +106,8 @@ class Strategy(Checked):
     """What the position of a checkpoint counts: a run goes on only with a strategy that counts the same."""
     meaningless: ClassVar[Mapping[str, str]] = {}
     """Options of a job that mean nothing to it, and what there is instead."""
+    lacks: ClassVar[Mapping[str, str]] = {}
+    """Options of other strategies that it has not, and why."""
     phantom_lacks: ClassVar[Mapping[str, str]] = {}
     """Options of its own that a simulation which computes nothing has no use for, and what is not computed there."""
 

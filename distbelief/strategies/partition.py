@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -13,7 +14,7 @@ from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.records import Parted
 from distbelief.core.settings import Settings
-from distbelief.errors import DistbeliefError, LocalProtocolError
+from distbelief.errors import DataError, DistbeliefError, LocalProtocolError, TrainingError
 from distbelief.replica.home_part import HomeSchedule, ModelPart, home_schedule
 from distbelief.schedules.pipeline import Pass
 from distbelief.split.choosing import choose
@@ -26,6 +27,7 @@ from distbelief.split.tracing import EXAMPLES, examples, trace
 from distbelief.tasks import Task
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
+from distbelief.tasks.on_disk import build_on_disk
 from distbelief.tasks.order import Order, key, seed_chance
 from distbelief.tasks.task import as_data
 from distbelief.tasks.worker import load, on_device, raised_at
@@ -57,6 +59,29 @@ def split_graph(task: Task, model: nn.Module, settings: Settings, tell: Tell | N
         if tell:
             tell(Parted(split.text, choice.told + traced.told))
     return apply(split, traced, task.loss, targets)
+
+
+def check_parts(task: Task, settings: Settings) -> None:
+    """Refuse a split that the model of a task cannot have, before anybody has built it.
+
+    It is split without values, which takes no time that grows with it. Where that fails the model is built, as it may
+    need its values to be built or traced; what else is wrong with it, its replicas tell.
+
+    Raises:
+        UsageError: it cannot be split so: with the reason.
+    """
+    with torch.random.fork_rng(devices=[]):
+        try:
+            with torch.device("meta"):
+                model = task.model()
+            _check_parts(task, model, settings)
+        except Exception:  # whatever a model raises that has no values
+            with contextlib.suppress(DataError, TrainingError):
+                _check_parts(task, build_on_disk(task, settings.seed, "cpu").model, settings)
+
+
+def _check_parts(task: Task, model: nn.Module, settings: Settings) -> None:
+    home_schedule(split_graph(task, model, settings), settings, 0)
 
 
 def partition(

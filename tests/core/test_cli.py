@@ -324,6 +324,9 @@ REFUSED = {
     "train mnist downpour --shard 2": "has no option --shard; did you mean --shards?",
     "train mnist downpour --replicas 0": "--replicas 0: must be 1 or more",
     "train mnist synchronous --prefetch 1": "has no option --prefetch: it belongs to strategy downpour",
+    "train mnist hogwild --partitions 2": "update one memory that holds the whole model, so that none is split; it "
+    "belongs to strategy downpour",
+    "train mnist locking --split stages": "update one memory that holds the whole model, so that none is split;",
     "train mnist downpour --staleness 1": "has no option --staleness: it belongs to strategy bounded",
     "train mnist synchronous --backup-workers "
     "2": "--backup-workers 2 of 2 replicas: at least one must be left that a round waits for",

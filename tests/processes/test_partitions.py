@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import jobs
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils.data import TensorDataset
 
 from distbelief.core import records, roles
 from distbelief.core.optimizer import optim
@@ -18,12 +20,14 @@ from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
+from distbelief.places.processes.requirements import check_cut, check_split
 from distbelief.places.processes.running import Running
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.runtime.player import cannot
 from distbelief.strategies import Allreduce, Downpour, Single, Synchronous
 from distbelief.strategies.context import Context
 from distbelief.strategies.served import served_reader
+from distbelief.tasks import Task
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.on_disk import build_on_disk
 from distbelief.tasks.worker import measure
@@ -170,6 +174,86 @@ def test_a_way_that_there_is_not_is_refused_before_a_process_is_started(
     monkeypatch.setattr(Running, "__init__", None)  # who would start them
     with pytest.raises(UsageError, match="unknown way to split 'stage'; did you mean 'stages'"):
         jobs.run(tmp_path, Single(partitions=2, split="stage"))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "reason"),
+    [
+        (Single(partitions=400), "fc1 has 300 neurons; split it over at most 300, or another way"),
+        (Downpour(partitions=4, shards=4, split="stages"), "there are 3 layers with parameters .*; name at most 3"),
+        (Single(partitions=2, split="fc9=neurons"), "no name fits 'fc9'; did you mean 'fc[123]'"),
+        (Single(partitions=2, split="zz*=1"), r"no name fits 'zz\*'; Known: fc1, fc2, fc3, relu1, relu2"),
+        (Allreduce(partitions=2, split="filters"), "fc1, fc2, fc3 can be split by filters .*columns, groups, rows"),
+        (Single(partitions=2, split="fc1=2"), "home 2: with 2 partitions, homes are 0 to 1"),
+        (Single(partitions=2, split="*=0"), "home 1 of 2 has no parameter to train"),
+        (Single(partitions=2, split="columns", schedule="pipedream"), "each partition needs what all others compute"),
+    ],
+)
+def test_a_split_that_a_model_cannot_have_is_refused_before_a_process_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: Single | Downpour | Allreduce, reason: str
+) -> None:
+    monkeypatch.setattr(Running, "__init__", None)  # who would start them
+    with pytest.raises(UsageError, match=reason):
+        jobs.run(tmp_path, strategy, task="mnist")
+
+
+class Untraceable(torch.nn.Module):
+    """Goes one way or the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        given = self.one(x)
+        return self.other(given * 2 if given.sum() > 0 else given)
+
+
+class WithValues(torch.nn.Module):
+    """Can be built with values only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = torch.nn.Linear(4, 4), torch.nn.Linear(4, int(torch.tensor(2).item()))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.other(self.one(x))
+
+
+def of_four(model: Callable[[], torch.nn.Module]) -> Task:
+    return Task(model=model, train=lambda: TensorDataset(torch.zeros(8, 4), torch.zeros(8).long()))
+
+
+@pytest.mark.parametrize(
+    ("model", "partitions", "reason"),
+    [
+        (Untraceable, 2, r"cannot be traced at .*test_partitions.py:\d+: return self.other\(given \* 2 if given.sum"),
+        (WithValues, 3, "there are 2 layers with parameters to make stages of"),
+    ],
+)
+def test_what_cannot_be_built_without_values_is_refused_as_its_replicas_would(
+    model: Callable[[], torch.nn.Module], partitions: int, reason: str
+) -> None:
+    settings = Job(task="mine", strategy=Single(partitions=partitions, split="stages")).settings()
+    with pytest.raises(UsageError, match=reason):
+        check_split(settings, of_four(model))
+
+
+def test_what_only_replicas_can_build_is_left_to_them() -> None:
+    def unable() -> torch.nn.Module:
+        raise RuntimeError("not in this process")
+
+    settings = Job(task="mine", strategy=Single(partitions=2, split="stages")).settings()
+    check_split(settings, of_four(unable))
+    check_split(settings, of_four(WithValues))
+
+
+def test_more_than_sixteen_partitions_and_shards_are_held_against_the_parameters() -> None:
+    task = of_four(WithValues)  # of 30 parameters
+    check_cut(task, Job(task="mine", strategy=Single(partitions=17)).settings())
+    check_cut(task, Job(task="mine", strategy=Downpour(partitions=2, shards=17)).settings())
+    with pytest.raises(UsageError, match="31"):
+        check_cut(task, Job(task="mine", strategy=Downpour(partitions=2, shards=31)).settings())
 
 
 def test_no_guest_joins_a_job_of_split_replicas(tmp_path: Path) -> None:

@@ -148,14 +148,20 @@ def check_cut(task: Task, settings: Settings) -> None:
         cut(layout_of(model), Mesh(settings.replicas), settings.shards)  # of a model that nobody has split yet
 
 
-def check_split(settings: Settings) -> None:
-    """Refuse ways to split that there are not; whether a model can be split so, its replicas find.
+def check_split(settings: Settings, task: Task | None = None) -> None:
+    """Refuse ways to split that there are not, and those that the model of a task cannot have; whether that of a script
+    can, its replicas find.
 
     Raises:
-        UsageError: naming the way, and the nearest.
+        UsageError: naming the way, and the nearest; or with the reason.
     """
-    if settings.partitions > 1:
-        Split.parse(settings.split, settings.partitions, settings.chunks)
+    if settings.partitions == 1:
+        return
+    Split.parse(settings.split, settings.partitions, settings.chunks)
+    if task is not None:
+        from distbelief.strategies.partition import check_parts
+
+        check_parts(task, settings)
 
 
 def allow_files(settings: Settings, listens: bool) -> None:

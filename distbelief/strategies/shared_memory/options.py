@@ -31,6 +31,10 @@ class Mapped(Replicated):
     meaningless: ClassVar[Mapping[str, str]] = {
         "fixed_point": "rounding a parameter would undo what others add to it at the same time; use downpour"
     }
+    lacks: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("partitions", "split", "schedule", "microbatches", "weight_gradients", "chunks"),
+        "replicas update one memory that holds the whole model, so that none is split",
+    )
 
     replicas: int = 2
     """Copies of the model, each in its own process; its parameters are the mapping itself."""

@@ -20,9 +20,34 @@ EVALUATING, EVALUATED = (
 BUILDING, BUILT = "tests/machines/test_on_disk.py", "A partition builds and holds its own part only"
 WEIGHTS, ONCE = "tests/machines/test_split_weights.py", "With `--weight-gradients once` one product"
 SCRIPTS, SCRIPTED = "tests/machines/test_split_scripts.py", "A script's split model is the whole one"
+PARTITIONS, REFUSED = "tests/processes/test_partitions.py", "A split that the model of a task cannot have is refused"
 
 
 MUTANTS = [
+    Mutant(
+        "a-split-is-tried-by-replicas-only",
+        REFUSED,
+        "places/processes/requirements.py",
+        "        check_parts(task, settings)\n",
+        "        assert check_parts\n",
+        (f"{PARTITIONS}::test_a_split_that_a_model_cannot_have_is_refused_before_a_process_is_started",),
+    ),
+    Mutant(
+        "a-model-without-values-has-the-last-word",
+        REFUSED,
+        "strategies/partition.py",
+        "        except Exception:  # whatever a model raises that has no values\n",
+        "        except ZeroDivisionError:\n",
+        (f"{PARTITIONS}::test_what_only_replicas_can_build_is_left_to_them",),
+    ),
+    Mutant(
+        "shards-are-of-a-model-that-is-split-already",
+        REFUSED,
+        "places/processes/requirements.py",
+        "cut(layout_of(model), Mesh(settings.replicas), settings.shards)",
+        "cut(layout_of(model), settings.mesh, settings.shards)",
+        (f"{PARTITIONS}::test_more_than_sixteen_partitions_and_shards_are_held_against_the_parameters",),
+    ),
     Mutant(
         "chunks-are-alike-where-the-layers-above-work-longer",
         EQUAL,
