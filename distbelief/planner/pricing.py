@@ -262,8 +262,11 @@ class Pricing:
             return False
 
     def meets(self, candidate: PlanCandidate) -> bool:
-        """Whether processes of it wait for each other in every step."""
-        return _meets(self._job(candidate))
+        """Whether processes of it wait for each other in every step; not where it cannot run."""
+        try:
+            return _meets(self._job(candidate))
+        except UsageError:  # which its price is too
+            return False
 
     @functools.cached_property
     def _examples(self) -> Data:

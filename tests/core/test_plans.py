@@ -242,6 +242,8 @@ def test_an_optimizer_that_some_candidates_cannot_have_is_their_reason_and_ends_
     assert "--optimizer lars needs the norms of whole layers" in rows["downpour, 2 replicas, 2 shards"].reason
     assert rows["downpour, 1 replica, 1 shard"].terms is not None
     assert rows["allreduce, 2 replicas"].terms is not None
+    # nor does one of which it is asked whether it waits, before it is priced
+    assert not Pricing(TASK, 64).meets(PlanCandidate(db.Hogwild(2, optimizer=db.optim("lars"))))
 
 
 def test_candidates_are_powers_of_two_and_all_cores() -> None:
