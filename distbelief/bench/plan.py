@@ -149,7 +149,7 @@ def _corrected(rounds: Sequence[Mapping[str, PlanTrial]], what: str) -> float | 
     for count, found in enumerate(rounds[1:], 1):
         if one := found.get(what):
             before = [trial for earlier in rounds[:count] for trial in earlier.values()]
-            factor, _ = trials.correction(before, one.strategy, one.task, one.batch_size)
+            factor, _ = trials.correction(before, one.alike)
             errors.append(factor / one.ratio - 1)
     return statistics.median(errors) if errors else None
 

@@ -291,6 +291,8 @@ class PlanOptions:
     """Hosts and the cores of each, such as 4x8; this machine where none are given."""
     network: str = "latency=50us,bandwidth=10Gbit"
     """Latency and bandwidth between hosts."""
+    stragglers: tuple[str, ...] = ()
+    """Replicas on slower machines, such as 1:4: each step of replica 1 takes 4 times as long."""
     max_memory: str = ""
     """Of each process, such as 4GB."""
     strategies: tuple[str, ...] = ()
@@ -317,6 +319,7 @@ def plan(args: list[str]) -> int:
     chosen = optim(asked.optimizer)
     line: dict[str, Any] = dict(words.network(asked.network))
     memory = words.size(asked.max_memory, "--max-memory") if asked.max_memory else None
+    slow = words.slow_replicas(asked.stragglers)
     from distbelief.cli import cost_tables, plan_tables
     from distbelief.planner import plan as planning
     from distbelief.planner.candidates import PLANNED
@@ -324,7 +327,7 @@ def plan(args: list[str]) -> int:
 
     with cost_tables.progress(f"planning {task}") as told:
         found = planning.plan(
-            task, asked.machines or None, NetworkModel(**line), strategies=asked.strategies or PLANNED,
+            task, asked.machines or None, NetworkModel(**line), slow=slow, strategies=asked.strategies or PLANNED,
             batch_size=asked.batch_size, optimizer=chosen, max_memory=memory, seconds=asked.seconds,
             data_dir=asked.data_dir, run=asked.run, calibration=asked.calibration or None, told=told,
         )  # fmt: skip

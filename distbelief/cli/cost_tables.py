@@ -37,7 +37,8 @@ def _show_layers(cost: TrainingCost) -> None:
         forward, backward = (1e3 * one * scale for one, scale in zip(times[layer.name], grown, strict=True))
         kind = layer.kind + (f" x{layer.calls}" if layer.calls > 1 else "")
         rows.append([
-            layer.name, kind, "x".join(map(str, layer.output)), _count(layer.parameters), _count(layer.multiply_adds),
+            layer.name, kind, "x".join(map(str, layer.output)), _count(layer.parameters),
+            "unknown" if layer.uncounted else _count(layer.multiply_adds),
             number(forward), number(backward), _mega(trace.maps.get(layer.name, 0)),
             _mega(trace.gradients.get(layer.name, 0)),
         ])  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from distbelief.bench.parts.timing import number, show
@@ -9,6 +10,8 @@ from distbelief.planner.plan import Row, TrainingPlan
 
 COLUMNS = ("", "what", "step, ms", "compute", "update", "communicate", "wait", "for", "samples/s", "memory, GB",
            "MB a step", "binds")  # fmt: skip
+REASON = 20
+"""Characters in a line of a reason."""
 PARTS = ("compute", "update", "communicate", "wait", "step")
 
 
@@ -19,11 +22,10 @@ def show_plan(plan: TrainingPlan) -> None:
         f"{plan.task} on {plan.machines} (hosts x cores), minibatches of {plan.batch_size}{limit}: a step of each "
         "replica",
         COLUMNS,
-        [_cells(place, row) for place, row in enumerate((row for row in plan.rows if row.terms), 1)],
+        [_cells(place, row) for place, row in enumerate(plan.rows, 1)],
     )
     _show_measured([row for row in plan.rows if row.terms and (row.measured or row.reason)])
-    print("\n".join(f"not {row.what}: {row.reason}" for row in plan.rows if row.terms is None), end="")
-    print("\n".join(["", plan.why, *plan.changes, *(f"note: {note}" for note in plan.notes)]).lstrip("\n"))
+    print("\n".join([plan.why, *plan.changes, *(f"note: {note}" for note in plan.notes)]))
     print(f"distbelief train {plan.task} {plan.first.command} --batch-size {plan.batch_size}")
 
 
@@ -32,7 +34,7 @@ def _show_measured(rows: Sequence[Row]) -> None:
     lines = []
     for row in rows:
         if row.measured is None:
-            print(f"not run: {row.what}: {row.reason}")
+            lines.append([row.what, "not run", *[""] * len(PARTS), _narrow(row.reason)])
             continue
         assert row.terms is not None
         of = row.measured.samples_per_second
@@ -47,10 +49,16 @@ def _show_measured(rows: Sequence[Row]) -> None:
         show("trained with for some seconds: a step in ms", ("", "", *PARTS, "samples/s"), lines)
 
 
+def _narrow(reason: str) -> str:
+    """A reason, in lines that leave the other columns their width."""
+    return textwrap.fill(reason, REASON)
+
+
 def _cells(place: int, row: Row) -> list[str]:
-    """A row of the table."""
+    """A row of the table; what cannot be done has no place, and its reason."""
     terms = row.terms
-    assert terms is not None
+    if terms is None:
+        return ["", row.what, *[""] * 7, f"{row.memory / 1e9:.2f}", "", _narrow(row.reason)]
     parts = (terms.step, terms.compute, terms.update, terms.communicate, terms.wait)
     sent = number(terms.bytes_per_step / 1e6) if terms.bytes_per_step else ""
     return [

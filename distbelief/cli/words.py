@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from distbelief.core.roles import Kind, Role
@@ -106,8 +106,7 @@ def network(text: str) -> dict[str, float]:
     """
     known = ("latency", "bandwidth", "jitter", "local-latency", "local-bandwidth", "reduce")
     fields: dict[str, float] = {}
-    for item in _items([text]):
-        name, value = _pair(item, "=", "--network", "latency=50us,bandwidth=10Gbit,jitter=0.1")
+    for name, value in _pairs(_items([text]), "--network", "latency=50us,bandwidth=10Gbit,jitter=0.1"):
         if name not in known:
             raise unknown("word in --network", name, known)
         where, field = f"--network {name}", name.replace("-", "_")
@@ -135,8 +134,7 @@ def handling(text: str) -> dict[str, float]:
     ({'message': 6e-06, 'memory': 26000000000.0}, {'message': 0.0})
     """
     fields: dict[str, float] = {}
-    for item in _items([text]):
-        name, value = _pair(item, "=", "--handling", "message=6us,memory=26GB")
+    for name, value in _pairs(_items([text]), "--handling", "message=6us,memory=26GB"):
         if name not in ("message", "memory"):
             raise unknown("word in --handling", name, ("message", "memory"))
         fields[name] = duration(value, "--handling message") if name == "message" else rate(value, "--handling memory")
@@ -153,8 +151,7 @@ def hosts(text: str) -> dict[str, Any]:
     ({'cores': 2, 'replicas': 4, 'together': 0.9}, {})
     """
     fields: dict[str, Any] = {}
-    for item in _items([text]):
-        name, value = _pair(item, "=", "--hosts", "cores=2,replicas=4")
+    for name, value in _pairs(_items([text]), "--hosts", "cores=2,replicas=4"):
         if name not in ("cores", "replicas", "together", "busy"):
             raise unknown("word in --hosts", name, ("cores", "replicas", "together", "busy"))
         read = {"together": fraction, "busy": duration}.get(name, _count)
@@ -197,13 +194,35 @@ def stragglers(texts: Iterable[str], name: str = "--stragglers") -> dict[str, An
     for item in _items(texts):
         if ":" in item:
             replica, factor = _pair(item, ":", name, "1:4")
-            slow[_count(replica, f"{name} replica")] = _number(factor, f"{name} factor of replica {replica}")
+            number = _count(replica, f"{name} replica")
+            _once(slow, number, f"{name} {number}:")
+            slow[number] = _number(factor, f"{name} factor of replica {replica}")
         else:
             chance, factor = _pair(
                 item, "x", name, "1:4 (replica 1 takes 4 times as long) or 5%x10 (5 % of the steps, 10 times)"
             )
+            _once(fields, "straggle_chance", f"{name} CHANCExFACTOR")
             fields = {"straggle_chance": fraction(chance, name), "straggle_factor": _number(factor, f"{name} factor")}
     return {"slow": slow, **fields}
+
+
+def slow_replicas(texts: Iterable[str]) -> dict[int, float]:
+    """Replicas that are always slow, and how many times.
+
+    Raises:
+        UsageError: it is something else.
+
+    >>> slow_replicas(["1:4"])
+    {1: 4.0}
+    """
+    found = stragglers(texts)
+    if "straggle_chance" in found:
+        raise UsageError(
+            "--stragglers: a plan takes replicas on slower machines alone, such as 1:4; steps that now and then are "
+            "slow are for distbelief simulate"
+        )
+    slow: dict[int, float] = found["slow"]
+    return slow
 
 
 class Faults(NamedTuple):
@@ -257,9 +276,11 @@ def faults(texts: Iterable[str]) -> Faults:
         elif kind == "outage":
             found.outages.append(_outage(value))
         elif kind == "delay":
+            _once(found.delays, "delay", "--faults delay=")
             chance, time = _pair(value, "x", "--faults delay", "delay=1%x50ms: 1 % of the messages take 50 ms longer")
             found.delays.update(delay_chance=fraction(chance, "--faults delay"), delay=duration(time, "--faults delay"))
         elif kind == "restart":
+            _once(found.place, "restart_seconds", "--faults restart=")
             found.place.update(restart_seconds=duration(value, "--faults restart"))
         else:
             raise unknown("fault in --faults", kind, ("crash", "leave", "outage", "delay", "restart"))
@@ -317,8 +338,7 @@ def optimizer_options(texts: Iterable[str]) -> dict[str, float | bool | tuple[fl
     {'eps': 1e-08, 'nesterov': True, 'betas': (0.9, 0.95)}
     """
     options: dict[str, float | bool | tuple[float, ...]] = {}
-    for text in texts:
-        name, value = _pair(text, "=", "--optimizer-options", "eps=1e-8")
+    for name, value in _pairs(texts, "--optimizer-options", "eps=1e-8"):
         if value.lower() in ("true", "false"):
             options[name] = value.lower() == "true"
         else:
@@ -329,6 +349,21 @@ def optimizer_options(texts: Iterable[str]) -> dict[str, float | bool | tuple[fl
 
 def _items(texts: Iterable[str]) -> list[str]:
     return [item.strip() for text in texts for item in text.split(",") if item.strip()]
+
+
+def _pairs(texts: Iterable[str], where: str, example: str) -> Iterator[tuple[str, str]]:
+    """Names and values, each name once."""
+    seen: dict[str, str] = {}
+    for text in texts:
+        name, value = _pair(text, "=", where, example)
+        _once(seen, name, f"{where} {name}=")
+        seen[name] = value
+        yield name, value
+
+
+def _once(fields: Mapping[Any, object], name: object, told: str) -> None:
+    if name in fields:
+        raise UsageError(f"{told}: stands there twice; leave one of them off")
 
 
 def _pair(text: str, between: str, where: str, example: str) -> tuple[str, str]:

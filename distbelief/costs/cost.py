@@ -15,7 +15,7 @@ from distbelief.costs import profile as profiling
 from distbelief.costs import updates
 from distbelief.costs.free_memory import free_memory
 from distbelief.costs.profile import BUSY, Profile, StepTime, ladder
-from distbelief.costs.trace import COUNTED, Layer, MemoryTrace, Tracer
+from distbelief.costs.trace import COUNTED, REST, Layer, MemoryTrace, Tracer
 from distbelief.costs.updates import UpdateCost
 from distbelief.errors import UsageError
 from distbelief.tasks import Data, Task
@@ -178,6 +178,11 @@ def check_amounts(batch_size: int, epochs: int, amounts: Mapping[str, float | No
 def _notes(tracer: Tracer, profile: Profile, batch_size: int) -> list[str]:
     """What is to be known of a profile."""
     notes = [tracer.note] if tracer.note else []
+    if kinds := dict.fromkeys(layer.kind or REST for layer in tracer.layers if layer.uncounted):
+        notes.append(
+            f"no multiply-adds are known of what {', '.join(kinds)} do with their parameters: torch counts "
+            "convolutions, products of matrices and attention"
+        )
     if profile.busy > BUSY:
         notes.append(
             f"the machine is busy: a step took {profile.busy:.2f} times as long as the processor worked for it; times "

@@ -135,7 +135,7 @@ def measure(
     begin = time.perf_counter()
     with one_thread():
         model = build_model(task, 0, device)
-        clock = _Events() if next(model.parameters()).is_cuda else _Thread()
+        clock = clock_of(device)
 
         def steps_of(size: int, names: Sequence[str] = ()) -> _Steps:
             return _Steps(task, data, model, size, clock, names)
@@ -204,9 +204,7 @@ def _continued(taken: Mapping[int, float], size: int) -> float:
 class _Steps:
     """Steps with minibatches of one size, and the moments at which their parts begin."""
 
-    def __init__(
-        self, task: Task, data: Data, model: nn.Module, size: int, clock: _Clock, names: Sequence[str]
-    ) -> None:
+    def __init__(self, task: Task, data: Data, model: nn.Module, size: int, clock: Clock, names: Sequence[str]) -> None:
         self._size, self._clock, self._model, self._names = size, clock, model, names
         self._marks: list[tuple[Part, Any]] = []
         self._taken: list[dict[Part, float]] = []
@@ -324,7 +322,7 @@ def _hooked(model: nn.Module, names: Sequence[str], mark: Callable[[str, str], N
             hook.remove()
 
 
-class _Clock(Protocol):
+class Clock(Protocol):
     """What times a step."""
 
     of_thread: bool
@@ -368,6 +366,11 @@ class _Events:
         """Seconds from each moment to the next, once the device has come to the last."""
         moments[-1].synchronize()
         return [before.elapsed_time(after) / 1e3 for before, after in itertools.pairwise(moments)]
+
+
+def clock_of(device: str) -> Clock:
+    """What times work on a device: its own events, or the thread's time on a processor."""
+    return _Events() if torch.device(device).type == "cuda" else _Thread()
 
 
 @contextlib.contextmanager

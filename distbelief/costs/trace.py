@@ -7,13 +7,14 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
@@ -30,6 +31,8 @@ WHOLE = "(model)"
 """The name of a model that is one layer."""
 COUNTED = 2
 """Samples with which multiply-adds are counted: not one, which a batch norm refuses."""
+FEW = (2, 4)
+"""Samples of the two minibatches that are computed where fake tensors do not do."""
 PROBE = 1 << 14
 """Elements of the vector on which it is seen what an optimizer keeps."""
 
@@ -56,6 +59,11 @@ class Layer(msgspec.Struct, frozen=True):
     """Of the forward pass of one sample."""
     calls: int
     """How often it is called in a forward pass."""
+
+    @property
+    def uncounted(self) -> bool:
+        """Whether it has parameters, and nothing that it does with them is known."""
+        return self.parameters > 0 and not self.multiply_adds
 
 
 class MemoryTrace(msgspec.Struct, frozen=True):
@@ -98,6 +106,8 @@ class Tracer:
         self._task, self._sample = task, sample
         self._fakes = True
         self._closed: list[str] = []
+        self._computed: dict[tuple[float, float], list[_Followed]] = {}
+        """Minibatches of `FEW` samples, by what an optimizer keeps and needs."""
         self.note = ""
         """Why layers are followed as they compute, where fake tensors do not do, and which are counted as a whole; ""
         where nothing is to be said.
@@ -106,7 +116,10 @@ class Tracer:
             self.layers = self._describe()
         except _Failed as failed:
             self._fakes = False
-            self.note = f"{failed}: it needs more than shapes, so memory is what was held as it computed"
+            self.note = (
+                f"{failed}: it needs more than shapes, so memory is what was held as it computed "
+                f"{FEW[0]} and {FEW[1]} samples, continued to as many as are asked for"
+            )
             try:
                 self.layers = self._describe()
             except _Failed as again:
@@ -118,14 +131,24 @@ class Tracer:
             self.note = f"{self.note}; {told}" if self.note else told
 
     def follow(self, batch_size: int, optimizer: Optimizer) -> MemoryTrace:
-        """Follow an iteration that is not the first, so that the optimizer has its state.
+        """Follow an iteration that is not the first, so that the optimizer has its state. Where fake tensors do not
+        do, two small minibatches are computed, once, and each memory of theirs is continued along a line.
 
         Args:
             batch_size: samples in the minibatch.
             optimizer: that steps; its state is counted, and its work space at the end.
         """
-        state, work = _vectors(optimizer)
-        allocations = _Allocations()
+        vectors = _vectors(optimizer)
+        if self._fakes:
+            return self._followed(batch_size, vectors).trace(batch_size)
+        if vectors not in self._computed:
+            self._computed[vectors] = [self._followed(size, vectors) for size in FEW]
+        low, high = self._computed[vectors]
+        return _continued(low, high, batch_size).trace(batch_size)
+
+    def _followed(self, batch_size: int, vectors: tuple[float, float]) -> _Followed:
+        """An iteration with an optimizer that keeps, and needs, so many vectors."""
+        (state, work), allocations = vectors, _Allocations()
         with self._made() as model, allocations:
             hooks = _Hooks(model, [layer.name for layer in self.layers])
             allocations.hooks = hooks
@@ -139,7 +162,7 @@ class Tracer:
                 p.register_post_accumulate_grad_hook(lambda p: allocations.call(p.grad, GRADIENTS))
             self._iterate(model, batch_size, allocations)
             torch.empty(round(work * bytes_trained), dtype=torch.uint8)
-        return MemoryTrace(batch_size, allocations.kept, hooks.outputs, allocations.at_peak())
+        return allocations.followed(hooks.outputs)
 
     def _iterate(self, model: nn.Module, batch_size: int, allocations: _Allocations) -> None:
         """What a replica computes with a minibatch."""
@@ -229,7 +252,9 @@ def _vectors(optimizer: Optimizer) -> tuple[float, float]:
             for held in (parameter, parameter.grad, *state):
                 allocations.call(held, STATE)
             step()
-    return sum(leaf.nbytes for leaf in state) / parameter.nbytes, allocations.at_peak()[MAPS] / parameter.nbytes
+    return sum(leaf.nbytes for leaf in state) / parameter.nbytes, allocations.followed({}).at_peak()[
+        MAPS
+    ] / parameter.nbytes
 
 
 def _open(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -247,6 +272,8 @@ class _Calls:
         self._calling: set[str] = set()
         self._operations: dict[str, int] = {}
         self._outputs: dict[str, tuple[int, ...]] = {}
+        self._recurrent: dict[str, int] = {}
+        """Multiply-adds of recurrent layers, which torch's counter knows of some only."""
         self._innermost = ""
         for name, module in _open(model):
             module.register_forward_pre_hook(lambda _, __, name=name: self._enter(name))
@@ -269,22 +296,36 @@ class _Calls:
         self._called[name] = self._called.get(name, 0) + 1
         self._operations[name] += self._counter.get_total_flops()
         self._outputs[name] = tuple(output.shape[1:]) if isinstance(output, Tensor) else ()
+        if isinstance(module := self._model.get_submodule(name), nn.RNNBase):
+            self._recurrent[name] = self._recurrent.get(name, 0) + _recurrent(module, output)
 
     def layers(self, operations: int) -> list[Layer]:
         """What was called, of a pass with so many floating point operations."""
         counted: set[Tensor] = set()
-        layers = []
+        layers, known = [], 0
         for name, calls in self._called.items():
             if name in self._calling:
                 continue
             module = self._model.get_submodule(name)
             own = set(module.parameters()) - counted
             counted |= own
-            elements, made = sum(p.numel() for p in own), self._operations[name] // 2 // COUNTED
+            elements = sum(p.numel() for p in own)
+            known += self._operations[name]
+            made = self._recurrent.get(name, self._operations[name] // 2) // COUNTED
             layers.append(Layer(name or WHOLE, type(module).__name__, self._outputs[name], elements, made, calls))
         rest = sum(p.numel() for p in set(self._model.parameters()) - counted)
-        between = operations // 2 // COUNTED - sum(layer.multiply_adds for layer in layers)
+        between = (operations - known) // 2 // COUNTED
         return [*layers, Layer(REST, "", (), rest, between, 1)]
+
+
+def _recurrent(module: nn.RNNBase, output: Any) -> int:
+    """Multiply-adds of a recurrent layer that has made this: in each step of each sample every weight is multiplied
+    once, of all gates, layers and directions.
+    """
+    made = output[0]
+    states = made.data if isinstance(made, PackedSequence) else made
+    steps = states.numel() // states.shape[-1]
+    return steps * sum(p.numel() for name, p in module.named_parameters() if name.startswith("weight"))
 
 
 class _Hooks:
@@ -309,6 +350,61 @@ class _Hooks:
                 self.outputs[name] += leaf.nbytes
 
 
+class _Followed(NamedTuple):
+    """An iteration: its memories and when each is made and given back, without what they hold."""
+
+    sizes: list[int]
+    kinds: list[str]
+    events: list[int]
+    """Numbers of memories as they are made, and less than 0 (by one) as they are given back."""
+    kept: dict[str, int]
+    outputs: dict[str, int]
+    """Bytes of what each layer makes."""
+
+    def at_peak(self) -> dict[str, int]:
+        """What was held by kind when it was the most."""
+        held, peak = dict.fromkeys(KINDS, 0), dict[str, int]()
+        total = most = 0
+        for event in self.events:
+            number, sign = (event, 1) if event >= 0 else (-1 - event, -1)
+            held[self.kinds[number]] += sign * self.sizes[number]
+            total += sign * self.sizes[number]
+            if total > most:
+                most, peak = total, dict(held)
+        return peak
+
+    def trace(self, batch_size: int) -> MemoryTrace:
+        """What it holds."""
+        return MemoryTrace(batch_size, self.kept, self.outputs, self.at_peak())
+
+
+def _continued(low: _Followed, high: _Followed, batch_size: int) -> _Followed:
+    """An iteration of any size by those of `FEW` samples: each memory is on the line through its two sizes, so that the
+    most may be held in another moment than with few. Where the two were computed differently, all that the second held
+    beside parameters is as many times larger.
+    """
+    if (low.kinds, low.events) != (high.kinds, high.events):
+        same = (PARAMETERS, GRADIENTS, STATE)
+        low = high._replace(
+            sizes=[size if kind in same else size * FEW[0] // FEW[1]
+                for size, kind in zip(high.sizes, high.kinds, strict=True)],
+            kept={name: size * FEW[0] // FEW[1] for name, size in high.kept.items()},
+            outputs={name: size * FEW[0] // FEW[1] for name, size in high.outputs.items()},
+        )  # fmt: skip
+    part = (batch_size - FEW[0]) / (FEW[1] - FEW[0])
+
+    def line(one: int, other: int) -> int:
+        return max(0, round(one + part * (other - one)))
+
+    def lines(ones: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
+        return {name: line(ones.get(name, 0), size) for name, size in others.items()}
+
+    return high._replace(
+        sizes=[line(*both) for both in zip(low.sizes, high.sizes, strict=True)],
+        kept=lines(low.kept, high.kept), outputs=lines(low.outputs, high.outputs),
+    )  # fmt: skip
+
+
 class _Allocations(TorchDispatchMode):
     """Writes down each memory that operations make, of which kind it is, and when it is given back."""
 
@@ -322,7 +418,6 @@ class _Allocations(TorchDispatchMode):
         self._kinds: list[str] = []
         self._layers: list[str] = []
         self._events: list[int] = []
-        """Numbers of memories as they are made, and less than 0 (by one) as they are given back."""
         self._kind = MAPS
 
     def __torch_dispatch__(
@@ -363,14 +458,6 @@ class _Allocations(TorchDispatchMode):
             if self._kinds[number] == MAPS:
                 self.kept[self._layers[number]] = self.kept.get(self._layers[number], 0) + self._sizes[number]
 
-    def at_peak(self) -> dict[str, int]:
-        """What was held by kind when it was the most."""
-        held, peak = dict.fromkeys(KINDS, 0), dict[str, int]()
-        total = most = 0
-        for event in self._events:
-            number, sign = (event, 1) if event >= 0 else (-1 - event, -1)
-            held[self._kinds[number]] += sign * self._sizes[number]
-            total += sign * self._sizes[number]
-            if total > most:
-                most, peak = total, dict(held)
-        return peak
+    def followed(self, outputs: dict[str, int]) -> _Followed:
+        """What was written down, with the bytes of what each layer makes."""
+        return _Followed(self._sizes, self._kinds, self._events, self.kept, outputs)

@@ -9,7 +9,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from distbelief.core.optimizer import Optimizer
-from distbelief.costs.profile import one_thread
+from distbelief.costs.profile import clock_of, one_thread
 from distbelief.server.optimizers import build, stepper
 
 MEASURED = 1 << 24
@@ -44,21 +44,13 @@ def measure(optimizer: Optimizer, elements: int, device: str = "cpu") -> UpdateC
     parameter = torch.zeros(held, device=device)
     parameter.grad = torch.full_like(parameter, 1e-3)
     step, taken = stepper(made := build(optimizer, [{"params": [parameter]}])), list[float]()
-    begin = time.perf_counter()
+    clock, begin = clock_of(device), time.perf_counter()
     with one_thread(), torch.no_grad():
         step()
         while len(taken) < STEPS or time.perf_counter() < begin + SECONDS:
-            start = _now(device)
+            start = clock.mark()
             step()
-            taken.append(_now(device) - start)
+            taken += clock.between([start, clock.mark()])
     kept = sum(leaf.nbytes for leaf in tree_leaves(list(made.state.values())) if isinstance(leaf, torch.Tensor))
     scale = elements / held
     return UpdateCost(optimizer.name, sorted(taken)[len(taken) // 4] * scale, round(kept * scale))
-
-
-def _now(device: str) -> float:
-    """Seconds of this thread, or of the wall once the device is done."""
-    if device == "cpu":
-        return time.thread_time()
-    torch.cuda.synchronize(device)
-    return time.perf_counter()

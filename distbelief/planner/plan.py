@@ -21,6 +21,7 @@ from distbelief.costs.profile import BUSY, ladder
 from distbelief.costs.splitting import SplitCost
 from distbelief.costs.trace import MemoryTrace, Tracer
 from distbelief.errors import DistbeliefError, Interrupted, UsageError
+from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.handling import Handling
 from distbelief.planner import lockstep, trials, trips
 from distbelief.planner import together as side_by_side
@@ -98,6 +99,7 @@ def plan(
     machines: Machines | str | None = None,
     network: NetworkModel | None = None,
     *,
+    slow: Mapping[int, float] | None = None,
     strategies: Sequence[str] = PLANNED,
     batch_size: int = 64,
     optimizer: Optimizer | None = None,
@@ -114,6 +116,7 @@ def plan(
         task: what is trained.
         machines: hosts and their cores, such as "4x8"; this one where none are given.
         network: between hosts.
+        slow: replicas that are on slower machines, and how many times longer their steps take.
         strategies: that may be chosen.
         batch_size: samples in a minibatch of a replica.
         optimizer: that steps; sgd where none is given.
@@ -137,19 +140,20 @@ def plan(
     (network or NetworkModel()).check()
     _check_run(run, there)
     asked = _asked(there, strategies, chosen)
+    _check_slow(slow or {}, run, asked.values())
     file = Path(calibration) if calibration else trials.usual_file()
     known = trials.read(file, named=calibration is not None and there == this_machine())
     if run:
-        trials.add(file, [])  # one that cannot be written is refused before anything is run
+        trials.check_writable(file)  # before anything is run
     pricing = Pricing(made, batch_size)
     direct = any(pricing.is_direct(one, there) for one in asked.values())
     here = _here(task, made, batch_size, chosen, there, seconds, data_dir, direct, told)
     splits = _splits(made, asked.values(), batch_size, chosen, here.handling, told)
     met = _lockstep(task, strategies, batch_size, chosen, asked.values(), pricing, here, splits, data_dir, told)
-    cluster = here.cluster(there, network or NetworkModel(), splits, met.found)
+    cluster = here.cluster(there, network or NetworkModel(), splits, met.found, tuple((slow or {}).items()))
     raw = {name: _row(one, pricing, cluster, here.trace, here.process, max_memory, told) for name, one in asked.items()}
     own = [one for one in known if one.machine == trials.this_kind()] if there == this_machine() else []
-    rows = ranked([_corrected(row, own, made.reference, batch_size) for row in raw.values()])
+    rows = ranked([_corrected(row, own, made.reference, batch_size, chosen) for row in raw.values()])
     _check_first(rows, there)
     told("what would change the answer")
     changes = _changes([row for row in rows[:CONTENDERS] if row.terms], asked, pricing, cluster)
@@ -246,12 +250,12 @@ class _Here(NamedTuple):
 
     def cluster(
         self, there: Machines, network: NetworkModel, splits: Mapping[int, SplitCost | str],
-        lockstep: Mapping[tuple[str, bool], LockstepCost],
+        lockstep: Mapping[tuple[str, bool], LockstepCost], slow: tuple[tuple[int, float], ...] = (),
     ) -> PricedCluster:  # fmt: skip
         """Machines like this one."""
         return PricedCluster(
             there, network, self.step, self.handling, self.own, self.direct, self.together, self.variation,
-            splits=splits, lockstep=lockstep,
+            slow=slow, splits=splits, lockstep=lockstep,
         )  # fmt: skip
 
 
@@ -293,6 +297,14 @@ def _here(
     return _Here(
         steps.step, handling, own, passed, steps.speed, steps.variation, trace, process, len(data), busy, notes
     )
+
+
+def _check_slow(slow: Mapping[int, float], run: int, asked: Iterable[PlanCandidate]) -> None:
+    """Refuse slow replicas that cannot be."""
+    most = max(one.replicas for one in asked)
+    ComputeModel(slow=dict(slow)).check(most)
+    if slow and run:
+        raise UsageError(f"--stragglers: --run {run} runs on this machine, whose replicas are alike; leave one off")
 
 
 def _check_run(run: int, there: Machines) -> None:
@@ -361,9 +373,10 @@ def _run(
     return msgspec.structs.replace(row, measured=found)
 
 
-def _corrected(row: Row, known: Sequence[trials.PlanTrial], task: str, batch_size: int) -> Row:
-    """A price, as earlier trials of its strategy correct it."""
-    factor, _ = trials.correction(known, row.command.split()[0], task, batch_size)
+def _corrected(row: Row, known: Sequence[trials.PlanTrial], task: str, batch_size: int, optimizer: Optimizer) -> Row:
+    """A price, as earlier trials that are alike correct it."""
+    alike = trials.Alike(task, batch_size, optimizer.name, row.command.split()[0], row.partitions > 1)
+    factor, _ = trials.correction(known, alike)
     if row.terms is None or factor == 1.0:
         return row
     return msgspec.structs.replace(row, terms=trials.corrected(row.terms, factor), corrected=factor)
@@ -382,7 +395,10 @@ def _met(met: LockstepCosts) -> list[str]:
 def _calibrated(rows: Sequence[Row], known: Sequence[trials.PlanTrial], file: Path) -> list[str]:
     """What earlier trials have to do with a plan."""
     others = sum(one.machine != trials.this_kind() for one in known)
-    factors = {row.command.split()[0]: row.corrected for row in rows if row.corrected != 1.0}
+    factors = {
+        f"{row.command.split()[0]}{', split' * (row.partitions > 1)}": row.corrected
+        for row in rows if row.corrected != 1.0
+    }  # fmt: skip
     told = ", ".join(f"{name} {factor:.2f}" for name, factor in factors.items())
     notes = [f"corrected by trials of this task on this machine, in {file}: {told} times the rate"] if told else []
     if others:
@@ -491,8 +507,10 @@ def _changes(
     others: Mapping[str, dict[str, Any]] = {
         "with twice the bandwidth": {"network": msgspec.structs.replace(network, bandwidth=2 * network.bandwidth)},
         "with half the latency": {"network": msgspec.structs.replace(network, latency=network.latency / 2)},
-        "with replica 0 half as fast": {"slow": ((0, 2.0),)},
+        "with a straggler (replica 0 half as fast)": {"slow": ((0, 2.0),)},
     }
+    if cluster.slow:
+        others = {**dict([*others.items()][:2]), "without a straggler": {"slow": ()}}
     for what, other in others.items():
         changed = dataclasses.replace(cluster, **other)
         rates = {row.what: row.corrected * pricing.price(asked[row.what], changed).samples_per_second for row in best}

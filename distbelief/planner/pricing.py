@@ -45,6 +45,10 @@ TOUCHED = 2
 """Vectors that an update reads or writes beside the optimizer's state: gradient and parameters."""
 
 
+STRAGGLER = "a straggler"
+"""What binds where others wait for a replica that is slower than they are, in all of its steps or now and then; and
+where such a one brings fewer samples.
+"""
 PARTS = ("compute", "update", "communicate", "wait")
 """What a step is made of."""
 
@@ -89,7 +93,7 @@ class Terms(msgspec.Struct, frozen=True):
     """Whose words end the longest waits: shard, replica or coordinator."""
     spared: dict[str, float] = {}
     """What a step would be shorter by, where it is priced: without a network, with messages and updates that cost
-    nothing, and without what is left then beside computing.
+    nothing, without a straggler, and without what is left then beside computing.
     """
 
     @property
@@ -207,19 +211,29 @@ class Pricing:
         Raises:
             UsageError: it cannot run there.
         """
-        found = self.price(candidate, cluster)
+        found, even = self.price(candidate, cluster), dataclasses.replace(cluster, slow=())
+        if not cluster.slow:
+            return msgspec.structs.replace(found, spared=self._spared(candidate, cluster, found))
+        spared = self._spared(candidate, even, self.price(candidate, even))
+        late = candidate.replicas * self._batch_size / found.samples_per_second - sum(spared.values())
+        spared[STRAGGLER] = spared.get(STRAGGLER, 0.0) + max(0.0, late)
+        return msgspec.structs.replace(found, spared=spared)
+
+    def _spared(self, candidate: PlanCandidate, cluster: PricedCluster, found: Terms) -> dict[str, float]:
+        """What a step would be shorter by without each, on machines that are alike."""
         samples = candidate.replicas * self._batch_size
         seconds = samples / found.samples_per_second
         free = dataclasses.replace(cluster, network=NO_NETWORK)
         without = min(seconds, samples / self.price(candidate, free).samples_per_second)
         bare = min(found.compute, without)
-        if candidate.partitions > 1 or cluster.slow:  # others wait for nobody where messages cost nothing
+        varies = cluster.variation > 0 and self.meets(candidate)
+        if candidate.partitions > 1 or varies:  # others wait for nobody where messages cost nothing
             free = dataclasses.replace(free, handling=_FREE, own=_FREE, direct=DirectHandling(_FREE, _FREE))
             bare = min(without, samples / self.price(candidate, free).samples_per_second)
         compute = min(found.compute, bare)
-        spared = {"processor": compute, "memory and messages": without - bare, "network": seconds - without,
-            "waiting": bare - compute}  # fmt: skip
-        return msgspec.structs.replace(found, spared=spared)
+        waits = "waiting" if candidate.partitions > 1 else STRAGGLER
+        return {"processor": compute, "memory and messages": without - bare, "network": seconds - without,
+            waits: bare - compute}  # fmt: skip
 
     def price(self, candidate: PlanCandidate, cluster: PricedCluster) -> Terms:
         """What the steps of a candidate are made of there.
@@ -248,8 +262,11 @@ class Pricing:
             return False
 
     def meets(self, candidate: PlanCandidate) -> bool:
-        """Whether processes of it wait for each other in every step."""
-        return _meets(self._job(candidate))
+        """Whether processes of it wait for each other in every step; not where it cannot run."""
+        try:
+            return _meets(self._job(candidate))
+        except UsageError:  # which its price is too
+            return False
 
     @functools.cached_property
     def _examples(self) -> Data:

@@ -11,6 +11,7 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -32,6 +33,17 @@ MOST_BYTES = 1 << 22
 """The longest calibration file that is read."""
 
 
+class Alike(NamedTuple):
+    """What runs have in common that tell of each other."""
+
+    task: str
+    batch_size: int
+    optimizer: str
+    strategy: str
+    split: bool
+    """Whether replicas are split over processes."""
+
+
 class PlanTrial(msgspec.Struct, frozen=True, kw_only=True):
     """One candidate, predicted and measured."""
 
@@ -45,6 +57,11 @@ class PlanTrial(msgspec.Struct, frozen=True, kw_only=True):
     predicted: Terms
     """By the virtual cluster alone, not corrected by earlier trials."""
     measured: Terms
+
+    @property
+    def alike(self) -> Alike:
+        """What it tells of."""
+        return Alike(self.task, self.batch_size, self.optimizer, self.strategy, "partition" in self.what)
 
     @property
     def ratio(self) -> float:
@@ -110,6 +127,18 @@ def _decode(path: Path) -> list[PlanTrial]:
     return found
 
 
+def check_writable(path: Path) -> None:
+    """Refuse a calibration file that cannot be written; nothing of the attempt is left.
+
+    Raises:
+        UsageError: it cannot be, or is no calibration file.
+    """
+    missing = [one for one in (path, *path.parents) if not one.exists()]
+    add(path, [])
+    for one in missing:
+        one.unlink() if one == path else one.rmdir()
+
+
 def add(path: Path, trials: Sequence[PlanTrial]) -> None:
     """Keep trials in a calibration file.
 
@@ -124,23 +153,25 @@ def add(path: Path, trials: Sequence[PlanTrial]) -> None:
         raise UsageError(f"--calibration {path}: cannot be written ({error.strerror}); name another") from None
 
 
-def correction(trials: Sequence[PlanTrial], strategy: str, task: str, batch_size: int) -> tuple[float, int]:
-    """What a strategy's rate is to be multiplied with, and by how many trials that is known: those of this task and
-    batch size. What another task's showed says little, since what is added to a step is then another part of it. The
-    price counts as one of them: a machine is never twice the same, and one trial may be further off than the price.
+def correction(trials: Sequence[PlanTrial], alike: Alike) -> tuple[float, int]:
+    """What a rate is to be multiplied with, and by how many trials that is known: those alike. What another task's, an
+    other optimizer's or a split model's showed says little, since what is added to a step is then another part of it.
+    The price counts as one of them: a machine is never twice the same, and one trial may be further off than the price.
 
     >>> from distbelief.planner.pricing import Terms
     >>> def trial(task, rate):
     ...     one = Terms(1.0, 0.0, 0.0, 0.0, 100.0, 0.0)
-    ...     return PlanTrial(machine="", task=task, batch_size=64, optimizer="sgd", what="", strategy="downpour",
-    ...         date="", predicted=one, measured=msgspec.structs.replace(one, samples_per_second=rate))
+    ...     return PlanTrial(machine="", task=task, batch_size=64, optimizer="sgd", what="downpour",
+    ...         strategy="downpour", date="", predicted=one,
+    ...         measured=msgspec.structs.replace(one, samples_per_second=rate))
     >>> trials = [trial("mnist", 75.0), trial("mnist", 80.0), trial("digits", 50.0)]
-    >>> correction(trials, "downpour", "mnist", 64), correction(trials[:1], "downpour", "mnist", 64)
+    >>> alike = Alike("mnist", 64, "sgd", "downpour", split=False)
+    >>> correction(trials, alike), correction(trials[:1], alike)
     ((0.8, 2), (0.875, 1))
-    >>> correction(trials, "downpour", "mnist", 32), correction(trials, "allreduce", "mnist", 64)
+    >>> correction(trials, alike._replace(optimizer="adam")), correction(trials, alike._replace(split=True))
     ((1.0, 0), (1.0, 0))
     """
-    found = [one for one in trials if (one.strategy, one.task, one.batch_size) == (strategy, task, batch_size)]
+    found = [one for one in trials if one.alike == alike]
     return statistics.median([1.0, *(one.ratio for one in found)]), len(found)
 
 

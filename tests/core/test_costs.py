@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from distbelief.cli import cost_tables, main
 from distbelief.core.optimizer import LEARNING_RATES, optim
-from distbelief.costs import cost, profile, updates
+from distbelief.costs import cost, profile, trace, updates
 from distbelief.costs.profile import Profile, StepTime
 from distbelief.costs.trace import KINDS, REST, Tracer
+from distbelief.costs.trace import _vectors as trace_vectors
 from distbelief.errors import TrainingError, UsageError
 from distbelief.tasks import BUILTINS, Task, TensorData
 
@@ -199,6 +200,44 @@ def test_a_layer_that_needs_values_is_named_and_followed_as_it_computes() -> Non
     )
 
 
+class Last(nn.Module):
+    """What a recurrent layer has made in the last step."""
+
+    def forward(self, made: tuple[Tensor, object]) -> Tensor:
+        return made[0][:, -1]
+
+
+@pytest.mark.parametrize(
+    ("made", "multiply_adds"),
+    [
+        (lambda: nn.RNN(8, 6, batch_first=True), 5 * (8 + 6) * 6),
+        (lambda: nn.GRU(8, 6, batch_first=True), 5 * 3 * (8 + 6) * 6),
+        # the second layer is given both directions of the first
+        (lambda: nn.LSTM(8, 6, 2, batch_first=True, bidirectional=True), 5 * 2 * 4 * ((8 + 6) * 6 + (12 + 6) * 6)),
+        (lambda: nn.LSTM(8, 6, batch_first=True, proj_size=4), 5 * (4 * (8 + 4) * 6 + 6 * 4)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+def test_a_recurrent_layer_multiplies_all_its_weights_in_each_step(
+    made: Callable[[], nn.Module], multiply_adds: int
+) -> None:
+    layers = {layer.name: layer for layer in tracer_of(task_of(lambda: [made(), Last()], shape=(5, 8))).layers}
+    assert (layers["0"].multiply_adds, layers[REST].multiply_adds) == (multiply_adds, 0)
+
+
+def test_what_has_parameters_and_no_multiply_adds_that_are_known_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = task_of(lambda: [nn.Linear(8, 10), nn.BatchNorm1d(10), nn.ReLU()], shape=(8,))
+    found = cost_of(task, monkeypatch, batch_size=4)
+    [note] = found.notes
+    assert note.startswith("no multiply-adds are known of what BatchNorm1d do with their parameters")
+    cost_tables.show_cost(found)
+    rows = {row[0]: row for row in (cells(line) for line in capsys.readouterr().out.splitlines()) if row}
+    assert [rows[name][4] for name in "012"] == ["80", "unknown", ""]
+    assert not cost_of(LINEAR, monkeypatch, batch_size=4).notes
+
+
 def test_a_model_that_cannot_compute_is_an_error_that_names_the_layer() -> None:
     with pytest.raises(TrainingError, match=r"layer 0 \(Linear\) raised RuntimeError"):
         tracer_of(task_of(lambda: [nn.Linear(9, 10)], shape=(8,)))
@@ -365,6 +404,61 @@ def test_a_way_back_that_looks_at_values_is_followed_as_it_computes() -> None:
     assert tracer.follow(4, optim("sgd")).peak > 0
 
 
+class BackLinear(nn.Module):
+    """A layer whose way back looks at values."""
+
+    def __init__(self, wide: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(wide, wide)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = Back.apply(self.inner(x))
+        return made.clone()
+
+
+class Forwards(nn.Module):
+    """The same layer and operations, on the way back too, without looking."""
+
+    def __init__(self, wide: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(wide, wide)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).clone()
+
+
+def test_what_is_asked_of_a_model_that_has_to_compute_is_continued_from_two_small_minibatches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wide, sizes = 256, list[int]()
+    tracer = tracer_of(task_of(lambda: [BackLinear(wide), nn.ReLU(), nn.Linear(wide, 10)], shape=(wide,)))
+    followed = Tracer._followed
+
+    def watched(self: Tracer, size: int, vectors: tuple[float, float]) -> Any:
+        sizes.append(size)
+        return followed(self, size, vectors)
+
+    monkeypatch.setattr(Tracer, "_followed", watched)
+    found = {size: tracer.follow(size, optim("adam")) for size in (2, 3, 64, 1 << 20)}
+    assert sizes == [2, 4]
+    assert "held as it computed 2 and 4 samples, continued" in tracer.note
+    plain = tracer_of(task_of(lambda: [Forwards(wide), nn.ReLU(), nn.Linear(wide, 10)], shape=(wide,)))
+    for size, one in found.items():
+        # with few samples most is held at the end of the way back, with many at its beginning
+        assert one.peak == pytest.approx(plain.follow(size, optim("adam")).peak, rel=0.26)
+    measured = tracer._followed(64, trace_vectors(optim("adam"))).trace(64)
+    assert found[64] == measured
+    assert found[1 << 20].memory["feature maps"] > 0.9 * (1 << 20) / 64 * measured.memory["feature maps"]
+
+
+def test_a_model_that_computes_otherwise_with_more_samples_is_continued_as_many_times() -> None:
+    low = trace._Followed([10, 8], ["parameters", "feature maps"], [0, 1], {"0": 8}, {})
+    high = trace._Followed([10, 16, 4], ["parameters", "feature maps", "feature maps"], [0, 1, 2], {"0": 20}, {"0": 16})
+    found = trace._continued(low, high, 40).trace(40)
+    assert (found.memory["parameters"], found.memory["feature maps"]) == (10, 10 * (16 + 4))
+    assert (found.maps, found.gradients) == ({"0": 200}, {"0": 160})
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 def test_layers_of_torchscript_are_counted_as_a_whole_and_named() -> None:
     task = task_of(lambda: [nn.Linear(8, 8), torch.jit.script(nn.Sequential(nn.Linear(8, 10)))], shape=(8,))
@@ -395,6 +489,27 @@ def test_an_update_is_timed_with_one_thread_as_a_replica_makes_it(monkeypatch: p
         assert (set(threads), torch.get_num_threads()) == ({1}, 2)
     finally:
         torch.set_num_threads(before)
+
+
+def test_an_update_on_a_device_is_timed_by_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is none of CUDA's here: what is said to be on it is not, and its events tell 7 ms."""
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None: ...
+
+        def synchronize(self) -> None: ...
+
+        def elapsed_time(self, _: Event) -> float:
+            return 7.0
+
+    zeros = torch.zeros
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch, "zeros", lambda *shape, **more: zeros(*shape, **{**more, "device": "cpu"}))
+    assert updates.measure(optim("sgd"), 10, "cuda:0").seconds == pytest.approx(7e-3)
+    assert updates.measure(optim("sgd"), 10).seconds < 7e-3
 
 
 def cost_of(task: Task, monkeypatch: pytest.MonkeyPatch, busy: float = 1.0, **more: Any) -> cost.TrainingCost:

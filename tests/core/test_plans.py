@@ -151,6 +151,53 @@ def test_twice_the_bandwidth_and_a_straggler_are_priced() -> None:
     assert rates[2] < found.first.terms.samples_per_second
 
 
+def test_a_straggler_binds_where_the_others_wait_for_it_and_is_told_where_it_is_gone() -> None:
+    line = db.NetworkModel(latency=0.0, bandwidth=1e12)
+    found = made("4x1", line, slow={1: 4.0}, strategies=("allreduce", "downpour"))
+    terms = {row.what: row.terms for row in found.rows}
+    waited, alone = terms["allreduce, 4 replicas"], terms["downpour, 1 replica, 1 shard"]
+    assert waited is not None
+    assert alone is not None
+    # three of the four milliseconds would not be there, and three of four replicas wait as long
+    assert waited.binds == "a straggler"
+    assert waited.spared["a straggler"] == pytest.approx(3e-3, rel=0.1)
+    assert waited.wait == pytest.approx(3 / 4 * 3e-3, rel=0.1)
+    assert sum(waited.spared.values()) == pytest.approx(4 * 64 / waited.samples_per_second)
+    assert alone.spared["a straggler"] == 0.0  # replica 1 is none of its replicas
+    assert found.changes[2].startswith("without a straggler: ")
+    assert float(found.changes[2].split(", ")[-1].split()[0].replace(",", "")) > waited.samples_per_second
+
+
+def test_steps_that_vary_make_one_of_those_who_wait_for_each_other_a_straggler() -> None:
+    cluster = PricedCluster(
+        Machines(4, 1), db.NetworkModel(latency=0.0, bandwidth=1e12), 1e-3, INSTANT, INSTANT, variation=0.5
+    )
+    pricing = Pricing(TASK, 64)
+    met, free = (
+        pricing.terms(PlanCandidate(one), cluster).spared for one in (db.Allreduce(4), db.Downpour(4, shards=1))
+    )
+    assert met["a straggler"] > 0.2e-3
+    assert free["a straggler"] == pytest.approx(0.0, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--stragglers", "9:2"], "replica 9 cannot be slow: there are replicas 0 to 1"),
+        (["--stragglers", "1:0"], "replica 1 slower 0.0 times: must be more than 0"),
+        (["--stragglers", "5%x10"], "a plan takes replicas on slower machines alone"),
+        (["--stragglers", "1:2,1:3"], "--stragglers 1:: stands there twice; leave one of them off"),
+        (["--network", "latency=1us,latency=2us"], "--network latency=: stands there twice; leave one of them off"),
+    ],
+)
+def test_a_straggler_or_a_network_that_cannot_be_is_refused_before_anything_is_measured(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "_here", lambda *_: pytest.fail("it is refused first"))
+    assert main.run(["plan", "digits", "--machines", "1x2", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
 def test_what_a_process_holds_without_a_model_has_no_margin() -> None:
     trace = Tracer(TASK, DATA.batch(torch.arange(2))).follow(64, SGD)
     [(kind, needs)] = planning._needs(PlanCandidate(db.Single(optimizer=SGD)), trace, 10**9, {}).items()
@@ -195,6 +242,8 @@ def test_an_optimizer_that_some_candidates_cannot_have_is_their_reason_and_ends_
     assert "--optimizer lars needs the norms of whole layers" in rows["downpour, 2 replicas, 2 shards"].reason
     assert rows["downpour, 1 replica, 1 shard"].terms is not None
     assert rows["allreduce, 2 replicas"].terms is not None
+    # nor does one of which it is asked whether it waits, before it is priced
+    assert not Pricing(TASK, 64).meets(PlanCandidate(db.Hogwild(2, optimizer=db.optim("lars"))))
 
 
 def test_candidates_are_powers_of_two_and_all_cores() -> None:
@@ -560,27 +609,37 @@ def test_the_table_has_every_part_of_a_step_and_the_lines_below_it_say_why(
     monkeypatch.setattr(planning, "this_machine", lambda: Machines(2, 2))
     monkeypatch.setattr(trials, "run", at(1000.0))
     found = made(max_memory=limit, run=1, told=said.append)
+    tables: list[Any] = []
+    monkeypatch.setattr(plan_tables, "show", lambda *table: tables.append(table))
     plan_tables.show_plan(found)
     shown = capsys.readouterr().out
     first = found.first
     assert first.terms is not None
-    head = next(line for line in shown.splitlines() if "samples/s" in line)
-    columns = ["what", "step, ms", "compute", "update", "communicate", "wait", "for", "samples/s",
-        "memory, GB", "MB a step", "binds"]  # fmt: skip
-    assert [cell.strip() for cell in head.split("┃")[2:-1]] == columns
-    line = next(line for line in shown.splitlines() if first.what in line)
+    (title, head, rows_shown), measured = tables
+    assert head[1:] == (
+        "what", "step, ms", "compute", "update", "communicate", "wait", "for", "samples/s", "memory, GB", "MB a step",
+        "binds",
+    )  # fmt: skip
     terms, number = first.terms, plan_tables.number
     parts = (terms.step, terms.compute, terms.update, terms.communicate, terms.wait)
     sent = number(terms.bytes_per_step / 1e6) if terms.bytes_per_step else ""
-    assert [cell.strip() for cell in line.split("│")[1:-1]] == [
+    assert rows_shown[0] == [
         "1", first.what, *(number(1e3 * part) for part in parts), terms.waits_for, f"{terms.samples_per_second:,.0f}",
         f"{first.memory / 1e9:.2f}", sent, terms.binds,
     ]  # fmt: skip
-    assert f"minibatches of 64, {limit / 1e9:.3g} GB for a process: a step of each replica" in shown
-    assert f"not {served.what}: its replica needs" in shown
-    for part in ("compute", "update", "communicate", "wait", "step"):
-        assert f"{part} ┃" in shown.split("trained with for some seconds")[1]
-    assert all(word in shown for word in ("predicted", "measured", "error"))
+    assert f"minibatches of 64, {limit / 1e9:.3g} GB for a process: a step of each replica" in title
+    [needs] = [row.reason for row in found.rows if row.what == served.what]
+    [row] = [row for row in rows_shown if row[1] == served.what]
+    assert [*row[:-1], row[-1].replace("\n", " ")] == [
+        "", served.what, *[""] * 7, f"{served.memory / 1e9:.2f}", "", needs,
+    ]  # fmt: skip
+    assert len(rows_shown) == len(found.rows)
+    assert needs.startswith("its replica needs")
+    assert measured[:2] == (
+        "trained with for some seconds: a step in ms",
+        ("", "", "compute", "update", "communicate", "wait", "step", "samples/s"),
+    )
+    assert [row[1] for row in measured[2]] == ["predicted", "measured", "error"]
     for told in (found.why, *found.changes, f"distbelief train {found.task} {first.command} --batch-size 64"):
         assert told in shown
     assert {row.what for row in found.rows} | {f"training with {first.what}"} <= set(said)
@@ -596,7 +655,7 @@ def test_the_first_is_first_for_a_reason() -> None:
     assert f"and what binds is {found.first.terms.binds}; {rate / other:.2f} times single, of whose step " in found.why
     assert found.why.endswith("one more replica brings 5% or more up to 4, the most there can be")
     told = [line.partition(":")[0] for line in found.changes]
-    assert told == ["with twice the bandwidth", "with half the latency", "with replica 0 half as fast"]
+    assert told == ["with twice the bandwidth", "with half the latency", "with a straggler (replica 0 half as fast)"]
     assert all(": still allreduce, 4 replicas, " in line for line in found.changes)
 
 
@@ -606,7 +665,7 @@ def test_another_answer_is_told_where_a_change_brings_it() -> None:
         "2x1", network=db.NetworkModel(latency=0.0, bandwidth=VECTOR / 0.8e-3), strategies=("single", "allreduce")
     )
     assert found.first.what == "allreduce, 2 replicas"
-    assert found.changes[2].startswith("with replica 0 half as fast: still allreduce, 2 replicas")
+    assert found.changes[2].startswith("with a straggler (replica 0 half as fast): still allreduce, 2 replicas")
     slower = made(
         "2x1", network=db.NetworkModel(latency=0.0, bandwidth=VECTOR / 1.3e-3), strategies=("single", "allreduce")
     )
@@ -734,7 +793,21 @@ def test_a_trial_that_is_interrupted_ends_the_plan_and_keeps_nothing(monkeypatch
     monkeypatch.setattr(db.Local, "run", lambda *_: {"outcome": "interrupted"})
     with pytest.raises(Interrupted, match="its trial was interrupted"):
         made(HERE, run=1)
-    assert trials.read(trials.usual_file()) == []
+    assert not trials.usual_file().parent.exists()
+
+
+def test_trials_of_another_optimizer_or_of_split_replicas_correct_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "run", at(1000.0))
+    made(HERE, run=1, strategies=("single",))
+    [kept] = trials.read(trials.usual_file())
+    rows = made(HERE, strategies=("single",)).rows
+    assert [row.corrected < 1 for row in rows if row.what == "single"] == [True]
+    other = made(HERE, strategies=("single",), optimizer=db.optim("adam")).rows
+    assert all(row.corrected == 1.0 for row in other)
+    terms = kept.predicted
+    split = planning.Row("single, 2 partitions", "single --partitions 2", 1, 0, 0, 2, terms)
+    assert planning._corrected(split, [kept], kept.task, 64, SGD).corrected == 1.0
+    assert planning._corrected(msgspec.structs.replace(split, partitions=1), [kept], kept.task, 64, SGD).corrected < 1
 
 
 def test_what_is_measured_on_a_busy_machine_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import multiprocessing
+import os
 import time
 
 import pytest
@@ -17,7 +18,7 @@ from distbelief.places.simulated.handling import Handling
 from distbelief.planner import lockstep, together, trials, trips
 from distbelief.planner.candidates import Machines, PlanCandidate
 from distbelief.planner.pricing import PricedCluster, Pricing
-from distbelief.planner.shards import GRADIENT, DirectTrips
+from distbelief.planner.shards import GRADIENT, DirectTrips, plan_of, update_when_told
 from distbelief.strategies import Allreduce, Downpour, Hogwild, Single, Synchronous
 from distbelief.tasks import Task, TensorData, resolve
 from distbelief.transport.virtual import NetworkModel
@@ -117,3 +118,15 @@ def test_trips_on_the_direct_path_make_the_updates_that_they_are_timed_for() -> 
         ours.have_updated()
         ours.trips(1)
         assert ours.parameters.view(torch.float32).tolist() == pytest.approx([-0.5 * GRADIENT * 5] * 1024)
+
+
+def test_a_peer_that_fails_since_nobody_is_there_any_more_tells_nobody() -> None:
+    """So that an interrupted plan says one line."""
+    with Peers() as peers:
+        left, kept = (
+            peers.start("replica 1", 1, update_when_told, plan_of(64, 1), os.getpid(), 1 << 20) for _ in (0, 1)
+        )
+        left.connection.close()
+        for peer in (left, kept):
+            peer.process.join(30)
+    assert (left.process.exitcode, kept.process.exitcode) == (0, 1)

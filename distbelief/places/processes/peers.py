@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import select
+import signal
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -16,6 +18,8 @@ from distbelief.places.processes.settle import settle_process
 
 ANSWER_SECONDS = 120.0
 """Longest wait for one word of a peer."""
+LEAVING = 200
+"""Milliseconds in which a process that ends has closed all its pipes."""
 GRACE = 1.0
 """Seconds that a peer whose pipe is closed may take to end."""
 
@@ -55,8 +59,10 @@ class Peers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for peer in self._peers:
-            peer.process.kill()
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # nobody sees another one's end, and tells of it
+            for peer in self._peers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(peer.process.pid or 0, number)
         for peer in self._peers:
             peer.process.join()
             peer.connection.close()
@@ -107,4 +113,15 @@ def _play(
     args: tuple[object, ...],
 ) -> None:
     settle_process(f"measures: {name}", threads, supervisor)
-    function(connection, *args)
+    try:
+        function(connection, *args)
+    except Exception:
+        if not _left_alone(connection):
+            raise
+
+
+def _left_alone(connection: Connection) -> bool:
+    """Whether nobody is at the other end of a pipe, so that nobody wants to know why its process failed."""
+    poll = select.poll()
+    poll.register(connection.fileno(), 0)  # a hang-up is always told
+    return bool(poll.poll(LEAVING))
