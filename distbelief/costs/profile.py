@@ -204,7 +204,7 @@ def _continued(taken: Mapping[int, float], size: int) -> float:
 class _Steps:
     """Steps with minibatches of one size, and the moments at which their parts begin."""
 
-    def __init__(self, task: Task, data: Data, model: nn.Module, size: int, clock: Clock, names: Sequence[str]) -> None:
+    def __init__(self, task: Task, data: Data, model: nn.Module, size: int, clock: StepClock, names: Sequence[str]) -> None:
         self._size, self._clock, self._model, self._names = size, clock, model, names
         self._marks: list[tuple[Part, Any]] = []
         self._taken: list[dict[Part, float]] = []
@@ -322,7 +322,7 @@ def _hooked(model: nn.Module, names: Sequence[str], mark: Callable[[str, str], N
             hook.remove()
 
 
-class Clock(Protocol):
+class StepClock(Protocol):
     """What times a step."""
 
     of_thread: bool
@@ -368,7 +368,7 @@ class _Events:
         return [before.elapsed_time(after) / 1e3 for before, after in itertools.pairwise(moments)]
 
 
-def clock_of(device: str) -> Clock:
+def clock_of(device: str) -> StepClock:
     """What times work on a device: its own events, or the thread's time on a processor."""
     return _Events() if torch.device(device).type == "cuda" else _Thread()
 

@@ -138,13 +138,11 @@ def plan(
     chosen, made = optimizer or optim("sgd"), resolve(task, data_dir) if isinstance(task, str) else task
     check_amounts(batch_size, 1, {"seconds": seconds, "max-memory": max_memory})
     (network or NetworkModel()).check()
-    _check_run(run, there)
     asked = _asked(there, strategies, chosen)
     _check_slow(slow or {}, run, asked.values())
     file = Path(calibration) if calibration else trials.usual_file()
     known = trials.read(file, named=calibration is not None and there == this_machine())
-    if run:
-        trials.check_writable(file)  # before anything is run
+    _check_run(run, there, file)
     pricing = Pricing(made, batch_size)
     direct = any(pricing.is_direct(one, there) for one in asked.values())
     here = _here(task, made, batch_size, chosen, there, seconds, data_dir, direct, told)
@@ -307,14 +305,16 @@ def _check_slow(slow: Mapping[int, float], run: int, asked: Iterable[PlanCandida
         raise UsageError(f"--stragglers: --run {run} runs on this machine, whose replicas are alike; leave one off")
 
 
-def _check_run(run: int, there: Machines) -> None:
-    """Refuse runs that cannot be."""
+def _check_run(run: int, there: Machines, file: Path) -> None:
+    """Refuse runs that cannot be, or that could not be kept."""
     if run < 0:
         raise UsageError(f"--run {run}: must be 0 or more")
     if run and there != this_machine():
         raise UsageError(
             f"--run {run}: runs on this machine, which is {this_machine()}, not {there}; leave --machines or --run off"
         )
+    if run:
+        trials.check_writable(file)
 
 
 def _try(

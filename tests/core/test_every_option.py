@@ -197,6 +197,7 @@ SMALL: dict[str, dict[str, str]] = {
     },
     "plan": {
         "machines": "4x8",
+        "stragglers": "1:4",
         "network": "latency=1ms",
         "max_memory": "2GB",
         "strategies": "single",
