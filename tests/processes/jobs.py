@@ -55,6 +55,10 @@ def tiny() -> Task:
     return Task(model=net, train=data, test=lambda: data(100))
 
 
+def wrongly_split() -> Task:
+    return Task(model=net, train=data, split="0=stagse")
+
+
 def tallied() -> Task:
     """Whose parameters say which minibatches are in them, of a job of `LONG` epochs."""
     return tally.tallied(tiny(), BATCH, LONG)

@@ -148,14 +148,15 @@ def check_cut(task: Task, settings: Settings) -> None:
         cut(layout_of(model), Mesh(settings.replicas), settings.shards)  # of a model that nobody has split yet
 
 
-def check_split(settings: Settings) -> None:
-    """Refuse ways to split that there are not; whether a model can be split so, its replicas find.
+def check_split(settings: Settings, own: str | None = None) -> None:
+    """Refuse ways to split that there are not, also as the task's own; whether a model can be split so, its replicas
+    find.
 
     Raises:
         UsageError: naming the way, and the nearest.
     """
     if settings.partitions > 1:
-        Split.parse(settings.split, settings.partitions, settings.chunks)
+        Split.parse(settings.split, settings.partitions, settings.chunks, own)
 
 
 def allow_files(settings: Settings, listens: bool) -> None:
