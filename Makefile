@@ -27,6 +27,7 @@ test-fast: .venv/tools
 test-slow: .venv/tools
 	DISTBELIEF_SEEDS=10000 $(BIN)/pytest -n 2 tests/simulated/test_sweep.py tests/simulated/test_consistency.py tests/simulated/test_sandblaster_faults.py
 	DISTBELIEF_DEATHS=200 $(BIN)/pytest -n 2 --timeout 0 tests/processes/test_direct.py -k killed_at
+	DISTBELIEF_DEATHS=50 $(BIN)/pytest -n 2 --timeout 0 tests/processes/test_partition_deaths.py
 	DISTBELIEF_FRAMES=100000 $(BIN)/pytest -n 2 --timeout 0 tests/processes/test_fuzz.py
 	$(BIN)/pytest tests/slow
 

@@ -390,7 +390,7 @@ def split(args: list[str]) -> int:
 
     with cost_tables.progress(f"splitting {task}") as told:
         made = resolve(task, asked.data_dir)
-        split = Split.parse(asked.split, asked.partitions, asked.chunks)
+        split = Split.parse(asked.split, asked.partitions, asked.chunks, made.split)
         found, programs, steps, price = splitting.measure(
             made, split, batch_size=asked.batch_size, schedule=asked.schedule, microbatches=asked.microbatches,
             weight_gradients=asked.weight_gradients, optimizer=chosen, link=link, seconds=asked.seconds, told=told,

@@ -204,7 +204,9 @@ def _continued(taken: Mapping[int, float], size: int) -> float:
 class _Steps:
     """Steps with minibatches of one size, and the moments at which their parts begin."""
 
-    def __init__(self, task: Task, data: Data, model: nn.Module, size: int, clock: StepClock, names: Sequence[str]) -> None:
+    def __init__(
+        self, task: Task, data: Data, model: nn.Module, size: int, clock: StepClock, names: Sequence[str]
+    ) -> None:
         self._size, self._clock, self._model, self._names = size, clock, model, names
         self._marks: list[tuple[Part, Any]] = []
         self._taken: list[dict[Part, float]] = []

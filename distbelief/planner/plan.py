@@ -202,8 +202,8 @@ def _splits(
         told(f"the model split over {partitions} processes")
         try:
             found[partitions], *_ = splitting.measure(
-                task, Split(AUTO, partitions), batch_size=batch_size, optimizer=optimizer, link=line,
-                seconds=SPLIT_SECONDS, told=told,
+                task, Split.parse(AUTO, partitions, own=task.split), batch_size=batch_size, optimizer=optimizer,
+                link=line, seconds=SPLIT_SECONDS, told=told,
             )  # fmt: skip
         except DistbeliefError as error:  # a model that cannot be split ends no plan
             found[partitions] = " ".join(str(error).split())

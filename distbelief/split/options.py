@@ -62,12 +62,26 @@ class Split:
                 raise UsageError(f"home {way}: with {self.partitions} partitions, homes are 0 to {self.partitions - 1}")
 
     @classmethod
-    def parse(cls, text: str, partitions: int, chunks: int = 0) -> Split:
+    def parse(cls, text: str, partitions: int, chunks: int = 0, own: str | None = None) -> Split:
         """What was written on a command line: a way, or `PATTERN=WAY,...`, where a number is a home.
+
+        Args:
+            text: what was written.
+            partitions: as of `Split`.
+            chunks: as of `Split`.
+            own: of the task, what takes the place of `auto`.
 
         Raises:
             UsageError: as `Split`, and for what is neither.
+
+        >>> Split.parse("auto", 2, own="groups").ways, Split.parse("stages", 2, own="groups").ways
+        ('groups', 'stages')
         """
+        if text == AUTO and own:
+            try:
+                return cls.parse(own, partitions, chunks)
+            except UsageError as error:
+                raise UsageError(f"the task's own split {own!r}: {error}; --split names another") from error
         if "=" not in text:
             return cls(text, partitions, chunks)
         found: dict[str, str | int] = {}

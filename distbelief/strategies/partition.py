@@ -48,7 +48,7 @@ def split_graph(task: Task, model: nn.Module, settings: Settings, tell: Tell | N
     inputs, targets = data.batch(examples(len(data)))
     device = next(model.parameters()).device
     traced = trace(model, (on_device(inputs, device),))
-    split = Split.parse(settings.split, settings.partitions, settings.chunks)
+    split = Split.parse(settings.split, settings.partitions, settings.chunks, task.split)
     targets = on_device(targets, device)
     if split.ways == AUTO or tell:
         choice = choose(

@@ -181,6 +181,10 @@ class Task:
     each the sum over the samples of what its mean is told of (the one named accuracy is as above); or None, where the
     loss says it all.
     """
+    split: str | None = None
+    """How its model is split where a job has `--partitions` and names no `--split`: as that is written, `stages` or
+    `conv*=filters,fc*=neurons`. None where the price chooses.
+    """
     reference: str = field(default="", init=False)
     """The built-in name, or `module:function`; only `named` gives it, and a changed copy has none: its name would make
     the unchanged one.

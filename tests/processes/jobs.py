@@ -56,6 +56,10 @@ def tiny() -> Task:
     return Task(model=net, train=data, test=lambda: data(100))
 
 
+def wrongly_split() -> Task:
+    return Task(model=net, train=data, split="0=stagse")
+
+
 def tallied() -> Task:
     """Whose parameters say which minibatches are in them, of a job of `LONG` epochs."""
     return tally.tallied(tiny(), BATCH, LONG)
@@ -456,3 +460,49 @@ def dies_as_it_meets() -> Task:
     for kind in (ProcessGroup, Links):
         kind.form = _dying(kind.form)  # type: ignore[method-assign]
     return tiny()
+
+
+def _pictures(samples: int = SAMPLES) -> TensorData:
+    inputs = torch.randn(samples, 64, generator=torch.Generator().manual_seed(7))
+    return TensorData(inputs, (inputs[:, 0] > 0).long() + 2 * (inputs[:, 1] > 0).long())
+
+
+def _convolutional() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1, groups=2),
+        nn.ReLU(), nn.Flatten(), nn.Linear(256, 4),
+    )  # fmt: skip
+
+
+def pictured() -> Task:
+    """Of images of 8 x 8 pixels, with a convolution in two groups."""
+    return Task(model=_convolutional, train=_pictures)
+
+
+class _Paths(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = (nn.Sequential(nn.Linear(8, 6), nn.Tanh()) for _ in range(2))
+        self.head = nn.Linear(12, 4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.cat([self.left(inputs), self.right(inputs)], 1))  # type: ignore[no-any-return]
+
+
+def branching() -> Task:
+    """With two paths beside each other."""
+    return Task(model=_Paths, train=data)
+
+
+class _Rows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.head = nn.GRU(1, 6, num_layers=2, batch_first=True), nn.Linear(6, 4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.gru(inputs.unsqueeze(2))[0][:, -1])  # type: ignore[no-any-return]
+
+
+def recurrent() -> Task:
+    """Two recurrent layers over the inputs, one after the other."""
+    return Task(model=_Rows, train=data)

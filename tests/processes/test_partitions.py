@@ -256,6 +256,14 @@ def test_more_than_sixteen_partitions_and_shards_are_held_against_the_parameters
         check_cut(task, Job(task="mine", strategy=Downpour(partitions=2, shards=31)).settings())
 
 
+def test_a_split_that_a_task_brings_is_refused_before_a_process_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Running, "__init__", None)  # who would start them
+    with pytest.raises(UsageError, match=r"the task's own split '0=stagse': unknown way .* --split names another"):
+        jobs.run(tmp_path, Single(partitions=2), task="jobs:wrongly_split")
+
+
 def test_no_guest_joins_a_job_of_split_replicas(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a guest is one process, and replicas are split over 2"):
         jobs.run(tmp_path, Downpour(partitions=2), on=Local(transport="tcp", listen="127.0.0.1"))

@@ -428,6 +428,15 @@ def test_a_result_says_how_the_model_was_split_and_what_that_is_worth(way: str, 
     assert "split" not in db.run(db.Job("digits", Downpour(1)), on="simulated")
 
 
+@pytest.mark.parametrize(("named", "ways"), [({}, "0=columns,2=rows,4=0"), ({"split": "stages"}, "stages")])
+def test_a_task_brings_a_split_of_its_own(plain: SimpleNamespace, named: dict[str, Any], ways: str) -> None:
+    """Where none is named."""
+    task = dataclasses.replace(plain.classes(smooth, samples=SAMPLES), split="0=columns,2=rows,4=0")
+    job = Job(task=task, strategy=Downpour(1, partitions=2, **named), batch_size=4, evaluate_every=0)
+    [parted] = [one for one in Observed(job).run().records if isinstance(one, records.Parted)]
+    assert parted.split == ways
+
+
 def test_a_partition_says_for_which_other_one_it_waits(plain: SimpleNamespace) -> None:
     """One that follows waits for its lead, for whom it computes, and never for the coordinator."""
     run = play(plain, Downpour(1, partitions=2, split="neurons"), UNEVEN, epochs=1)

@@ -149,15 +149,15 @@ def check_cut(task: Task, settings: Settings) -> None:
 
 
 def check_split(settings: Settings, task: Task | None = None) -> None:
-    """Refuse ways to split that there are not, and those that the model of a task cannot have; whether that of a script
-    can, its replicas find.
+    """Refuse ways to split that there are not, also as the task's own, and those that its model cannot have; whether
+    that of a script can, its replicas find.
 
     Raises:
         UsageError: naming the way, and the nearest; or with the reason.
     """
     if settings.partitions == 1:
         return
-    Split.parse(settings.split, settings.partitions, settings.chunks)
+    Split.parse(settings.split, settings.partitions, settings.chunks, task.split if task else None)
     if task is not None:
         from distbelief.strategies.partition import check_parts
 
