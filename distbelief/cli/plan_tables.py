@@ -26,7 +26,8 @@ def show_plan(plan: TrainingPlan) -> None:
     )
     _show_measured([row for row in plan.rows if row.terms and (row.measured or row.reason)])
     print("\n".join([plan.why, *plan.changes, *(f"note: {note}" for note in plan.notes)]))
-    print(f"distbelief train {plan.task} {plan.first.command} --batch-size {plan.batch_size}")
+    stepped = "" if plan.optimizer == "sgd" else f" --optimizer {plan.optimizer}"
+    print(f"distbelief train {plan.task} {plan.first.command}{stepped} --batch-size {plan.batch_size}")
 
 
 def _show_measured(rows: Sequence[Row]) -> None:

@@ -75,6 +75,8 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     machines: str
     batch_size: int
+    optimizer: str
+    """Its name."""
     step: float
     """Seconds of a minibatch's gradient, by the profile."""
     together: float
@@ -157,7 +159,7 @@ def plan(
     changes = _changes([row for row in rows[:CONTENDERS] if row.terms], asked, pricing, cluster)
     found = TrainingPlan(
         task=made.reference, machines=str(there), batch_size=batch_size, step=here.step, together=here.together,
-        max_memory=max_memory, rows=rows, why=_why(rows), changes=changes,
+        optimizer=chosen.name, max_memory=max_memory, rows=rows, why=_why(rows), changes=changes,
         notes=[UNSEEN, *here.notes, *_met(met), *_calibrated(rows, known, file)],
     )  # fmt: skip
     if run:

@@ -8,6 +8,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -261,7 +262,7 @@ def test_no_option_of_a_small_command_is_dead(
             self.tell("joined"),
         ],
     )
-    monkeypatch.setattr(tasks, "resolve", lambda *words: asked.append(words))
+    monkeypatch.setattr(tasks, "resolve", lambda *words: [asked.append(words), SimpleNamespace(split=None)][1])
     monkeypatch.setattr(costing, "measure", lambda *_, **more: [asked.append({**more, "told": 0}), Told()][1])
     monkeypatch.setattr(cost_tables, "show_cost", print)
     monkeypatch.setattr(planning, "plan", lambda *words, **more: [asked.append((words, {**more, "told": 0})), {}][1])
@@ -353,8 +354,9 @@ HELD = {"usual": 1.0, "peak": 1.0}
 RESULT = {"samples_per_second": 1.0, "test_accuracy": 0.5, "seconds": 1.0, "updates": 1, "descent": {"loss": 1.0},
           "history": [{"seconds": 1.0, "samples": 1, "test_accuracy": 0.5}]}  # fmt: skip
 TERMS = Terms(1e-3, 0.0, 0.0, 0.0, 1000.0, 0.0)
-PLAN = planning.TrainingPlan(task="mnist", machines="1x2", batch_size=64, step=1e-3, together=1.0, why="", changes=[],
-                     notes=[], rows=[planning.Row("single", "single", 1, 0, 0, terms=TERMS)])  # fmt: skip
+PLAN = planning.TrainingPlan(task="mnist", machines="1x2", batch_size=64, optimizer="adam", step=1e-3, together=1.0,
+                             why="", changes=[], notes=[],
+                             rows=[planning.Row("single", "single", 1, 0, 0, terms=TERMS)])  # fmt: skip
 MEASURING: tuple[tuple[Any, str, Any], ...] = (
     (workloads, "run", RESULT), (loops, "independent", 1.0), (loops, "lockstep", 1.0), (loops, "ddp", 1.0), (loops,
         "hogwild", 1.0), (homes, "split", 1.0), (homes, "crossing_seconds", 1.0),

@@ -645,6 +645,12 @@ def test_the_table_has_every_part_of_a_step_and_the_lines_below_it_say_why(
     assert {row.what for row in found.rows} | {f"training with {first.what}"} <= set(said)
 
 
+def test_the_command_that_a_plan_ends_with_names_its_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, words in (("sgd", "single --batch-size 64"), ("adam", "single --optimizer adam --batch-size 64")):
+        plan_tables.show_plan(made("1x1", strategies=("single",), optimizer=db.optim(name)))
+        assert capsys.readouterr().out.splitlines()[-1].endswith(f" {words}")
+
+
 def test_the_first_is_first_for_a_reason() -> None:
     found = made(strategies=("single", "allreduce"))
     assert found.first.terms is not None
