@@ -18,8 +18,8 @@ TIMES = ("steps", "compute", "update", "communicate", "wait")
 
 
 class ReplicaCounts(msgspec.Struct):
-    """What one replica has done; `lost` are minibatches that died with it and were dealt again, `given_up` those of its
-    own that nobody did, -1 where nobody knows how many.
+    """What one replica has done, also what was gone back on and done again; `lost` are minibatches that died with it
+    and were dealt again, `given_up` those of its own that nobody did, -1 where nobody knows how many.
     """
 
     steps: int = 0

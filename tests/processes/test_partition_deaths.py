@@ -71,7 +71,10 @@ def test_a_job_does_what_it_promises_whichever_partition_is_killed_at(
     assert result["outcome"] == "done", case
     died = [one for one in watch.of(records.Gone) if one.died]
     assert [one.role for one in died] == [roles.lead_of(victim)], case
-    assert (result["samples"], result["steps"]) == (EPOCHS * jobs.SAMPLES, EPOCHS * BATCHES), case
+    assert result["samples"] == EPOCHS * jobs.SAMPLES, case
+    # a split `single` goes back to its checkpoint, and makes again the steps since that, of 100 updates at most
+    again = result["steps"] - EPOCHS * BATCHES
+    assert 0 <= again <= (200 if kind is Single else 0), case
     _hold_counts(kind, result, watch.of(records.Applied), died[0].lost, case)
 
 
@@ -85,7 +88,7 @@ def _hold_counts(kind: type, result: dict[str, Any], applied: list[records.Appli
         twice = one.samples - EPOCHS * jobs.SAMPLES
         assert 0 <= twice <= (0 if exact else lost * jobs.BATCH), f"{one}: {case}"
     if kind is Single:
-        assert result["updates"] == result["steps"], case
+        assert result["updates"] == EPOCHS * BATCHES, case
     elif kind is Downpour:
         assert result["steps"] <= result["updates"] <= result["steps"] + lost, case
     else:
