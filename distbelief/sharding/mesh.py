@@ -42,6 +42,14 @@ class Mesh(msgspec.Struct, frozen=True, array_like=True):
         """Processes that compute gradients."""
         return self.replicas * self.partitions
 
+    def number(self, replica: int, partition: int = 0) -> int:
+        """Of a process among all: which of the devices of a machine it takes, as all take them in turn.
+
+        >>> Mesh(2, 3).number(1, 2)
+        5
+        """
+        return replica * self.partitions + partition
+
     @property
     def cells(self) -> tuple[tuple[int, int], ...]:
         """Of each process, which replica and which partition it is."""

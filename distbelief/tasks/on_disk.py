@@ -57,7 +57,7 @@ def build_on_disk(
         task: whose model it is.
         seed: as for `build_model`, and so the device and its index.
         device: where it is to be; on another than the CPU the whole model is in that one's memory.
-        index: of the replica.
+        index: of the process, as for `placed`.
         fill: gives it other values than the seeded ones, in tensors that may lie in files too.
 
     Raises:

@@ -27,8 +27,8 @@ MEASURE_BATCH = 1000
 
 
 def placed(device: str, index: int = 0) -> torch.device:
-    """The device that `--device` means for replica `index`: `cuda` gives each replica of a machine one of its GPUs, in
-    turn.
+    """The device that `--device` means for process `index` of those that compute: `cuda` gives each of a machine, be it
+    a replica or a partition of one, one of its GPUs, in turn.
 
     Raises:
         UsageError: it is no device, or not here.
@@ -47,7 +47,7 @@ def placed(device: str, index: int = 0) -> torch.device:
 
 
 def build_model(task: Task, seed: int, device: str, index: int = 0) -> nn.Module:
-    """The task's model, its chance keyed by the seed, on the device of replica `index`.
+    """The task's model, its chance keyed by the seed, on the device of process `index`.
 
     Raises:
         TrainingError: the user's function raised.

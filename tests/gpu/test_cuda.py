@@ -36,7 +36,7 @@ def test_two_replicas_share_a_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("strategy", [db.Downpour, db.Allreduce])
 def test_partitions_on_a_gpu_train_what_whole_replicas_do(strategy: type, tmp_path: Path) -> None:
-    """Both on whatever GPU their replica has; what crosses goes by the memory of the host."""
+    """Each on a GPU of its own where there are two; what crosses goes by the memory of the host."""
     weights = {}
     for device, more in (("cpu", {}), ("cuda", {"partitions": 2, "split": "stages"})):
         made = strategy(replicas=1, optimizer=db.optim("sgd", lr=0.05), **more)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jobs
@@ -19,6 +20,7 @@ from distbelief.core.records import Record
 from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
 from distbelief.job import Job
+from distbelief.places.processes import process
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.requirements import check_cut, check_split
 from distbelief.places.processes.running import Running
@@ -316,3 +318,20 @@ def test_a_result_says_that_partitions_have_built_more_than_their_part(tmp_path:
     result = jobs.run(tmp_path, strategy, task="jobs:of_an_array", evaluate_every=0)
     assert "built more than its own part" in result["split"]["told"]  # type: ignore[index]  # a dict
     assert "'1.weight', 1,440,000 bytes, was not made by an operation" in result["split"]["told"]  # type: ignore[index]  # a dict
+
+
+def test_partitions_take_the_devices_of_a_machine_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def build(_task: Task, _seed: int, _device: str, number: int, _fill: object) -> object:
+        asked.append(number)
+        raise UsageError("seen")
+
+    monkeypatch.setattr(process, "build_on_disk", build)
+    settings = Job(task="mine", strategy=Downpour(replicas=2, partitions=3, shards=3)).settings()
+    for role in ("replica 0.0", "replica 0.2", "replica 1.0", "replica 1.1"):
+        one = process._Process.__new__(process._Process)
+        one.role, one.spec, one._fill = role, SimpleNamespace(settings=settings, device="cuda"), lambda _: None  # type: ignore[assignment,method-assign]
+        with pytest.raises(UsageError, match="seen"):
+            one._partition(Task(model=torch.nn.Identity, train=lambda: [], loss=torch.nn.functional.mse_loss))
+    assert asked == [0, 2, 3, 4]

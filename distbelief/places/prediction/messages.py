@@ -6,6 +6,7 @@ import msgspec
 
 from distbelief.core import roles
 from distbelief.places.processes.spec import Surroundings
+from distbelief.sharding.mesh import Mesh
 
 
 def title(role: str) -> str:
@@ -44,7 +45,7 @@ class PredictionSpec(Surroundings, frozen=True, kw_only=True):
     @property
     def number(self) -> int:
         """Of this process among all: which of several devices it has."""
-        return roles.index_of(self.role) * self.partitions + roles.partition_of(self.role)
+        return Mesh(1, self.partitions).number(roles.index_of(self.role), roles.partition_of(self.role))
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

@@ -492,23 +492,27 @@ class _Process:
 
         return carried
 
+    @property
+    def _number(self) -> int:
+        """Of this process among those that compute gradients, which take devices in turn."""
+        return self.spec.settings.mesh.number(max(0, roles.index_of(self.role)), roles.partition_of(self.role))
+
     def _model(self, task: Task) -> nn.Module:
-        model = build_model(task, self.spec.settings.seed, self.spec.device, max(0, roles.index_of(self.role)))
+        model = build_model(task, self.spec.settings.seed, self.spec.device, self._number)
         self._fill(model)
         return model
 
     def _partition(self, task: Task) -> tuple[Task, FlatModule, PartitionTrainer]:
         """What this partition holds of the model, of which nothing else stays; the task, with its training set."""
         spec = self.spec
-        index = max(0, roles.index_of(self.role))
-        built = build_on_disk(task, spec.settings.seed, spec.device, index, self._fill)
+        built = build_on_disk(task, spec.settings.seed, spec.device, self._number, self._fill)
         self.players.check_model(spec.settings, built.model)
         task = with_data(task, load(task, "training"))
 
         def tell(parted: Parted) -> None:
             self._tell(msgspec.structs.replace(parted, told=parted.told + built.told))
 
-        first = roles.is_lead(self.role) and not index
+        first = roles.is_lead(self.role) and not roles.index_of(self.role)
         graph = split_graph(task, built.model, spec.settings, tell if first else None)
         return task, *partition(task, built.model, spec.settings, self.role, self.players.rows, graph)
 
@@ -526,7 +530,7 @@ class _Process:
     def _run_script(self) -> None:
         """Run the user's own script, with this replica for it to join."""
         self._meet()
-        spec, device = self.spec, placed(self.spec.device, roles.index_of(self.role))
+        spec, device = self.spec, placed(self.spec.device, self._number)
         torch.manual_seed(spec.settings.seed)
         loop.current = loop.Replica(
             self.role,

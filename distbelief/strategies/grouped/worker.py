@@ -92,7 +92,7 @@ def carrier(process: Process, role: str, settings: Settings) -> Carrier:
     if spec.transport == "shared":
         descriptor = open_memory(spec, (spec.memory, *spec.columns)[roles.partition_of(role)])
         return SharedMemory(descriptor, index, settings.replicas, own.algorithm, own.per_host)
-    device = placed(spec.device, index)
+    device = placed(spec.device, settings.mesh.number(index, roles.partition_of(role)))
     if spec.identity:
         endpoint, address = process.open_endpoint()
         return Links(index, settings.replicas + GUESTS, device, own.algorithm, own.per_host, endpoint, address)
