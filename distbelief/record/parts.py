@@ -64,8 +64,9 @@ class SavedParts:
         found = {
             (kind, *key)
             for shard, section in sources
-            for kind, of, *key in (name.split(".", 2) for name in self._file(shard)[1])
-            if of == str(section)  # "moving" or "frozen" of a vector
+            for kind, *words in (name.split(".", 2) for name in self._file(shard)[1])
+            for of, *key in [words or [""]]  # "moving" or "frozen" of a vector, "" of what no shard has written
+            if of == str(section)
         }
         arrays: dict[str, torch.Tensor] = {}
         for key in sorted(found):

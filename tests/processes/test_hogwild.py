@@ -177,8 +177,9 @@ def test_kill_9_of_a_holder_frees_its_lock(tmp_path: Path, watch: jobs.Watch, re
         os.kill(process, jobs.signal.SIGKILL)
 
     watch.once(records.EpochDone, strike, 1)
-    result = jobs.run(tmp_path / "run", Locking(2, restarts=restarts, locks=locks), task="jobs:counting", epochs=20)
-    assert (result["outcome"], result["samples"]) == ("done", 20 * jobs.SAMPLES)
+    strategy, epochs = Locking(2, restarts=restarts, locks=locks), 60  # enough for it to be seen on a busy machine
+    result = jobs.run(tmp_path / "run", strategy, task="jobs:counting", epochs=epochs)
+    assert (result["outcome"], result["samples"]) == ("done", epochs * jobs.SAMPLES)
     assert [record.role for record in watch.of(records.Gone) if record.died] == ["replica 1"]
 
 
@@ -215,7 +216,7 @@ def test_the_status_says_who_waits_for_whose_lock(
         threads[0].start()
 
     watch.once(records.EpochDone, stop, 1)
-    jobs.run(tmp_path / "run", Locking(replicas=2, locks=locks), task="jobs:counting", epochs=20)
+    jobs.run(tmp_path / "run", Locking(replicas=2, locks=locks), task="jobs:counting", epochs=60)
     threads[0].join()
     assert found[0] in said
 
