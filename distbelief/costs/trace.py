@@ -252,9 +252,8 @@ def _vectors(optimizer: Optimizer) -> tuple[float, float]:
             for held in (parameter, parameter.grad, *state):
                 allocations.call(held, STATE)
             step()
-    return sum(leaf.nbytes for leaf in state) / parameter.nbytes, allocations.followed({}).at_peak()[
-        MAPS
-    ] / parameter.nbytes
+    kept, needed = sum(leaf.nbytes for leaf in state), allocations.followed({}).at_peak()[MAPS]
+    return kept / parameter.nbytes, needed / parameter.nbytes
 
 
 def _open(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -82,8 +82,8 @@ def _whole(pieces: Sequence[Entry], places: Sequence[_Place]) -> Iterator[bytes]
 def _bytes(entry: Entry, places: Sequence[_Place]) -> Iterator[bytes]:
     """The bytes of a piece, wherever they lie."""
     for place in places:
-        common = Range(max(entry.start, place.bytes.start), min(entry.stop, place.bytes.stop))
-        if common.size > 0:
+        common = Range(entry.start, entry.stop).common(place.bytes)
+        if common.size:
             yield from _read(place.file, place.offset + common.start - place.bytes.start, common.size)
 
 

@@ -51,7 +51,7 @@ class SavedParts:
             "vector.frozen": self._array(_VECTOR, layout, own.frozen, 1, torch.uint8),
         }
         for number, section in enumerate(layout.sections):
-            part = common(own.moving, Range(section.start, section.stop))
+            part = own.moving.common(Range(section.start, section.stop))
             if section.kind == "parameter" and part.size:
                 arrays |= self._states(layout, number, part)
         return arrays
@@ -62,11 +62,10 @@ class SavedParts:
         wanted = [one for entry, within in _entries(layout, part) for one in self._wanted(entry, within)]
         sources = sorted({(i, one.section) for one in wanted for i, _ in self._holders(one)})
         found = {
-            (kind, *key)
+            (words[0], *words[2:])
             for shard, section in sources
-            for kind, *words in (name.split(".", 2) for name in self._file(shard)[1])
-            for of, *key in [words or [""]]  # "moving" or "frozen" of a vector, "" of what no shard has written
-            if of == str(section)
+            for words in (name.split(".", 2) for name in self._file(shard)[1])
+            if words[1:2] == [str(section)]
         }
         arrays: dict[str, torch.Tensor] = {}
         for key in sorted(found):
@@ -115,9 +114,8 @@ class SavedParts:
             file, names = self._file(shard)
             name, start = _name(key, wanted.section), self._held(shard, wanted.section).start
             if key == _VECTOR:
-                own = self._assignments[shard]
-                frozen = wanted.entry.tensor.kind == "frozen"
-                name, start = ("vector.frozen", own.frozen.start) if frozen else ("vector.moving", own.moving.start)
+                name = "vector.frozen" if wanted.entry.tensor.kind == "frozen" else "vector.moving"
+                start = self._range(shard, wanted.entry).start
             if key == _VECTOR or name in names:
                 into = values[(held.start - wanted.bytes.start) // item : (held.stop - wanted.bytes.start) // item]
                 into.copy_(file.get_slice(name)[(held.start - start) // item : (held.stop - start) // item])
@@ -125,16 +123,18 @@ class SavedParts:
 
     def _holders(self, wanted: _Wanted) -> list[tuple[int, Range]]:
         """The shards that hold any of it, and what each does."""
-        frozen = wanted.entry.tensor.kind == "frozen"
-        parts = (
-            (i, common(own.frozen if frozen else own.moving, wanted.bytes)) for i, own in enumerate(self._assignments)
-        )
+        parts = ((i, self._range(i, wanted.entry).common(wanted.bytes)) for i in range(len(self._assignments)))
         return [(shard, part) for shard, part in parts if part.size]
+
+    def _range(self, shard: int, entry: Entry) -> Range:
+        """That of a shard in which a piece lies, where the shard has any of it."""
+        own = self._assignments[shard]
+        return own.frozen if entry.tensor.kind == "frozen" else own.moving
 
     def _held(self, shard: int, section: int) -> Range:
         """What a shard holds of a section."""
         one = self._layout.sections[section]
-        return common(self._assignments[shard].moving, Range(one.start, one.stop))
+        return self._assignments[shard].moving.common(Range(one.start, one.stop))
 
     def _file(self, shard: int) -> tuple[Any, set[str]]:
         """The file of a shard, and the names of its arrays."""
@@ -144,15 +144,9 @@ class SavedParts:
         return self._files[shard]
 
 
-def common(one: Range, other: Range) -> Range:
-    """What two ranges have in common; nothing, somewhere, where that is nothing."""
-    start = max(one.start, other.start)
-    return Range(start, max(start, min(one.stop, other.stop)))
-
-
 def _entries(layout: Layout, part: Range) -> Sequence[tuple[Entry, Range]]:
     """The pieces that have bytes in a range, and these."""
-    found = ((entry, common(part, Range(entry.start, entry.stop))) for entry in layout.entries)
+    found = ((entry, part.common(Range(entry.start, entry.stop))) for entry in layout.entries)
     return [(entry, within) for entry, within in found if within.size]
 
 

@@ -46,6 +46,15 @@ class Range(msgspec.Struct, frozen=True, array_like=True):
         """Length in bytes."""
         return self.stop - self.start
 
+    def common(self, other: Range) -> Range:
+        """What both have; no bytes, somewhere, where that is nothing.
+
+        >>> Range(0, 8).common(Range(4, 12)), Range(0, 4).common(Range(8, 12)).size
+        (Range(start=4, stop=8), 0)
+        """
+        start = max(self.start, other.start)
+        return Range(start, max(start, min(self.stop, other.stop)))
+
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True):
     """What the layout needs to know of one parameter or buffer."""

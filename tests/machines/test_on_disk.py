@@ -321,7 +321,7 @@ def test_no_file_has_a_name(monkeypatch: pytest.MonkeyPatch, folder: Path) -> No
     assert not any(seen)
 
 
-@torch.library.custom_op("elsewhere::empty_filled", mutates_args=())
+@torch.library.custom_op("another::empty_filled", mutates_args=())
 def empty_filled(size: int) -> torch.Tensor:
     """An operation of a user's own, named as if it gave what nobody has filled."""
     return torch.from_numpy(numpy.full((size, size), 3, "float32"))

@@ -486,7 +486,8 @@ class _Paths(nn.Module):
         self.head = nn.Linear(12, 4)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.head(torch.cat([self.left(inputs), self.right(inputs)], 1))  # type: ignore[no-any-return]
+        answer: torch.Tensor = self.head(torch.cat([self.left(inputs), self.right(inputs)], 1))
+        return answer
 
 
 def branching() -> Task:
@@ -500,7 +501,8 @@ class _Rows(nn.Module):
         self.gru, self.head = nn.GRU(1, 6, num_layers=2, batch_first=True), nn.Linear(6, 4)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.head(self.gru(inputs.unsqueeze(2))[0][:, -1])  # type: ignore[no-any-return]
+        answer: torch.Tensor = self.head(self.gru(inputs.unsqueeze(2))[0][:, -1])
+        return answer
 
 
 def recurrent() -> Task:

@@ -331,7 +331,7 @@ def test_partitions_take_the_devices_of_a_machine_in_turn(monkeypatch: pytest.Mo
     settings = Job(task="mine", strategy=Downpour(replicas=2, partitions=3, shards=3)).settings()
     for role in ("replica 0.0", "replica 0.2", "replica 1.0", "replica 1.1"):
         one = process._Process.__new__(process._Process)
-        one.role, one.spec, one._fill = role, SimpleNamespace(settings=settings, device="cuda"), lambda _: None  # type: ignore[assignment,method-assign]
+        vars(one).update(role=role, spec=SimpleNamespace(settings=settings, device="cuda"), _fill=None)
         with pytest.raises(UsageError, match="seen"):
             one._partition(Task(model=torch.nn.Identity, train=lambda: [], loss=torch.nn.functional.mse_loss))
     assert asked == [0, 2, 3, 4]
