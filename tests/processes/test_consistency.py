@@ -26,6 +26,9 @@ STRATEGIES = [
     Bounded(replicas=3, shards=2, optimizer=ADAGRAD, staleness=2, prefetch=1, fetch_every=3),
 ]
 
+EPOCHS = 16
+"""Some more than all need: in rounds, who is dealt what depends on who is fast."""
+
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
@@ -33,15 +36,15 @@ def test_every_consistency_learns_digits(tmp_path: Path, strategy: Strategy, tra
     job = Job(
         task="digits",
         strategy=strategy,
-        epochs=12,
+        epochs=EPOCHS,
         batch_size=32,
         evaluate_every=4,
         checkpoint_every=4,
         out=str(tmp_path),
     )
     result = Local(transport=transport).run(job)
-    assert (result["outcome"], result["samples"], result["steps"]) == ("done", 12 * 1437, 12 * 45)
-    assert result["test_accuracy"] > 0.9  # who is dealt what in a round depends on who is fast
+    assert (result["outcome"], result["samples"], result["steps"]) == ("done", EPOCHS * 1437, EPOCHS * 45)
+    assert result["test_accuracy"] > 0.92
     if isinstance(strategy, Synchronous):
         assert result["staleness"]["max"] == 0
         assert result["updates"] < result["pushes"]
