@@ -32,6 +32,8 @@ from distbelief.transport.shared import SharedEndpoint
 
 PATIENCE_SECONDS = 10e-3
 """How long a replica waits for a lock before it hears what else there is, and tries again."""
+LISTEN_SECONDS = 1e-3
+"""How long what others say may lie unheard, where a replica has its answers without them: to look takes 5 us."""
 
 Memory = Callable[[int], torch.Tensor]
 """So many bytes that all processes of the job share (1-D uint8), zeroed in the beginning."""
@@ -185,6 +187,11 @@ def reads_only(settings: Settings, layout: Layout) -> bool:
     return fetches and not any(section.kind == "buffer" for section in layout.sections)
 
 
+def pushes_each(settings: Settings) -> bool:
+    """Whether a push is the gradient of one step, and an update is made with it alone."""
+    return settings.strategy.pushing.push_every == 1 and not settings.strategy.gathers
+
+
 class DirectEndpoint(SharedEndpoint):
     """The end of a replica whose pushes and fetches are done here: what it would tell a shard's process of these, it
     has the shard's machine answer in this one.
@@ -195,7 +202,7 @@ class DirectEndpoint(SharedEndpoint):
         self._shards: Mapping[str, SharedShard] = {}
         self._due: dict[str, deque[tuple[messages.Message, Payload | None]]] = {}
         self._answers: deque[Arrival] = deque()
-        self._until = 0.0
+        self._until = self._listened = 0.0
         self._buffers: list[torch.Tensor] = []
         """The flat vectors of this replica in the memory."""
         self._in_place = False
@@ -218,12 +225,25 @@ class DirectEndpoint(SharedEndpoint):
         self._shards = {roles.shard(index): opened(index) for index in range(len(plan.assignments))}
         self._buffers = [layout.vector(room, 2 * place + half) for half in (0, 1)]
 
-    def compute_there(self) -> tuple[list[torch.Tensor], Callable[[int], int]]:
+    def compute_there(
+        self, lying: Callable[[int], Sequence[torch.Tensor]] | None = None
+    ) -> tuple[list[torch.Tensor], Callable[[int], int]]:
         """From here on fetch nothing that lies in a buffer of this replica: its model computes there. Returns the flat
         vectors to compute with (1-D uint8), and what says which of them holds what was fetched last.
+
+        Args:
+            lying: the gradients of a slot that were left where they were made, as `PassedSlice.lying`.
         """
         self._in_place = True
+        if lying is not None:
+            for shared in self._shards.values():
+                shared.held.lying = lying
         return self._buffers, self._landed
+
+    @property
+    def adds(self) -> bool:
+        """Whether an update is an addition at every shard: it can read a gradient wherever that lies."""
+        return all(shared.held.adds for shared in self._shards.values())
 
     def _landed(self, _: int) -> int:
         landing, self._lands_in = self._lands_in or 0, None
@@ -264,7 +284,9 @@ class DirectEndpoint(SharedEndpoint):
             if self._answers:
                 while self._answers:
                     self.deliver(self._answers.popleft())
-                super().poll(0)
+                if began - self._listened > LISTEN_SECONDS:
+                    self._listened = began
+                    super().poll(0)
                 return
             if not self._due:
                 super().poll(None if end is None else max(0.0, end - time.monotonic()))

@@ -7,6 +7,7 @@ that nobody reads: there is nothing to repair.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -103,6 +104,10 @@ def _kept(plan: Plan, shard: int) -> tuple[list[_Kept], int]:
     return found, end
 
 
+def _nothing(_: int) -> Sequence[torch.Tensor]:
+    return ()
+
+
 class PassedSlice:
     """A slice as one of those who share it sees it; see `server.slice.Slice`.
 
@@ -125,7 +130,10 @@ class PassedSlice:
         self._notes = [layout.note(memory, shard, buffer) for buffer in range(layout.buffers)]
         self._changed = -1
         """The buffer in which a change is under way; -1 for none."""
-        self._plain = not self._kept and self._at(self._own[0]).adds
+        self.adds = not self._kept and self._at(self._own[0]).adds
+        """Whether an update is an addition, and needs no copy of the newest."""
+        self.lying: Callable[[int], Sequence[torch.Tensor]] = _nothing
+        """The gradients of a slot that were left where they were made; none where they lie in the slot."""
 
     # who is newest
 
@@ -305,12 +313,17 @@ class PassedSlice:
 
     def apply(self, sender: str, slot: int, payload: Payload, factor: float) -> None:
         """Make one optimizer step with a push, into a buffer of one's own."""
-        if self._plain and self._changed < 0 and self.newest >= 0:
-            self._changed = self._idle
-            self._at(self._changed).apply_to(self._at(self.newest), sender, slot, payload, factor)
+        if not self.adds or self.now < 0:
+            self._change().apply(sender, slot, payload, factor)
+            self._settle()
             return
-        self._change().apply(sender, slot, payload, factor)
-        self._settle()
+        before = self._at(self.now)
+        self._changed = self._idle if self._changed < 0 else self._changed
+        one = self._at(self._changed)
+        if gradients := self.lying(slot):
+            one.add_to(before, gradients, factor)
+        else:
+            one.apply_to(before, sender, slot, payload, factor)
 
     def gather(self, sender: str, slot: int, payload: Payload, weight: float, average: bool) -> None:
         """Add a push to what the next `step` is made with."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -151,6 +151,7 @@ class TorchSlice:
         self._fixed_point = fixed_point(plan.settings.fixed_point)
         self._parts = [_parts(plan.layout, piece.section) for piece in self._trained] if self._fixed_point else []
         self._rates = [group["lr"] for group in self._optimizer.param_groups] if self._optimizer else []
+        self._parameters = list(_parameters_of(plan.layout, self._trained))
         self._factor = 1.0
         self._gathered, self._average = 0, False
         self._views: dict[tuple[str, int], tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]] = {}
@@ -347,10 +348,44 @@ class TorchSlice:
         for piece, value in zip(self._carried, values, strict=True):
             piece.tensor.copy_(value)
 
+    def add_to(self, other: TorchSlice, gradients: Sequence[torch.Tensor], factor: float) -> None:
+        """As `apply_to`, of a model without buffers, with the gradient of each parameter where that was made."""
+        for mine, before in zip(self._parameters, other._parameters, strict=True):
+            gradient = mine.of(gradients)
+            torch.add(before.tensor, gradient, alpha=-self._rates[mine.piece] * factor, out=mine.tensor)
+
     def _state(self, piece: _TrainedPiece) -> dict[str, object]:
         assert self._optimizer is not None
         assert piece.parameter is not None
         return dict(self._optimizer.state.get(piece.parameter, {}))
+
+
+class _PartOfParameter(NamedTuple):
+    """What lies in a slice of one parameter: all of it, or some of its elements, which are then one after another."""
+
+    number: int
+    """Of the parameter, among those that are trained."""
+    elements: slice | None
+    tensor: torch.Tensor
+    piece: int
+
+    def of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The same of the gradients of all."""
+        whole = tensors[self.number]
+        return whole if self.elements is None else whole.view(-1)[self.elements]
+
+
+def _parameters_of(layout: Layout, pieces: Sequence[_TrainedPiece]) -> Iterator[_PartOfParameter]:
+    """The parameters that lie in the pieces of a slice, one by one."""
+    for at, piece in enumerate(pieces):
+        within = Range(piece.section.start, piece.section.stop)
+        for number, entry in enumerate(layout.trained_entries):
+            part, item = within.common(Range(entry.start, entry.stop)), piece.tensor.itemsize
+            if part.size:
+                flat = piece.tensor[(part.start - within.start) // item : (part.stop - within.start) // item]
+                cut = slice((part.start - entry.start) // item, (part.stop - entry.start) // item)
+                whole = part.size == entry.size
+                yield _PartOfParameter(number, None if whole else cut, flat.view(entry.shape) if whole else flat, at)
 
 
 def _data(piece: _TrainedPiece) -> torch.Tensor:

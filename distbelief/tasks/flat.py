@@ -227,6 +227,8 @@ class FlatModule:
         self._current = -1
         self._staged = False
         self._landed: Callable[[int], int] | None = None
+        self._lies = False
+        self._lying: list[Sequence[torch.Tensor]] = []
         self._gradients: list[torch.Tensor] = []
         self._parameters: list[torch.Tensor] = []
         self._working: list[torch.Tensor] = []
@@ -245,6 +247,7 @@ class FlatModule:
         gradients: Sequence[torch.Tensor],
         parameters: Sequence[torch.Tensor],
         landed: Callable[[int], int] | None = None,
+        lies: bool = False,
     ) -> None:
         """Use these vectors (1-D uint8, of the bytes `held` each): slots to accrue into, and vectors to compute
         with.
@@ -254,9 +257,10 @@ class FlatModule:
             parameters: the vectors.
             landed: says, when the model is to compute with what was fetched, in which of these it is; where None, in
                 the one that was named.
+            lies: whether a gradient is left where it was made, until the model is to compute with what was fetched.
         """
         self._gradients, self._parameters = list(gradients), list(parameters)
-        self._landed = landed
+        self._landed, self._lies, self._lying = landed, lies, [() for _ in gradients]
         self._staged = any(vector.device != self.device for vector in (*gradients, *parameters))
         self._working = (
             [torch.zeros_like(g, device=self.device) for g in gradients] if self._staged else self._gradients
@@ -335,6 +339,8 @@ class FlatModule:
         """
         if self._landed is not None:
             landing = self._landed(landing)
+        if self._lies:
+            self._lying = [() for _ in self._lying]
         if self._staged:
             self._arrive(landing, parts)
             landing = 0
@@ -360,6 +366,8 @@ class FlatModule:
         """Add the step's gradient, times its weight, to a slot, or begin the slot with it; a parameter without one
         counts as zero.
         """
+        if self._lies and first and weight == 1.0 and self._lie(slot):
+            return
         for view, parameter, of in zip(self._slots[slot], self._trained, self._models, strict=True):
             if of != model:
                 continue
@@ -379,6 +387,21 @@ class FlatModule:
                     view.mul_(weight)
             else:
                 view.add_(parameter.grad, alpha=weight)
+
+    def _lie(self, slot: int) -> bool:
+        """Leave the step's gradient where it is, if that is as in a slot: whether it is."""
+        gradients = []
+        for parameter in self._trained:
+            gradient = parameter.grad
+            if gradient is None or gradient.layout is not torch.strided or not gradient.is_contiguous():
+                return False
+            gradients.append(gradient)
+        self._lying[slot] = gradients
+        return True
+
+    def lying(self, slot: int) -> Sequence[torch.Tensor]:
+        """The gradients of `trained` that `accrue` left where they were made; none where it wrote them to the slot."""
+        return self._lying[slot]
 
     def descend(self, rate: float) -> None:
         """One step of plain SGD on the model's own parameters."""

@@ -80,6 +80,37 @@ def test_whoever_makes_an_update_makes_the_bits_of_one_slice(name: str, layout: 
             assert torch.equal(kept[key].view(-1).view(torch.uint8), value.view(-1).view(torch.uint8)), key
 
 
+CUT = lay_out(
+    [
+        Tensor("weight", (5, 70), "float32"),
+        Tensor("other", (33,), "float32", group=1),
+        Tensor("last", (9, 9), "float32"),
+    ],
+    groups=({}, {"lr": 0.5}),
+)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_gradients_that_were_left_where_they_were_made_step_as_those_in_a_slot(shards: int) -> None:
+    the_plan = plan(Optimizer("sgd", 0.1), CUT, shards)
+    first, second, owners = shared(the_plan)
+    empty = torch.zeros(CUT.moving, dtype=torch.uint8)
+    for own, here, there, owner in zip(the_plan.assignments, first, second, owners, strict=True):
+        assert here.adds
+        owner.fill(numbers(CUT, own.moving, 1), frozen=False)
+        owner.publish(b"begun")
+        one = TorchSlice(the_plan, owners.index(owner))
+        one.fill(numbers(CUT, own.moving, 1), frozen=False)
+        for step, mine in enumerate((here, there, there, here)):
+            whole = numbers(CUT, Range(0, CUT.moving), 10 + step)
+            made = [whole[e.start : e.stop].view(torch.float32).view(e.shape) for e in CUT.trained_entries]
+            mine.lying = {3: made}.__getitem__
+            mine.apply("replica 0", 3, empty[own.moving.start : own.moving.stop], 0.5)
+            mine.publish(b"")
+            one.apply("replica 0", 0, whole[own.moving.start : own.moving.stop], 0.5)
+            assert torch.equal(owner.moving(), one.moving()), f"step {step}"
+
+
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adagrad"])
 def test_what_was_saved_goes_on_in_shared_memory_as_it_would_have(name: str) -> None:
     the_plan = plan(Optimizer(name, 0.1), LAYOUT, 1)

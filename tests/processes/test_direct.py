@@ -50,6 +50,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 CADENCES: dict[str, dict[str, Any]] = {
     "plain": {},
     "sums": {"push_every": 3, "fetch_every": 2},
+    "several": {"push_every": 3},
     "apart": {"fetch_every": 3, "local_lr": 0.05},
     "ahead": {"prefetch": 1, "push_every": 2},
     "scaled": {"staleness_scaling": "inverse"},
@@ -60,7 +61,7 @@ CADENCES: dict[str, dict[str, Any]] = {
     ("optimizer", "shards", "cadence", "task"),
     [("sgd", 1, "plain", "jobs:tiny"), ("adagrad", 3, "plain", "jobs:tiny"), ("adam", 2, "sums", "jobs:dropped"),
      ("momentum", 1, "ahead", "jobs:tiny"), ("sgd", 3, "apart", "jobs:dropped"),
-     ("rmsprop", 2, "scaled", "jobs:dropped")],
+     ("rmsprop", 2, "scaled", "jobs:dropped"), ("sgd", 2, "several", "jobs:tiny"), ("sgd", 3, "scaled", "jobs:tiny")],
 )  # fmt: skip
 def test_one_replica_makes_the_bits_that_the_shards_processes_make(
     tmp_path: Path, optimizer: str, shards: int, cadence: str, task: str

@@ -55,7 +55,7 @@ from distbelief.replica.home_part import ScriptedPart
 from distbelief.replica.split_compute import SplitPart
 from distbelief.runtime import loop
 from distbelief.runtime.clock import WallClock
-from distbelief.runtime.direct import DirectEndpoint, OwnedShard, reads_only
+from distbelief.runtime.direct import DirectEndpoint, OwnedShard, pushes_each, reads_only
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.lasting import LastingHost
 from distbelief.runtime.loading import said, worker_traceback
@@ -396,8 +396,9 @@ class _Process:
                 return
             endpoint.share(plan, memory, self._locks(), lambda index, held: make(index, held, 0))
             if flat is not None and flat.device.type == "cpu" and reads_only(plan.settings, plan.layout):
-                buffers, landed = endpoint.compute_there()
-                flat.bind(arena.gradients, buffers, landed)
+                lies = endpoint.adds and pushes_each(plan.settings)
+                buffers, landed = endpoint.compute_there(flat.lying if lies else None)
+                flat.bind(arena.gradients, buffers, landed, lies)
 
         return part._replace(worker=dataclasses.replace(part.worker, attach=reach))
 
@@ -478,7 +479,7 @@ class _Process:
         d = s.data
         trainer = Trainer(task, flat.module, d.batch_size, s.seed, clip_norm, d.drop_last, s.arithmetic, d.order)
 
-        def padded(batch: Batch) -> Computed:
+        def padded(batch: Batch, _: Answer) -> Computed:
             computed = trainer.compute(batch)
             if padding is None:
                 return computed
@@ -486,11 +487,12 @@ class _Process:
             time.sleep(rest)
             return msgspec.structs.replace(computed, seconds=computed.seconds + rest)
 
-        def carried(batch: Batch, _: Answer) -> Computed:
-            with pump.running() if pump is not None else contextlib.nullcontext():
-                return padded(batch)
+        def carried(batch: Batch, answer: Answer) -> Computed:
+            assert pump is not None
+            with pump.running():
+                return padded(batch, answer)
 
-        return carried
+        return padded if pump is None else carried
 
     @property
     def _number(self) -> int:
