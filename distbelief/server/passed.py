@@ -252,6 +252,11 @@ class PassedSlice:
 
     @property
     def _idle(self) -> int:
+        """Where the next change is made; the first, before anybody has a part in the memory, where the first replica
+        goes on: the shard's own buffers take no memory until somebody else's pushes are made there.
+        """
+        if self.newest < 0:
+            return 0
         return self._own[self.newest == self._own[0]]
 
     def _part(self, buffer: int) -> torch.Tensor:
