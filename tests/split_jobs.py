@@ -45,7 +45,8 @@ def weights(run: Observed, replica: int = 0) -> dict[str, torch.Tensor]:
     players: dict[str, Any] = {role: part.player for role, part in run.simulation.parts.items()}
     for role in (role for role in players if roles.is_replica(role) and roles.index_of(role) == replica):
         held = plan.layout.held(roles.partition_of(role))
-        vector[held.start : held.stop] = torch.frombuffer(bytearray(players[role].whole.values()), dtype=torch.uint8)
+        values = players[role].whole.values(held.start, held.stop)
+        vector[held.start : held.stop] = torch.frombuffer(bytearray(values), dtype=torch.uint8)
     return _entries(run, vector)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -90,6 +91,16 @@ def build_on_disk(
     return Built(build(), files.refused)
 
 
+def zeros_on_disk(size: int) -> torch.Tensor:
+    """So many zeros (1-D uint8) in a file that has no name any more; in memory where they are few, or where no such
+    file can be had.
+    """
+    if size >= LARGE:
+        with contextlib.suppress(OSError, RuntimeError):
+            return torch.empty(0, dtype=torch.uint8).set_(_in_file(_folder(), size))
+    return torch.zeros(size, dtype=torch.uint8)
+
+
 class _InFiles(TorchDispatchMode):
     """Moves what operations give into files, where it is large: before anybody else has seen it."""
 
@@ -150,10 +161,7 @@ class _InFiles(TorchDispatchMode):
         """The same in a file; None where it cannot be had."""
         size = storage.nbytes()
         try:
-            with tempfile.TemporaryFile(dir=self._folder) as file:  # it has no name, so that no death leaves it
-                os.posix_fallocate(file.fileno(), 0, size)  # on a full disk, writing to the memory ends the process
-                path = f"/proc/self/fd/{file.fileno()}"
-                found: torch.UntypedStorage = torch.UntypedStorage.from_file(path, shared=True, nbytes=size)  # type: ignore[assignment]  # torch names its base
+            found = _in_file(self._folder, size)
             if filled:
                 found.copy_(storage)  # some kinds of tensors have no memory to copy
         except (OSError, RuntimeError) as error:
@@ -195,6 +203,19 @@ class _InFiles(TorchDispatchMode):
             if tensor.device.type not in ("cpu", "meta"):
                 return f"it is split on its device, {tensor.device}"
         return ""
+
+
+def _in_file(folder: str, size: int) -> torch.UntypedStorage:
+    """So many bytes, zeros, in a file of a folder.
+
+    Raises:
+        OSError, RuntimeError: it cannot be had.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:  # it has no name, so that no death leaves it
+        os.posix_fallocate(file.fileno(), 0, size)  # on a full disk, writing to the memory ends the process
+        path = f"/proc/self/fd/{file.fileno()}"
+        found: torch.UntypedStorage = torch.UntypedStorage.from_file(path, shared=True, nbytes=size)  # type: ignore[assignment]  # torch names its base
+        return found
 
 
 def _plain(values: object) -> Iterable[torch.Tensor]:

@@ -207,6 +207,18 @@ class PartValues(Message, frozen=True, array_like=True, tag=True, gc=False):
 # replica to replica
 
 
+class AskReceipt(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Say when you have taken what was sent before this: there is more, which is not to pile up on its way."""
+
+    number: int
+
+
+class Receipt(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """What was sent before the `AskReceipt` of this number is taken."""
+
+    number: int
+
+
 class GroupHello(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Who opens a link to another member of a group says so, so that the other can use it."""
 
@@ -323,6 +335,8 @@ GROUPING = Conversation(
         Says(Assemble, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
         Says(GroupHello, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(State, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
+        Says(AskReceipt, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
+        Says(Receipt, by=(Kind.REPLICA,), to=(Kind.REPLICA,), answers=AskReceipt),
         Says(RoundsMade, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
         Says(RoundBatch, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
         Says(Drain, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),

@@ -364,9 +364,11 @@ class _Process:
         task = resolve(spec.task, spec.data_dir)
         if spec.settings.partitions > 1:
             task, flat, part = self._partition(task)
-            whole = functools.partial(build_model, task, spec.settings.seed, "cpu")
             samples = len(load(task, "training"))
-            context = self._context(task, samples, flat, lambda _: cannot("compute"), part=part, whole=whole)
+            context = self._context(
+                task, samples, flat, lambda _: cannot("compute"), part=part,
+                whole=lambda: build_on_disk(task, spec.settings.seed, "cpu").model,
+            )  # fmt: skip
         else:
             model = self._model(task)
             self.players.check_model(spec.settings, model)

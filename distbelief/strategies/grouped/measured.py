@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -13,22 +14,34 @@ from distbelief.sharding.layout import Layout
 from distbelief.strategies.context import Context
 from distbelief.tasks import Task
 from distbelief.tasks.flat import FlatModule
+from distbelief.tasks.on_disk import zeros_on_disk
 from distbelief.tasks.worker import check_measure, measure
 
 
 class WholeModel:
-    """A model that is made when it is first needed, and holds what the partitions have last sent of theirs.
+    """A model that is made when it is first needed, and computes on what the partitions have last sent of theirs, in a
+    vector that lies in a file: who measures need not have room for the whole.
 
     Args:
         task: that it is measured on.
-        make: makes the whole model.
+        make: makes the whole model, with its large tensors in files.
         layout: of the model, split.
     """
 
     def __init__(self, task: Task, make: Callable[[], nn.Module], layout: Layout) -> None:
         self._task, self._make, self._layout = task, make, layout
-        self._made: FlatModule | None = None
-        self._vector = torch.zeros(0, dtype=torch.uint8)
+
+    @functools.cached_property
+    def _flat(self) -> FlatModule:
+        return FlatModule(self._make(), layout=self._layout)
+
+    @functools.cached_property
+    def _vector(self) -> torch.Tensor:
+        """Where the parameters are; what the model was built with is gone."""
+        vector = zeros_on_disk(self._layout.total)
+        self._flat.bind([], [vector])
+        self._flat.swap(0)
+        return vector
 
     def check(self) -> None:
         """Refuse a model that cannot be measured.
@@ -36,21 +49,19 @@ class WholeModel:
         Raises:
             TrainingError: as `check_measure`.
         """
-        check_measure(self._task, self._make())
+        check_measure(self._task, self._flat.module)
 
     def collect(self, start: int, data: bytes) -> None:
         """A part of the flat vector, from byte `start` on."""
-        if not len(self._vector):
-            self._vector = torch.zeros(self._layout.total, dtype=torch.uint8)
+        vector = self._vector
         if data:
-            self._vector[start : start + len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            vector[start : start + len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
     def measure(self) -> Measured:
         """What was collected, on the test set."""
-        made = self._made = self._made or FlatModule(self._make(), layout=self._layout)
         with torch.no_grad():
-            made.read(self._vector)
-        return measure(self._task, made.module)
+            self._flat.swap(0)  # pieces of tensors that are cut are copied
+        return measure(self._task, self._flat.module)
 
 
 def measured_model(context: Context) -> WholeModel | None:

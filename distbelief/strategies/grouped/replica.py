@@ -66,10 +66,8 @@ UNDONE = 2
 """Minibatches for each partition that a lead has begun and not all have done, at most, where they overlap."""
 NAMED = 3
 """Most replicas that a sentence about a wait names."""
-
-
-NOTHING = -2
-"""The rounds of one who holds nothing yet."""
+OTHERS_SAY = (grouping.ReducedPiece, grouping.GroupHello, grouping.State, grouping.AskReceipt, grouping.Receipt)
+"""What any other of the group, or of the replica, may say."""
 
 
 class _Halted(Exception):
@@ -91,7 +89,7 @@ class _StateArray(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     start: int
-    pieces: list[bytes]
+    data: bytearray
 
 
 class AllreduceReplica:
@@ -170,6 +168,8 @@ class AllreduceReplica:
         self._coming: deque[Batch] = deque()
         self._greeted: dict[str, int] = {}
         self._linked: dict[str, int] = {}
+        self._receipt, self._receipts = 0, dict[str, int]()
+        """The last that was asked for, and the last of each other."""
         self._arrays: dict[str, _StateArray] = {}
         self._given, self._left = -1, 0
         self._updates = 0
@@ -335,24 +335,40 @@ class AllreduceReplica:
         """Send all that this replica holds to those who need it."""
         if not needy:
             return
-        chunks = []
-        for name, dtype, shape, data in self.whole.state():
-            chunks += [
-                (name, dtype, shape, start, data[start : start + CHUNK]) for start in range(0, max(len(data), 1), CHUNK)
-            ]
-        chunks = chunks or [("", "", (), 0, b"")]
-        chunks += [("updates", "int64", (), self._updates, b""), ("samples", "int64", (), self.samples, b"")]
-        for left, (name, dtype, shape, start, data) in zip(range(len(chunks) - 1, -1, -1), chunks, strict=True):
+        chunks = [
+            (name, dtype, shape, start, min(start + CHUNK, size))
+            for name, dtype, shape, size in self.whole.state()
+            for start in range(0, max(size, 1), CHUNK)
+        ] or [("", "", (), 0, 0)]
+        counts = {"updates": self._updates, "samples": self.samples}
+        chunks += [(name, "int64", (), count, count) for name, count in counts.items()]
+        sent = 0
+        for left, (name, dtype, shape, start, stop) in zip(range(len(chunks) - 1, -1, -1), chunks, strict=True):
+            data = self.whole.state_bytes(name, start, stop) if stop > start else b""
             size = len(data) if data else self.whole.layout.held(self._siblings.partition).size * (not name)
             for role in needy:
                 yield Send(role, grouping.State(self._group, name, dtype, shape, start, left, data), Phantom(size))
+            sent += len(data)
+            if sent >= CHUNK and left:
+                yield from self._await_receipts(needy)
+                sent = 0
+
+    def _await_receipts(self, of: list[str]) -> Steps[None]:
+        """Wait until others have taken what was sent to them."""
+        self._receipt += 1
+        for role in of:
+            yield Send(role, grouping.AskReceipt(self._receipt))
+        while away := [role for role in of if self._receipts.get(role) != self._receipt]:
+            self._await("a receipt", away)
+            yield from self._wait()
+        self._awaits = ""
 
     def _receive_state(self) -> Steps[None]:
         """Wait for what the source holds, and take it."""
         while self._left or self._given < self._group:
             yield from self._wait()
         self._updates, self.samples = (self._arrays.pop(name).start for name in ("updates", "samples"))
-        arrays = {name: (one.dtype, one.shape, b"".join(one.pieces)) for name, one in self._arrays.items() if name}
+        arrays = {name: (one.dtype, one.shape, one.data) for name, one in self._arrays.items() if name}
         self._arrays.clear()
         self.whole.take_state(arrays)
 
@@ -657,16 +673,22 @@ class AllreduceReplica:
 
     def _give_values(self) -> Steps[None]:
         """Send the lead what this partition holds of the flat vector."""
-        start, data = self.whole.layout.held(self._siblings.partition).start, self.whole.values()
-        for at in range(0, len(data), CHUNK):
-            chunk = data[at : at + CHUNK]
-            left = -(-(len(data) - at - len(chunk)) // CHUNK)
-            yield Send(self._siblings.superior, grouping.PartValues(self._group, start + at, left, chunk))
+        superior, chunks = self._siblings.superior, self._chunks()
+        for left, (start, stop) in zip(range(len(chunks) - 1, -1, -1), chunks, strict=True):
+            yield Send(superior, grouping.PartValues(self._group, start, left, self.whole.values(start, stop)))
+            if left:
+                yield from self._await_receipts([superior])
+
+    def _chunks(self) -> list[tuple[int, int]]:
+        """What this partition holds of the flat vector, in parts of which one at least is there."""
+        held = self.whole.layout.held(self._siblings.partition)
+        starts = range(held.start, max(held.stop, held.start + 1), CHUNK)
+        return [(start, min(start + CHUNK, held.stop)) for start in starts]
 
     def _collect(self) -> Steps[None]:
         """Of a split replica, have the whole model where it is measured."""
-        if self._siblings.followers:
-            self._followers.collect(0, self.whole.values())
+        for start, stop in self._chunks() if self._siblings.followers else ():
+            self._followers.collect(start, self.whole.values(start, stop))
         now = self._group
         yield from self._all_say(grouping.PartValues, lambda said: (said.group, said.left) == (now, 0), "its values")
 
@@ -693,13 +715,8 @@ class AllreduceReplica:
             self._add_counts(event)
         if self._takes(event) or self._followers.take(arrival) or self._siblings.takes(arrival):
             return
-        if isinstance(event, grouping.ReducedPiece):
-            if event.group >= self._group:
-                self._early.append((arrival.sender, event))
-        elif isinstance(event, grouping.GroupHello):
-            self._greeted[arrival.sender] = event.group
-        elif isinstance(event, grouping.State):
-            self._take_state(event)
+        if isinstance(event, OTHERS_SAY):
+            yield from self._hear(arrival.sender, event)
         elif isinstance(event, grouping.Broken):
             yield Send(self._siblings.superior, event)
         elif isinstance(event, events.Lost) and arrival.sender != roles.COORDINATOR:
@@ -734,13 +751,29 @@ class AllreduceReplica:
                 return False
         return True
 
+    def _hear(self, sender: str, event: events.Event) -> list[Send]:
+        """Note what another says, of its group or of its replica; what it is answered."""
+        match event:
+            case grouping.ReducedPiece(group=group):
+                if group >= self._group:
+                    self._early.append((sender, event))
+            case grouping.GroupHello(group=group):
+                self._greeted[sender] = group
+            case grouping.State():
+                self._take_state(event)
+            case grouping.Receipt(number=number):
+                self._receipts[sender] = number
+            case grouping.AskReceipt(number=number):
+                return [Send(sender, grouping.Receipt(number))]
+        return []
+
     def _take_state(self, event: grouping.State) -> None:
         if event.group > self._given:
             self._given = event.group
             self._arrays.clear()
         if event.group == self._given:
-            array = _StateArray(event.dtype, event.shape, event.start, [])
-            self._arrays.setdefault(event.name, array).pieces.append(event.data)
+            array = _StateArray(event.dtype, event.shape, event.start, bytearray())
+            self._arrays.setdefault(event.name, array).data.extend(event.data)
             self._left = event.left
 
     def _lose(self, role: str, event: events.Lost) -> Steps[None]:

@@ -50,6 +50,8 @@ class TorchWhole:
         self._overlaps = overlaps
         self._gradients: Gradients | None = None
         self._slice: TorchSlice | None = None
+        self._vector = torch.empty(0, dtype=torch.uint8)
+        """In which the model lives, once it is bound."""
         self._applied = "", torch.empty(0)
         """Where what the next update is made with lies."""
 
@@ -83,6 +85,7 @@ class TorchWhole:
         plan = msgspec.structs.replace(plan, assignments=cut(layout, mesh, mesh.partitions))
         vector = torch.zeros(self._own.all.size, dtype=torch.uint8, device=device)
         self.flat.write(vector)
+        self._vector = vector
         self.flat.bind([], [vector])
         self.flat.swap(0)
         self._slice = _Stepped(plan, vector, partition)
@@ -137,30 +140,26 @@ class TorchWhole:
         """Everything it holds, by name."""
         return self.slice.arrays()
 
-    def values(self) -> bytes:
-        """Of the flat vector, what it holds: a copy."""
-        vector = torch.zeros(self._own.all.size, dtype=torch.uint8)
-        self.flat.write(vector)
-        return vector.numpy().tobytes()
+    def values(self, start: int, stop: int) -> bytes:
+        """Of the flat vector, a copy of a range that it holds."""
+        base = self._own.all.start
+        return self._vector[start - base : stop - base].cpu().numpy().tobytes()
 
     def load(self, arrays: Mapping[str, torch.Tensor]) -> None:
         """Take back what `arrays` gave."""
         self.slice.load(dict(arrays))
 
-    def state(self) -> list[tuple[str, str, tuple[int, ...], bytes]]:
-        """Everything it holds, to be sent."""
-        return [
-            (
-                name,
-                str(value.dtype).removeprefix("torch."),
-                tuple(value.shape),
-                value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes(),
-            )
-            for name, value in self.arrays().items()
-        ]
+    def state(self) -> list[tuple[str, str, tuple[int, ...], int]]:
+        """Of everything it holds, to be sent: name, dtype, shape and length in bytes of each array."""
+        arrays = self.arrays().items()
+        return [(name, str(one.dtype).removeprefix("torch."), tuple(one.shape), one.nbytes) for name, one in arrays]
 
-    def take_state(self, arrays: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> None:
-        """Take what another's `state` gave."""
+    def state_bytes(self, name: str, start: int, stop: int) -> bytes:
+        """A copy of bytes [start, stop) of one of these arrays."""
+        return self.arrays()[name].detach().reshape(-1).view(torch.uint8)[start:stop].cpu().numpy().tobytes()
+
+    def take_state(self, arrays: Mapping[str, tuple[str, tuple[int, ...], bytearray]]) -> None:
+        """Take what another holds."""
         device = self.flat.device
         self.load(
             {name: _from_bytes(data, dtype).view(shape).to(device) for name, (dtype, shape, data) in arrays.items()}
@@ -174,11 +173,11 @@ class TorchWhole:
         """Add to a range of the vector, or put there."""
         if data:
             here = typed(self.gradients.slot, start, start + len(data), bucket.dtype)
-            there = _from_bytes(data, bucket.dtype)
+            there = _from_bytes(bytearray(data), bucket.dtype)
             here.add_(there) if adds else here.copy_(there)
 
 
-def _from_bytes(data: bytes, dtype: str) -> torch.Tensor:
+def _from_bytes(data: bytearray, dtype: str) -> torch.Tensor:
     if not data:
         return torch.zeros(0, dtype=getattr(torch, dtype))
-    return torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype))
+    return torch.frombuffer(data, dtype=getattr(torch, dtype))

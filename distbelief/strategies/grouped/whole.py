@@ -68,19 +68,23 @@ class Whole(Protocol):
         """Everything it holds, by name: views, not copies."""
         ...
 
-    def values(self) -> bytes:
-        """Of the flat vector, what it holds: a copy."""
+    def values(self, start: int, stop: int) -> bytes:
+        """Of the flat vector, a copy of a range that it holds."""
         ...
 
     def load(self, arrays: Mapping[str, torch.Tensor]) -> None:
         """Take back what `arrays` gave."""
 
-    def state(self) -> list[tuple[str, str, tuple[int, ...], bytes]]:
-        """Everything it holds, to be sent: name, dtype, shape and bytes of each array."""
+    def state(self) -> list[tuple[str, str, tuple[int, ...], int]]:
+        """Of everything it holds, to be sent: name, dtype, shape and length in bytes of each array."""
         ...
 
-    def take_state(self, arrays: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> None:
-        """Take what another's `state` gave."""
+    def state_bytes(self, name: str, start: int, stop: int) -> bytes:
+        """A copy of bytes [start, stop) of one of these arrays."""
+        ...
+
+    def take_state(self, arrays: Mapping[str, tuple[str, tuple[int, ...], bytearray]]) -> None:
+        """Take what another holds: dtype, shape and bytes of each array."""
 
     def read(self, bucket: Bucket, start: int, stop: int) -> bytes:
         """A copy of a range of the vector."""
@@ -134,18 +138,22 @@ class PhantomWhole:
         """Nothing to save."""
         return {}
 
-    def values(self) -> bytes:
+    def values(self, start: int, stop: int) -> bytes:
         """Nothing to copy."""
         return b""
 
     def load(self, arrays: Mapping[str, torch.Tensor]) -> None:
         """Nothing to take back."""
 
-    def state(self) -> list[tuple[str, str, tuple[int, ...], bytes]]:
+    def state(self) -> list[tuple[str, str, tuple[int, ...], int]]:
         """Nothing to send."""
         return []
 
-    def take_state(self, arrays: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> None:
+    def state_bytes(self, name: str, start: int, stop: int) -> bytes:
+        """Nothing to copy."""
+        return b""
+
+    def take_state(self, arrays: Mapping[str, tuple[str, tuple[int, ...], bytearray]]) -> None:
         """Nothing to take."""
 
     def read(self, bucket: Bucket, start: int, stop: int) -> bytes:
