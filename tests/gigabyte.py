@@ -1,5 +1,5 @@
-"""A model of a gigabyte of parameters, none of them above 64 MB; as a program: a job that trains it, of processes of
-which none may have more memory of its own than is said.
+"""A model of a gigabyte of parameters, none of them above 64 MB, and one of a quarter of that; as a program: a job that
+trains one of them, of processes of which none may have more memory of its own than is said.
 """
 
 from __future__ import annotations
@@ -7,14 +7,18 @@ from __future__ import annotations
 import json
 import os
 import resource
+import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
 import distbelief as db
+from distbelief.strategies import Strategy
 from distbelief.tasks import Task, TensorData
 
 WIDTH, LAYERS = 4000, 16
@@ -25,16 +29,26 @@ INTERVAL = 0.02
 
 def gigabyte() -> Task:
     """16 layers of 64 MB, measured on what they are trained on."""
-    return Task(model=_layers, train=_noise, test=_noise, loss=nn.functional.mse_loss, metric=None)
+    return _task(WIDTH, LAYERS)
 
 
-def _layers() -> nn.Module:
-    return nn.Sequential(*(part for _ in range(LAYERS) for part in (nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh())))
+def quarter() -> Task:
+    """8 layers of 36 MB."""
+    return _task(3000, 8)
 
 
-def _noise() -> TensorData:
+def _task(width: int, layers: int) -> Task:
+    model, noise = partial(_layers, width, layers), partial(_noise, width)
+    return Task(model=model, train=noise, test=noise, loss=nn.functional.mse_loss, metric=None)
+
+
+def _layers(width: int, layers: int) -> nn.Module:
+    return nn.Sequential(*(part for _ in range(layers) for part in (nn.Linear(width, width, bias=False), nn.Tanh())))
+
+
+def _noise(width: int) -> TensorData:
     chance = torch.Generator().manual_seed(0)
-    return TensorData(*(torch.randn(STEPS * BATCH, WIDTH, generator=chance) for _ in range(2)))
+    return TensorData(*(torch.randn(STEPS * BATCH, width, generator=chance) for _ in range(2)))
 
 
 def _look(most: dict[str, list[int]], ended: threading.Event) -> None:
@@ -52,21 +66,45 @@ def _look(most: dict[str, list[int]], ended: threading.Event) -> None:
             most[title] = [max(pair) for pair in zip(most.get(title, [0, 0]), (own, own + shared + files), strict=True)]
 
 
-def main(limit: int, partitions: int, out: str, init_from: str = "") -> None:
-    """Train it for `STEPS` steps on one replica, and measure it; prints the outcome, and what each process had."""
+def train(
+    limit: int, model: str, strategy: str, out: Path, transport: str = "shared", begin: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run this program.
+
+    Args:
+        limit: of what each process may have of its own, in bytes.
+        model: of those here, by name.
+        strategy: of those in `main`.
+        out: the run folder.
+        transport: of the job.
+        begin: a file of the weights to begin with.
+    """
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    words = [sys.executable, "-m", "gigabyte", str(limit), model, strategy, str(out), transport, begin]
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(words, env=environment, start_new_session=True, capture_output=True, text=True, check=False)
+
+
+def main(limit: int, model: str, strategy: str, out: str, transport: str, begin: str) -> None:
+    """Train it for `STEPS` steps, and measure it; prints the outcome, and what each process had."""
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    more = {"partitions": partitions, "split": "stages"} if partitions > 1 else {}
-    strategy = db.Downpour(replicas=1, shards=4, optimizer=db.optim("sgd", lr=RATE), **more)
+    optimizer, split = db.optim("sgd", lr=RATE), {"partitions": 4, "split": "stages"}
+    strategies: dict[str, Callable[[], Strategy]] = {
+        "whole": lambda: db.Downpour(1, 4, optimizer=optimizer),
+        "downpour": lambda: db.Downpour(1, 4, optimizer=optimizer, **split),
+        "allreduce": lambda: db.Allreduce(2, optimizer=optimizer, **{**split, "partitions": 2}),
+        "single": lambda: db.Single(optimizer=optimizer, **split),
+    }
     job = db.Job(
-        task="gigabyte:gigabyte", strategy=strategy, batch_size=BATCH, checkpoint_every=0, out=out,
-        init_from=init_from or None,
+        task=f"gigabyte:{model}", strategy=strategies[strategy](), batch_size=BATCH, checkpoint_every=0, out=out,
+        init_from=begin or None,
     )  # fmt: skip
     most: dict[str, list[int]] = {}
     ended = threading.Event()
     watcher = threading.Thread(target=_look, args=(most, ended))
     watcher.start()
     try:
-        result = db.run(job)
+        result = db.Local(transport=transport).run(job)
     finally:
         ended.set()
         watcher.join()
@@ -75,4 +113,4 @@ def main(limit: int, partitions: int, out: str, init_from: str = "") -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -53,9 +53,16 @@ class Arena(NamedTuple):
 EMPTY = Arena((), ())
 
 
-def plain_arena(held: Range, gradients: int, parameters: int) -> Arena:
-    """An arena in ordinary memory, zeroed."""
-    vectors = [torch.zeros(held.size, dtype=torch.uint8) for _ in range(gradients + parameters)]
+def in_memory(size: int) -> torch.Tensor:
+    """So many zeros, 1-D uint8."""
+    return torch.zeros(size, dtype=torch.uint8)
+
+
+def plain_arena(
+    held: Range, gradients: int, parameters: int, zeros: Callable[[int], torch.Tensor] = in_memory
+) -> Arena:
+    """An arena that no peer maps, zeroed."""
+    vectors = [zeros(held.size) for _ in range(gradients + parameters)]
     return Arena(tuple(vectors[:gradients]), tuple(vectors[gradients:]), held)
 
 
@@ -99,12 +106,14 @@ class Endpoint(ABC):
     def __init__(self, role: str) -> None:
         self.role = role
         self.arena = EMPTY
+        self.zeros = in_memory
+        """Makes each vector of an arena that no peer maps."""
 
     def allocate(self, held: Range, gradients: int, parameters: int) -> Arena:
         """Make this role's arena, of vectors that are these bytes of the flat vector, zeroed; once, before links that
         need it are opened.
         """
-        self.arena = plain_arena(held, gradients, parameters)
+        self.arena = plain_arena(held, gradients, parameters, self.zeros)
         return self.arena
 
     @abstractmethod

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gigabyte
 import jobs
 import pytest
 import torch
@@ -26,7 +28,7 @@ from distbelief.places.processes.requirements import check_cut, check_split
 from distbelief.places.processes.running import Running
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.runtime.player import cannot
-from distbelief.strategies import Allreduce, Downpour, Single, Synchronous
+from distbelief.strategies import Allreduce, Downpour, Single, Strategy, Synchronous
 from distbelief.strategies.context import Context
 from distbelief.strategies.served import served_reader
 from distbelief.tasks import Task
@@ -291,15 +293,35 @@ def test_a_partition_begins_with_its_own_part_of_the_whole_model(tmp_path: Path,
 
 
 @pytest.mark.parametrize("split", ["stages", "neurons"])
-def test_an_evaluator_of_a_split_model_has_none_of_it_in_memory_of_its_own(tmp_path: Path, split: str) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "transport"),
+    [(Downpour(1), "shared"), (Downpour(1), "tcp"), (Allreduce(1), "shared"), (Single(), "shared")],
+    ids=["downpour", "tcp", "allreduce", "single"],
+)
+def test_who_measures_a_split_model_has_none_of_it_in_memory_of_its_own(
+    tmp_path: Path, strategy: Strategy, transport: str, split: str
+) -> None:
     """And measures what a process that holds the whole model does."""
-    strategy = Downpour(replicas=1, partitions=2, split=split, optimizer=optim("sgd", lr=0.05))
-    result = jobs.run(tmp_path, strategy, task="jobs:wide_and_mapped", seed=99)
+    strategy = dataclasses.replace(strategy, partitions=2, split=split, optimizer=optim("sgd", lr=0.05))  # type: ignore[call-arg]  # which each of them has
+    result = jobs.run(tmp_path, strategy, Local(transport=transport), task="jobs:wide_and_mapped", seed=99)
     model = jobs.wide().model()
     model.load_state_dict(load_file(tmp_path / "model.safetensors"))
     measured = measure(dataclasses.replace(jobs.wide(), test=jobs.data), model)
     assert result["test_loss"] == pytest.approx(measured.loss, rel=1e-6)
     assert result["test_accuracy"] == measured.accuracy
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "single"])
+def test_who_leads_and_measures_has_room_for_its_part_only(tmp_path: Path, strategy: str) -> None:
+    """A part is 144 MB of two, or 72 of four: more than a link keeps for who does not read."""
+    ended = gigabyte.train(700_000_000, "quarter", strategy, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads(ended.stdout)
+    assert (result["outcome"], result["steps"]) == ("done", gigabyte.STEPS)
+    task = gigabyte.quarter()
+    model = task.model()
+    model.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    assert result["test_loss"] == pytest.approx(measure(task, model).loss, rel=1e-6)
 
 
 def test_an_evaluator_leaves_what_it_was_built_with_before_parameters_come() -> None:

@@ -26,6 +26,7 @@ from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Allreduce, Single
+from distbelief.strategies.grouped.replica import CHUNK
 from distbelief.strategies.grouped.torch_whole import TorchWhole
 from distbelief.testing.checkers import attach
 from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_revivals
@@ -205,6 +206,55 @@ class Sent:
             self.pieces.append((sender, to))
 
     def delivered(self, sender: str, to: str, message: Message) -> None: ...
+
+
+class OnItsWay:
+    """The most bytes of what one has of another that were on their way at once, by sender and receiver."""
+
+    def __init__(self, run: Observed) -> None:
+        self._now: Counter[tuple[str, str]] = Counter()
+        self.most: dict[type[Message], int] = {}
+        attach(run.simulation.network, self)
+
+    def sent(self, sender: str, to: str, message: Message) -> None:
+        self._count(sender, to, message, 1)
+
+    def delivered(self, sender: str, to: str, message: Message) -> None:
+        self._count(sender, to, message, -1)
+
+    def _count(self, sender: str, to: str, message: Message, sign: int) -> None:
+        if isinstance(message, grouping.State | grouping.PartValues):
+            self._now[sender, to] += sign * len(message.data)
+            self.most[type(message)] = max(self.most.get(type(message), 0), self._now[sender, to])
+
+
+def test_what_partitions_hold_comes_to_who_measures_in_parts_that_wait_until_those_before_are_taken(
+    plain: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for chunk in (CHUNK, 100):
+        monkeypatch.setattr("distbelief.strategies.grouped.replica.CHUNK", chunk)
+        run = play(plain, Allreduce(2, partitions=3, split="stages"), epochs=3, evaluate_every=1)
+        way = OnItsWay(run)
+        run.run()
+        found.append([(r.loss, r.accuracy) for r in run.records if isinstance(r, records.Tested)])
+    assert way.most.keys() == {grouping.PartValues}
+    assert way.most[grouping.PartValues] <= 2 * chunk
+    assert found[0] == found[1]
+
+
+def test_who_comes_again_is_given_what_another_holds_in_parts_that_wait_until_those_before_are_taken(
+    plain: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distbelief.strategies.grouped.replica.CHUNK", chunk := 100)
+    strategy = Allreduce(2, optimizer=Optimizer("adam", 0.01), partitions=2, split="stages", restarts=1)
+    run = play(plain, strategy, Simulated(crashes=(Crash("replica 1.0", 40),), restart_seconds=1e-3), epochs=3)
+    way = OnItsWay(run)
+    run.run()
+    assert run.simulation.killed.count("replica 1.1") == 1
+    assert way.most.keys() == {grouping.State}
+    assert way.most[grouping.State] <= 2 * chunk
+    assert all(torch.equal(weights(run, 1)[name], tensor) for name, tensor in weights(run).items())
 
 
 def test_a_partition_adds_up_with_the_same_partitions_only(plain: SimpleNamespace) -> None:

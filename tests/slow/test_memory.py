@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from gigabyte import BATCH, RATE, STEPS, gigabyte
+from gigabyte import BATCH, RATE, STEPS, gigabyte, train
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -20,14 +17,6 @@ from distbelief.tasks.worker import build_model, load, measure
 
 OWN, MAPPED = 900_000_000, 1_800_000_000
 """Most bytes that a process may have of its own, and with what it has mapped of others and of files."""
-TESTS = str(Path(__file__).parents[1])
-
-
-def train(partitions: int, out: Path, *begin: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
-    words = [sys.executable, "-m", "gigabyte", str(OWN), str(partitions), str(out), *begin]
-    environment = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run(words, env=environment, start_new_session=True, capture_output=True, text=True, check=False)
 
 
 def plain(begin: dict[str, torch.Tensor] | None) -> torch.nn.Module:
@@ -48,32 +37,42 @@ def plain(begin: dict[str, torch.Tensor] | None) -> torch.nn.Module:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("begins", ["seeded", "named"])
-def test_a_model_of_a_gigabyte_trains_in_processes_that_could_not_hold_it(tmp_path: Path, begins: str) -> None:
-    """On four partitions and four shards, watched; ends in the parameters of a plain loop, bit for bit."""
-    begin, words = None, []
+@pytest.mark.parametrize(
+    ("strategy", "transport", "begins"),
+    [
+        ("downpour", "shared", "seeded"),
+        ("downpour", "shared", "named"),
+        ("downpour", "tcp", "seeded"),
+        ("single", "shared", "seeded"),
+    ],
+)
+def test_a_model_of_a_gigabyte_trains_in_processes_that_could_not_hold_it(
+    tmp_path: Path, strategy: str, transport: str, begins: str
+) -> None:
+    """On four partitions, watched; ends in the parameters of a plain loop, bit for bit."""
+    begin, file = None, ""
     if begins == "named":
-        begin, words = build_model(gigabyte(), 1, "cpu").state_dict(), [str(tmp_path / "begin.safetensors")]
-        save_file(begin, *words)
-    ended = train(4, tmp_path / "split", *words)
+        begin, file = build_model(gigabyte(), 1, "cpu").state_dict(), str(tmp_path / "begin.safetensors")
+        save_file(begin, file)
+    ended = train(OWN, "gigabyte", strategy, tmp_path / "split", transport, file)
     assert ended.returncode == 0, ended.stderr
     result: dict[str, Any] = json.loads(ended.stdout)
     assert (result["outcome"], result["steps"]) == ("done", STEPS)
     assert "dropped the rest" not in result["split"]["told"]
-    measured = {*(f"distbelief: replica 0.{home}" for home in range(4)), "distbelief: evaluator"}
-    assert measured < result["most"].keys()
+    measured = {f"distbelief: replica 0.{home}" for home in range(4)}
+    assert measured | ({"distbelief: evaluator"} if strategy == "downpour" else set()) < result["most"].keys()
     for process, (own, together) in result["most"].items():
         assert own <= OWN, process
         assert together <= MAPPED, process
     trained = plain(begin)
     assert result["test_loss"] == pytest.approx(measure(gigabyte(), trained).loss, rel=1e-6)
-    with safe_open(tmp_path / "split" / "model.safetensors", framework="pt") as file:
+    with safe_open(tmp_path / "split" / "model.safetensors", framework="pt") as saved:
         for name, tensor in trained.named_parameters():
-            assert torch.equal(file.get_tensor(name), tensor), name
+            assert torch.equal(saved.get_tensor(name), tensor), name
 
 
 @pytest.mark.timeout(300)
 def test_unsplit_it_does_not_fit(tmp_path: Path) -> None:
-    ended = train(1, tmp_path / "whole")
+    ended = train(OWN, "gigabyte", "whole", tmp_path / "whole")
     assert ended.returncode
     assert "can't allocate memory" in ended.stderr

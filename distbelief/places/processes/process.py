@@ -71,7 +71,7 @@ from distbelief.strategies.players import Players
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
-from distbelief.tasks.on_disk import build_on_disk
+from distbelief.tasks.on_disk import build_on_disk, zeros_on_disk
 from distbelief.tasks.worker import Trainer, build_model, check_measure, hint, load, placed, with_data
 from distbelief.transport.base import Arena, NetworkEndpoint
 from distbelief.transport.locks import Locks
@@ -613,6 +613,7 @@ class _Process:
         spec, settings = self.spec, self.spec.settings
         task = resolve(spec.task, spec.data_dir)
         if settings.partitions > 1:  # it may be larger than what a process may have
+            self.endpoint.zeros = zeros_on_disk
             model = build_on_disk(task, settings.seed, "cpu").model
             vectors = whole_of_split(split_graph(task, model, settings), model, settings, self.players.rows)
         else:
