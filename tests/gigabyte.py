@@ -66,9 +66,7 @@ def _look(most: dict[str, list[int]], ended: threading.Event) -> None:
             most[title] = [max(pair) for pair in zip(most.get(title, [0, 0]), (own, own + shared + files), strict=True)]
 
 
-def train(
-    limit: int, model: str, strategy: str, out: Path, transport: str = "shared", begin: str = ""
-) -> subprocess.CompletedProcess[str]:
+def train(limit: int, model: str, strategy: str, out: Path, begin: str = "") -> subprocess.CompletedProcess[str]:
     """Run this program.
 
     Args:
@@ -76,16 +74,15 @@ def train(
         model: of those here, by name.
         strategy: of those in `main`.
         out: the run folder.
-        transport: of the job.
         begin: a file of the weights to begin with.
     """
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    words = [sys.executable, "-m", "gigabyte", str(limit), model, strategy, str(out), transport, begin]
+    words = [sys.executable, "-m", "gigabyte", str(limit), model, strategy, str(out), begin]
     environment = {**os.environ, "PYTHONPATH": path}
     return subprocess.run(words, env=environment, start_new_session=True, capture_output=True, text=True, check=False)
 
 
-def main(limit: int, model: str, strategy: str, out: str, transport: str, begin: str) -> None:
+def main(limit: int, model: str, strategy: str, out: str, begin: str) -> None:
     """Train it for `STEPS` steps, and measure it; prints the outcome, and what each process had."""
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     optimizer, split = db.optim("sgd", lr=RATE), {"partitions": 4, "split": "stages"}
@@ -104,7 +101,7 @@ def main(limit: int, model: str, strategy: str, out: str, transport: str, begin:
     watcher = threading.Thread(target=_look, args=(most, ended))
     watcher.start()
     try:
-        result = db.Local(transport=transport).run(job)
+        result = db.run(job)
     finally:
         ended.set()
         watcher.join()

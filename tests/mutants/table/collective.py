@@ -19,6 +19,7 @@ HOOK = "A script with DDP and `comm_hook`"
 SEQUENTIAL = "`allreduce` on N replicas is sequential SGD"
 EXACTLY_ONE = "In `allreduce` every minibatch is in exactly one update"
 SPLIT = "Split replicas of `allreduce` make the updates of whole ones"
+IN_PARTS = "In `allreduce` and `single`, what one has of another"
 NONE_LOST = "`locking --locks global`, `shard` and `round-robin`: no update of a parameter is lost"
 TURNS = "`locking --locks round-robin`: replicas update one after another"
 
@@ -37,6 +38,18 @@ MUTANTS = [
         "what-partitions-hold-is-measured-of-the-evaluation-before", SPLIT, "strategies/grouped/followers.py",
         "self._said.pop((role, kind), None)", "self._said.get((role, kind))",
         (f"{COLUMNS}::test_it_is_measured_and_saved_as_whole_replicas_are",), 20,
+    ),
+    Mutant(
+        "what-is-measured-is-sent-at-once", IN_PARTS, "strategies/grouped/replica.py",
+        "            if left:\n", "            if False:\n",
+        (f"{COLUMNS}::test_what_partitions_hold_comes_to_who_measures_in_parts_that_wait_until_those_before_are_taken",),
+        20,
+    ),
+    Mutant(
+        "who-comes-again-is-sent-everything-at-once", IN_PARTS, "strategies/grouped/replica.py",
+        "if sent >= CHUNK and left:", "if False:",
+        (f"{COLUMNS}::test_who_comes_again_is_given_what_another_holds_in_parts_that_wait_until_those_before_are_taken",),
+        20,
     ),
     Mutant(
         "a-partition-goes-on-from-the-part-of-another", SPLIT, "strategies/grouped/replica.py",

@@ -14,8 +14,8 @@ TRACED = "A model is traced for any number of samples"
 CHANCE = "What draws at random in a split model draws the same however it is split"
 MICROBATCHES = "Microbatches of any sizes give the gradient of the minibatch"
 EVALUATING, EVALUATED = (
-    "tests/processes/test_partitions.py::test_an_evaluator_of_a_split_model_has_none_of_it_in_memory_of_its_own",
-    "On one host (`--transport shared`), the evaluator of a job whose replicas are split",
+    "tests/processes/test_partitions.py::test_who_measures_a_split_model_has_none_of_it_in_memory_of_its_own",
+    "Who measures a model of which replicas hold parts",
 )
 BUILDING, BUILT = "tests/machines/test_on_disk.py", "A partition builds and holds its own part only"
 WEIGHTS, ONCE = "tests/machines/test_split_weights.py", "With `--weight-gradients once` one product"
@@ -335,7 +335,7 @@ MUTANTS = [
         "places/processes/process.py",
         'model = build_on_disk(task, settings.seed, "cpu").model\n',
         'model = build_model(task, settings.seed, "cpu")\n',
-        (f"{EVALUATING}[stages]",),
+        (f"{EVALUATING}[downpour-stages]",),
         seconds=20.0,
     ),
     Mutant(
@@ -345,5 +345,23 @@ MUTANTS = [
         "            flat.swap(0)  # what the model was built with goes before anything lands\n",
         "            pass\n",
         ("tests/processes/test_partitions.py::test_an_evaluator_leaves_what_it_was_built_with_before_parameters_come",),
+    ),
+    Mutant(
+        "what-an-evaluator-fetches-over-tcp-lands-in-its-own-memory",
+        EVALUATED,
+        "places/processes/process.py",
+        "            self.endpoint.zeros = zeros_on_disk\n",
+        "",
+        (f"{EVALUATING}[tcp-stages]",),
+        seconds=20.0,
+    ),
+    Mutant(
+        "what-partitions-send-lands-in-memory-of-the-leads-own",
+        EVALUATED,
+        "strategies/grouped/measured.py",
+        "vector = zeros_on_disk(self._layout.total)",
+        "vector = torch.zeros(self._layout.total, dtype=torch.uint8)",
+        (f"{EVALUATING}[single-stages]",),
+        seconds=20.0,
     ),
 ]
