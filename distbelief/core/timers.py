@@ -39,5 +39,11 @@ class BucketDue(Timer, frozen=True, array_like=True, tag=True):
     bucket: int
 
 
-AnyTimer = CheckpointDue | BudgetSpent | HoldOver | DoubtOver | BucketDue
+class PartedOver(Timer, frozen=True, array_like=True, tag=True):
+    """A partition has been without its link to another for so long that nobody will have it end for that."""
+
+    role: str
+
+
+AnyTimer = CheckpointDue | BudgetSpent | HoldOver | DoubtOver | BucketDue | PartedOver
 """Every timer."""

@@ -8,14 +8,17 @@ from typing import TypeVar
 
 from distbelief.core import events, roles
 from distbelief.core.conversations import dealing, grouping, initialising, membership, partitioning
-from distbelief.core.effects import RECEIVE, Arrival, Batch, Connect, Send
+from distbelief.core.effects import RECEIVE, Arrival, Batch, Connect, Send, Wake
 from distbelief.core.messages import Address, Message
 from distbelief.core.portions import Portion
+from distbelief.core.timers import PartedOver
 from distbelief.errors import JobFailed
 from distbelief.replica.links import unwanted
 from distbelief.replica.steps import Steps
 from distbelief.sharding.layout import Layout, check_same
 
+PARTED_SECONDS = 30.0
+"""How long a partition waits without its link to another: the supervisor ends it sooner where that one has died."""
 Said = TypeVar("Said", partitioning.AtRound, partitioning.PartNorm)
 
 
@@ -51,7 +54,12 @@ class Siblings:
         """Of the shards that followers are initialising."""
         self.left: set[str] = set()
         """Followers whose scripts have left the loop, and that do nothing more."""
-        self._gone: set[str] = set()
+        self.ending = False
+        """Whether it comes to its end, as the others do, of whom none is missed any more."""
+        self._gone: dict[str, str] = {}
+        """Those whose links are gone, and how."""
+        self._doubted: set[str] = set()
+        """Of these, those whom the clock is asked about."""
         self._generation = self._exchange = 0
         self._said: dict[str, partitioning.AtRound | partitioning.PartNorm] = {}
         """What others have last said in an exchange."""
@@ -87,12 +95,14 @@ class Siblings:
         yield Send(roles.COORDINATOR, partitioning.PartitionHere(Address(self.address, self._incarnation)))
         while not self._places:
             self._greet((yield RECEIVE))
+            yield from self.doubts()
         for role, place in list(zip(self._all, self._places, strict=True))[: self.partition]:
             if not (yield Connect(role, place)):
                 raise JobFailed(f"{self.role}: {role} cannot be reached")
             yield Send(role, partitioning.PartitionHello())
         while not self._greeted >= {*self._all[self.partition + 1 :]} or not self.joined.keys() >= {*self.followers}:
             self._greet((yield RECEIVE))
+            yield from self.doubts()
         for role, theirs in self.joined.items():
             check_same(layout, theirs.layout, role)
 
@@ -126,8 +136,14 @@ class Siblings:
         return not self.follows or clock <= self._permitted
 
     def takes(self, arrival: Arrival) -> bool:
-        """Note what another partition tells of what all do together; whether it is that."""
+        """Note what another partition tells of what all do together, and who is gone; whether it is that.
+
+        Raises:
+            JobFailed: one is gone for good, and yet this one goes on.
+        """
         who = arrival.sender
+        if isinstance(arrival.event, events.Woke):
+            return self._is_parted(arrival.event.timer)
         if who not in self._all:
             return False
         match arrival.event:
@@ -145,16 +161,33 @@ class Siblings:
                 self._asked.append(asked)
             case membership.Anew() if who in self.followers:
                 pass  # as this one does
-            case events.Lost():  # it has ended as it was to; or it has died, and this one is about to be ended too
-                self._gone.add(who)
+            # it has ended as it was to; or it has died, and this one is about to be ended too; or the link broke
+            case events.Lost(reason=reason):
+                self._gone[who] = reason
             case _:
                 return False
         return True
 
-    def relayed(self) -> list[Send]:
-        """Hand on what followers ask of the coordinator."""
+    def doubts(self) -> list[Wake]:
+        """Ask the clock about those that are gone since this was last called."""
+        new = sorted(self._gone.keys() - self._doubted - self.left)
+        self._doubted.update(new)
+        return [Wake(PARTED_SECONDS, PartedOver(role)) for role in new]
+
+    def _is_parted(self, timer: object) -> bool:
+        if not isinstance(timer, PartedOver):
+            return False
+        if not self.ending:
+            raise JobFailed(
+                f"{self.role}: its link to {timer.role} is gone ({self._gone[timer.role]}), and {timer.role} lives; a "
+                "new life of the replica begins without it"
+            )
+        return True
+
+    def relayed(self) -> list[Send | Wake]:
+        """Hand on what followers ask of the coordinator; and `doubts`."""
         asked, self._asked = self._asked, []
-        return [Send(self.superior, one) for one in asked]
+        return [*(Send(self.superior, one) for one in asked), *self.doubts()]
 
     def moment(self, step: int) -> int:
         """A step of the replica since it began, as a number that grows with its lives and the job's generations too."""

@@ -1,6 +1,7 @@
 """What the jobs of these tests train, and how the tests watch them: `jobs:tiny` is a task like any user's own."""
 
 import contextlib
+import gc
 import itertools
 import multiprocessing
 import os
@@ -26,11 +27,13 @@ from distbelief.fabric.process_group import ProcessGroup
 from distbelief.job import Job
 from distbelief.places.attempt import Attempt
 from distbelief.places.processes.local import Local
+from distbelief.replica import siblings
 from distbelief.server.passed import PassedSlice
 from distbelief.strategies import Downpour
 from distbelief.tasks import Task, TensorData
 from distbelief.tasks.on_disk import LARGE
 from distbelief.testing import tally
+from distbelief.transport.sockets import SocketEndpoint
 
 SAMPLES, BATCH = 330, 16
 """21 minibatches an epoch; the last is smaller."""
@@ -508,3 +511,26 @@ class _Rows(nn.Module):
 def recurrent() -> Task:
     """Two recurrent layers over the inputs, one after the other."""
     return Task(model=_Rows, train=data)
+
+
+class _Parting:
+    """The first life of partition 1 of replica 0 closes its link to partition 0 at a minibatch, while both live."""
+
+    def __init__(self) -> None:
+        self._data, self._asked = data(), itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mark = Path(os.environ["PARTED"])
+        if getproctitle().strip().endswith("replica 0.1") and next(self._asked) == 5 and not mark.exists():
+            mark.touch()
+            [endpoint] = [one for one in gc.get_objects() if isinstance(one, SocketEndpoint)]
+            endpoint.drop("replica 0.0", "it was cut")
+        return self._data.batch(indices)
+
+
+def parting() -> Task:
+    siblings.PARTED_SECONDS = 0.5
+    return Task(model=net, train=_Parting)

@@ -93,3 +93,15 @@ def _hold_counts(kind: type, result: dict[str, Any], applied: list[records.Appli
         assert result["steps"] <= result["updates"] <= result["steps"] + lost, case
     else:
         assert result["steps"] / 2 <= result["updates"] <= result["steps"] + (0 if exact else lost), case
+
+
+@pytest.mark.parametrize("kind", [Downpour, Synchronous, Allreduce], ids=lambda one: one.name)
+def test_partitions_whose_link_breaks_while_both_live_begin_a_new_life(
+    tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    monkeypatch.setenv("PARTED", str(tmp_path / "mark"))
+    strategy = kind(replicas=2, partitions=2, split="stages", optimizer=optim("sgd", lr=0.05))
+    result = jobs.run(tmp_path / "run", strategy, task="jobs:parting", epochs=EPOCHS, evaluate_every=0)
+    assert (tmp_path / "mark").exists()
+    assert result["outcome"] == "done"
+    assert [one.role for one in watch.of(records.Gone) if one.died] == ["replica 0.0"]

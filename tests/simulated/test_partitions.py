@@ -18,13 +18,13 @@ import distbelief as db
 from distbelief.core import records
 from distbelief.core.conversations import partitioning, pushing
 from distbelief.core.optimizer import Optimizer
-from distbelief.errors import UsageError
+from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.record.live import summary
-from distbelief.strategies import Bounded, Downpour, Softsync, Synchronous
+from distbelief.strategies import Allreduce, Bounded, Downpour, Softsync, Synchronous
 from distbelief.strategies.parameter_server.options import ServedWithOptimizer
 from distbelief.tasks import Task
 from distbelief.testing.accounting import Accounting
@@ -451,3 +451,25 @@ def test_a_partition_says_for_which_other_one_it_waits(plain: SimpleNamespace) -
     assert "for work from replica 0.0" in said
     assert not any("coordinator" in one for one in said)
     assert "for the gradient of what 2 needed from replica 0.0" in said
+
+
+@pytest.mark.parametrize("strategy", [Downpour, Synchronous, Allreduce], ids=lambda one: one.name)
+@pytest.mark.parametrize("at", [1, 20])
+@pytest.mark.parametrize("who", [0, 1])
+def test_partitions_whose_link_breaks_while_both_live_do_not_wait_for_ever(
+    plain: SimpleNamespace, strategy: type[Downpour | Synchronous | Allreduce], at: int, who: int
+) -> None:
+    """Nobody dies, so that no supervisor ends them."""
+    run = play(plain, strategy(2, partitions=2, split="stages"), Simulated(), epochs=3)  # type: ignore[arg-type]  # allreduce too
+    pair, crossed = ("replica 0.0", "replica 0.1"), 0
+
+    def cut(sender: str, to: str, what: object) -> None:
+        nonlocal crossed
+        if isinstance(what, partitioning.Boundary) and {sender, to} == {*pair}:
+            crossed += 1
+            if crossed == at:
+                run.simulation.network.endpoints[pair[who]].drop(pair[1 - who], "it was cut")
+
+    run.watch(SimpleNamespace(sent=lambda *_: None, delivered=cut))  # type: ignore[arg-type]  # a checker
+    with pytest.raises(JobFailed, match=r"replica 0\.[01]: its link to replica 0\.[01] is gone .*it was cut"):
+        run.simulation.run()

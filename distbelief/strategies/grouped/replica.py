@@ -199,6 +199,7 @@ class AllreduceReplica:
                 yield from self._all_say(grouping.Halted, lambda said, halt=halt: said.group == halt, "a halt")  # type: ignore[misc]  # of the type that is asked for
                 self._followers.forget()
                 yield Send(self._siblings.superior, grouping.Halted(halt, self.rounds))
+        self._siblings.ending = True
         yield from self._siblings.tell(membership.Finish("the replica is done"), awaited=True)
         while self._siblings.busy:
             yield from self._wait()
@@ -713,7 +714,10 @@ class AllreduceReplica:
         if self._versions is not None and isinstance(event, grouping.RoundsMade):
             self._followers.made(arrival.sender, event.rounds)
             self._add_counts(event)
-        if self._takes(event) or self._followers.take(arrival) or self._siblings.takes(arrival):
+        if self._takes(event) or self._followers.take(arrival):
+            return
+        if self._siblings.takes(arrival):
+            yield from self._siblings.doubts()
             return
         if isinstance(event, OTHERS_SAY):
             yield from self._hear(arrival.sender, event)

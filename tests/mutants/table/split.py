@@ -25,6 +25,14 @@ PARTITIONS, REFUSED = "tests/processes/test_partitions.py", "A split that the mo
 
 MUTANTS = [
     Mutant(
+        "a-partition-waits-for-ever-for-one-whose-link-is-gone",
+        "Partitions whose link breaks while both live do not wait for each other for ever",
+        "replica/siblings.py",
+        "return [Wake(PARTED_SECONDS, PartedOver(role)) for role in new]",
+        "return []",
+        ("tests/simulated/test_partitions.py::test_partitions_whose_link_breaks_while_both_live_do_not_wait_for_ever",),
+    ),
+    Mutant(
         "a-split-is-tried-by-replicas-only",
         REFUSED,
         "places/processes/requirements.py",
