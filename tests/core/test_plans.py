@@ -29,6 +29,7 @@ from distbelief.planner.plan import TrainingPlan
 from distbelief.planner.pricing import PricedCluster, Pricing, Terms, memory_speed
 from distbelief.planner.trips import DirectHandling
 from distbelief.schedules import price as schedules_price
+from distbelief.split.options import Split
 from distbelief.tasks import Task, TensorData
 
 WIDE = 256
@@ -62,6 +63,24 @@ def refuse(*_: Any, **__: Any) -> Any:
 
 def made(machines: str = "2x2", network: db.NetworkModel | None = None, **more: Any) -> TrainingPlan:
     return planning.plan(TASK, machines, network, **more)
+
+
+def test_the_split_that_a_task_brings_is_priced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a plan, and by `split`, where none is named."""
+    priced: list[str] = []
+
+    def asked(_: Task, split: Split, **__: Any) -> Any:
+        priced.append(split.text)
+        raise UsageError("it cannot be split")
+
+    monkeypatch.setattr(planning.splitting, "measure", asked)
+    own = dataclasses.replace(TASK, split="fc*=columns")
+    monkeypatch.setattr(db.tasks, "resolve", lambda *_: own)
+    planning.plan(own, "2x2")
+    assert set(priced) == {"fc*=columns"}
+    priced.clear()
+    assert main.run(["split", "digits"]) == main.run(["split", "digits", "--split", "stages"]) == 2
+    assert priced == ["fc*=columns", "stages"]
 
 
 def test_parts_of_a_step_add_up_and_the_first_is_the_fastest() -> None:

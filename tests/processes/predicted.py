@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -82,6 +83,11 @@ class Layered(nn.Module):
 def layered() -> db.Task:
     """The task of a model whose first part is frozen."""
     return db.Task(model=Layered, train=data, test=data)
+
+
+def split_by_name() -> db.Task:
+    """The same task, which brings a split of its own."""
+    return replace(layered(), split="first=1,second=0")
 
 
 def reversed_layers() -> db.Task:

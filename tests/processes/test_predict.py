@@ -111,6 +111,19 @@ def test_partitions_answer_what_the_whole_models_answer(
     assert result["test_loss"] == pytest.approx(nn.functional.cross_entropy(want, torch.arange(50) % 3).item())
 
 
+@pytest.mark.parametrize(("named", "taken"), [("auto", "first=1,second=0"), ("stages", "stages")])
+def test_partitions_answer_by_the_split_that_a_task_brings_where_none_is_named(
+    tmp_path: Path, named: str, taken: str
+) -> None:
+    run, model = trained_layers(tmp_path / "run", "split_by_name")
+    out = tmp_path / "outputs.safetensors"
+    result = db.predict(run, "predicted:split_by_name", out, replicas=1, partitions=2, split=named)
+    assert result["splits"] == [taken]
+    with torch.no_grad():
+        want = model(torch.arange(float(predicted.SAMPLES))[:, None])
+    torch.testing.assert_close(load_file(out)["outputs"], want)
+
+
 @pytest.mark.parametrize("task", ["first_dies", "second_dies"])
 def test_a_replica_of_which_a_partition_is_killed_costs_what_it_had(tmp_path: Path, deaths: Path, task: str) -> None:
     model = getattr(predicted, task)().model()

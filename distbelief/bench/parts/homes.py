@@ -78,8 +78,9 @@ def split(workload: Workload, how: How) -> float:
 def priced(workload: Workload, how: How, seconds: float) -> float:
     """Samples per second of the same by the price of its schedule, with segments that are measured for a while."""
     settings = how.settings(workload.batch_size)
+    task = resolve(workload.task)
     cost = splitting.measure(
-        resolve(workload.task), Split.parse(how.split, how.partitions, how.chunks), batch_size=workload.batch_size,
+        task, Split.parse(how.split, how.partitions, how.chunks, task.split), batch_size=workload.batch_size,
         schedule=settings.pipeline, microbatches=how.microbatches, weight_gradients=how.weight_gradients,
         seconds=seconds,
     ).cost  # fmt: skip

@@ -127,7 +127,7 @@ def _load(spec: PredictionSpec, run: str, named: str | None, inputs: object) -> 
         fill(model, values)
     try:
         traced = trace(model, (on_device(inputs, device),))
-        split = Split.parse(spec.split, spec.partitions)
+        split = Split.parse(spec.split, spec.partitions, own=task.split)
         if split.ways == AUTO:  # batches follow each other through the partitions as microbatches do
             many = IN_HAND * PORTION_BATCHES
             split = choose(split, traced, model, None, None, EXAMPLES, many * spec.batch_size, "gpipe", many).split

@@ -20,6 +20,7 @@ EVALUATING, EVALUATED = (
 BUILDING, BUILT = "tests/machines/test_on_disk.py", "A partition builds and holds its own part only"
 WEIGHTS, ONCE = "tests/machines/test_split_weights.py", "With `--weight-gradients once` one product"
 SCRIPTS, SCRIPTED = "tests/machines/test_split_scripts.py", "A script's split model is the whole one"
+OWN = "The split that a task brings is taken wherever none is named"
 PARTITIONS, REFUSED = "tests/processes/test_partitions.py", "A split that the model of a task cannot have is refused"
 
 
@@ -31,6 +32,41 @@ MUTANTS = [
         "return [Wake(PARTED_SECONDS, PartedOver(role)) for role in new]",
         "return []",
         ("tests/simulated/test_partitions.py::test_partitions_whose_link_breaks_while_both_live_do_not_wait_for_ever",),
+    ),
+    Mutant(
+        "a-job-forgets-the-split-of-its-task",
+        OWN,
+        "strategies/partition.py",
+        "settings.chunks, task.split)",
+        "settings.chunks)",
+        ("tests/simulated/test_partitions.py::test_a_task_brings_a_split_of_its_own",),
+    ),
+    Mutant(
+        "a-prediction-forgets-the-split-of-its-task",
+        OWN,
+        "places/prediction/split_model.py",
+        ", own=task.split)",
+        ")",
+        (
+            "tests/processes/test_predict.py::"
+            "test_partitions_answer_by_the_split_that_a_task_brings_where_none_is_named",
+        ),
+    ),
+    Mutant(
+        "a-plan-forgets-the-split-of-its-task",
+        OWN,
+        "planner/plan.py",
+        ", own=task.split)",
+        ")",
+        ("tests/core/test_plans.py::test_the_split_that_a_task_brings_is_priced",),
+    ),
+    Mutant(
+        "a-price-forgets-the-split-of-its-task",
+        OWN,
+        "cli/commands.py",
+        "asked.chunks, made.split)",
+        "asked.chunks)",
+        ("tests/core/test_plans.py::test_the_split_that_a_task_brings_is_priced",),
     ),
     Mutant(
         "a-split-is-tried-by-replicas-only",
