@@ -41,15 +41,22 @@ def cut(layout: Layout, mesh: Mesh, shards: int) -> tuple[Assignment, ...]:
             f"--shards {shards} of a model in {mesh.partitions} partitions: each has shards of its own; use at least "
             f"{mesh.partitions}"
         )
-    if shards > layout.parameters:
-        raise UsageError(
-            f"--shards {shards} is more than the model's {layout.parameters} parameters; use at most that many"
-        )
+    check_shards(shards, layout.parameters)
     return tuple(
         Assignment(moving, frozen)
         for home, count in zip(layout.homes, _shares([one.moving.size for one in layout.homes], shards), strict=True)
         for moving, frozen in zip(_cut(home.moving, count), _cut(home.frozen, count), strict=True)
     )
+
+
+def check_shards(shards: int, parameters: int) -> None:
+    """Refuse more shards than trained parameters.
+
+    Raises:
+        UsageError: there are more.
+    """
+    if shards > parameters:
+        raise UsageError(f"--shards {shards} is more than the model's {parameters} parameters; use at most that many")
 
 
 def _shares(sizes: list[int], shards: int) -> list[int]:

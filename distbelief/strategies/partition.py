@@ -17,6 +17,7 @@ from distbelief.core.settings import Settings
 from distbelief.errors import DataError, DistbeliefError, LocalProtocolError, TrainingError
 from distbelief.replica.home_part import HomeSchedule, ModelPart, home_schedule
 from distbelief.schedules.pipeline import Pass
+from distbelief.sharding.assignments import check_shards
 from distbelief.split.choosing import choose
 from distbelief.split.graph import SplitGraph, Transfer
 from distbelief.split.options import AUTO, Split
@@ -61,27 +62,30 @@ def split_graph(task: Task, model: nn.Module, settings: Settings, tell: Tell | N
     return apply(split, traced, task.loss, targets)
 
 
-def check_parts(task: Task, settings: Settings) -> None:
-    """Refuse a split that the model of a task cannot have, before anybody has built it.
+def check_model(task: Task, settings: Settings) -> None:
+    """Refuse a split that the model of a task cannot have, and more shards than it has parameters, before anybody has
+    built it.
 
-    It is split without values, which takes no time that grows with it. Where that fails the model is built, as it may
+    It is made without values, which takes no time that grows with it. Where that fails the model is built, as it may
     need its values to be built or traced; what else is wrong with it, its replicas tell.
 
     Raises:
-        UsageError: it cannot be split so: with the reason.
+        UsageError: it cannot be so: with the reason.
     """
     with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):
                 model = task.model()
-            _check_parts(task, model, settings)
+            _check_model(task, model, settings)
         except Exception:  # whatever a model raises that has no values
             with contextlib.suppress(DataError, TrainingError):
-                _check_parts(task, build_on_disk(task, settings.seed, "cpu").model, settings)
+                _check_model(task, build_on_disk(task, settings.seed, "cpu").model, settings)
 
 
-def _check_parts(task: Task, model: nn.Module, settings: Settings) -> None:
-    home_schedule(split_graph(task, model, settings), settings, 0)
+def _check_model(task: Task, model: nn.Module, settings: Settings) -> None:
+    check_shards(settings.shards, sum(one.numel() for one in model.parameters() if one.requires_grad))
+    if settings.partitions > 1:
+        home_schedule(split_graph(task, model, settings), settings, 0)
 
 
 def partition(

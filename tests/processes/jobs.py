@@ -63,6 +63,17 @@ def wrongly_split() -> Task:
     return Task(model=net, train=data, split="0=stagse")
 
 
+def in_partitions() -> Task:
+    """Whose model can be built in a process only that has what torch traces with, before it has traced anything."""
+
+    def model() -> nn.Module:
+        if "torch._dynamo" not in sys.modules and multiprocessing.parent_process() is not None:
+            raise RuntimeError("torch._dynamo has not been imported")
+        return net()
+
+    return Task(model=model, train=data)
+
+
 def tallied() -> Task:
     """Whose parameters say which minibatches are in them, of a job of `LONG` epochs."""
     return tally.tallied(tiny(), BATCH, LONG)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +27,7 @@ from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.processes import process
 from distbelief.places.processes.local import Local
-from distbelief.places.processes.requirements import check_cut, check_split
+from distbelief.places.processes.requirements import check_model
 from distbelief.places.processes.running import Running
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.runtime.player import cannot
@@ -240,7 +243,7 @@ def test_what_cannot_be_built_without_values_is_refused_as_its_replicas_would(
 ) -> None:
     settings = Job(task="mine", strategy=Single(partitions=partitions, split="stages")).settings()
     with pytest.raises(UsageError, match=reason):
-        check_split(settings, of_four(model))
+        check_model(of_four(model), settings)
 
 
 def test_what_only_replicas_can_build_is_left_to_them() -> None:
@@ -248,16 +251,47 @@ def test_what_only_replicas_can_build_is_left_to_them() -> None:
         raise RuntimeError("not in this process")
 
     settings = Job(task="mine", strategy=Single(partitions=2, split="stages")).settings()
-    check_split(settings, of_four(unable))
-    check_split(settings, of_four(WithValues))
+    check_model(of_four(unable), settings)
+    check_model(of_four(WithValues), settings)
 
 
-def test_more_than_sixteen_partitions_and_shards_are_held_against_the_parameters() -> None:
-    task = of_four(WithValues)  # of 30 parameters
-    check_cut(task, Job(task="mine", strategy=Single(partitions=17)).settings())
-    check_cut(task, Job(task="mine", strategy=Downpour(partitions=2, shards=17)).settings())
-    with pytest.raises(UsageError, match="31"):
-        check_cut(task, Job(task="mine", strategy=Downpour(partitions=2, shards=31)).settings())
+@pytest.mark.parametrize(
+    ("strategy", "limit"), [(Downpour(replicas=1, partitions=2, split="stages"), 30), (Downpour(), 30)]
+)
+def test_more_than_sixteen_shards_are_held_against_the_parameters(strategy: Downpour, limit: int) -> None:
+    """Of a split model, any number."""
+    task = of_four(WithValues)
+    check_model(task, Job(task="mine", strategy=dataclasses.replace(strategy, shards=limit)).settings())
+    with pytest.raises(UsageError, match=f"--shards {limit + 1} is more than the model's {limit} parameters"):
+        check_model(task, Job(task="mine", strategy=dataclasses.replace(strategy, shards=limit + 1)).settings())
+
+
+def test_a_model_is_built_and_its_data_are_loaded_once_before_processes_are_started() -> None:
+    """However many partitions and shards there are."""
+    built: list[str] = []
+    plain = of_four(lambda: torch.nn.Sequential(torch.nn.Linear(4, 40), torch.nn.Linear(40, 4)))
+    task = Task(
+        model=lambda: [built.append("model"), plain.model()][1], train=lambda: [built.append("data"), plain.train()][1]
+    )
+    check_model(task, Job(task="mine", strategy=Downpour(partitions=2, split="neurons", shards=17)).settings())
+    assert built == ["model", "data"]
+
+
+PRELOADED = """
+import sys
+import distbelief as db
+import jobs
+result = db.run(db.Job("jobs:in_partitions", db.Single(partitions=2, split="stages"), out=sys.argv[1]))
+assert result["outcome"] == "done"
+"""
+
+
+def test_partitions_have_what_torch_traces_with_from_the_forkserver(tmp_path: Path) -> None:
+    """Each by itself would take 0.7 s and 70 MB for it. The model says whether it is there."""
+    path = os.pathsep.join([str(Path(jobs.__file__).parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", PRELOADED, str(tmp_path / "run")]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_split_that_a_task_brings_is_refused_before_a_process_is_started(

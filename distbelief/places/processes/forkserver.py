@@ -26,6 +26,10 @@ LEFT = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 
 
 GONE = "the forkserver, which starts the processes of the job, is gone: "
+PRELOADED = ["distbelief.places.processes.process"]
+"""What the processes of a job have imported."""
+TRACING = ["torch._dynamo"]
+"""What torch traces with: 0.7 s and 70 MB, which the partitions of a job would each have by themselves."""
 UNTOLD = 255
 """The status of a process of which the forkserver has not told how it ended, since it is gone itself."""
 
@@ -33,13 +37,19 @@ UNTOLD = 255
 def context() -> ForkServerContext:
     """The context of processes that start with torch imported."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["distbelief.places.processes.process"])
+    context.set_forkserver_preload(PRELOADED)
     return context
 
 
-def start() -> None:
-    """Start the forkserver, where it does not run yet; it imports torch while this process goes on."""
-    context()
+def start(traces: bool = False) -> None:
+    """Start the forkserver, where it does not run yet; it imports torch while this process goes on.
+
+    Args:
+        traces: whether its processes trace a model: then it also imports what torch does that with, for all of them.
+    """
+    preloaded = context()
+    if traces:
+        preloaded.set_forkserver_preload([*PRELOADED, *TRACING])
     # a Ctrl-C reaches every process of the terminal, and a scheduler's SIGTERM the whole group: those of a job leave
     # them to their supervisor from
     # their first moment. What is blocked here is so in a process that is begun here, for good, and is kept for this one

@@ -50,7 +50,7 @@ class Local(LocalOptions):
         task = resolve(job.reference, job.data_dir)
         evaluated = evaluates(settings, task)
         requirements.check_split(settings, task)
-        requirements.check_cut(task, settings)
+        requirements.check_model(task, settings)
         return self._run(job, settings, view, began, evaluated)
 
     def launch(self, job: Job, script: list[str], view: View | None = None) -> Json:

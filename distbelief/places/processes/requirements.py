@@ -129,39 +129,27 @@ def check_script(job: Job, script: list[str]) -> None:
         raise UsageError(f"script {script[0]!r} is no file; name the Python script that every replica runs")
 
 
-def check_cut(task: Task, settings: Settings) -> None:
-    """Refuse more shards than the model of a task has parameters; few are, when the first replica has made it."""
-    if settings.shards <= MANY:
-        return
-    import torch
-
-    from distbelief.sharding.assignments import cut
-    from distbelief.sharding.mesh import Mesh
-    from distbelief.tasks.flat import layout_of
-    from distbelief.tasks.on_disk import build_on_disk
-    from distbelief.tasks.worker import build_model
-
-    split = settings.partitions > 1  # no process may be able to hold it
-    with torch.random.fork_rng(devices=[]):
-        seed = settings.seed
-        model = build_on_disk(task, seed, "cpu").model if split else build_model(task, seed, "cpu")
-        cut(layout_of(model), Mesh(settings.replicas), settings.shards)  # of a model that nobody has split yet
-
-
 def check_split(settings: Settings, task: Task | None = None) -> None:
-    """Refuse ways to split that there are not, also as the task's own, and those that its model cannot have; whether
-    that of a script can, its replicas find.
+    """Refuse ways to split that there are not, also as the task's own.
 
     Raises:
-        UsageError: naming the way, and the nearest; or with the reason.
+        UsageError: naming the way, and the nearest.
     """
-    if settings.partitions == 1:
-        return
-    Split.parse(settings.split, settings.partitions, settings.chunks, task.split if task else None)
-    if task is not None:
-        from distbelief.strategies.partition import check_parts
+    if settings.partitions > 1:
+        Split.parse(settings.split, settings.partitions, settings.chunks, task.split if task else None)
 
-        check_parts(task, settings)
+
+def check_model(task: Task, settings: Settings) -> None:
+    """Refuse what the model of a task cannot be split into: over partitions, or over more shards than it has parameters
+    (whether it can be over a few, its replicas find, and so do those of a script).
+
+    Raises:
+        UsageError: with the reason.
+    """
+    if settings.partitions > 1 or settings.shards > MANY:
+        from distbelief.strategies import partition
+
+        partition.check_model(task, settings)
 
 
 def allow_files(settings: Settings, listens: bool) -> None:

@@ -72,8 +72,8 @@ MUTANTS = [
         "a-split-is-tried-by-replicas-only",
         REFUSED,
         "places/processes/requirements.py",
-        "        check_parts(task, settings)\n",
-        "        assert check_parts\n",
+        "        partition.check_model(task, settings)\n",
+        "        assert partition\n",
         (f"{PARTITIONS}::test_a_split_that_a_model_cannot_have_is_refused_before_a_process_is_started",),
     ),
     Mutant(
@@ -85,12 +85,12 @@ MUTANTS = [
         (f"{PARTITIONS}::test_what_only_replicas_can_build_is_left_to_them",),
     ),
     Mutant(
-        "shards-are-of-a-model-that-is-split-already",
+        "more-shards-than-parameters-are-started",
         REFUSED,
-        "places/processes/requirements.py",
-        "cut(layout_of(model), Mesh(settings.replicas), settings.shards)",
-        "cut(layout_of(model), settings.mesh, settings.shards)",
-        (f"{PARTITIONS}::test_more_than_sixteen_partitions_and_shards_are_held_against_the_parameters",),
+        "strategies/partition.py",
+        "check_shards(settings.shards, sum(",
+        "check_shards(1, sum(",
+        (f"{PARTITIONS}::test_more_than_sixteen_shards_are_held_against_the_parameters",),
     ),
     Mutant(
         "chunks-are-alike-where-the-layers-above-work-longer",
