@@ -204,6 +204,14 @@ class Parted(Record, frozen=True, tag=True, gc=False):
     told: str
 
 
+class Built(Record, frozen=True, tag=True, gc=False):
+    """A partition holds its part of the model."""
+
+    role: str
+    of: int
+    """How many partitions the job begins with."""
+
+
 class Note(Record, frozen=True, tag=True, gc=False):
     """A sentence for whoever watches."""
 
@@ -256,5 +264,5 @@ class Finished(Record, frozen=True, tag=True, gc=False):
 
 AnyRecord = (
     Started | Joined | Stepped | Rewound | Forgotten | Vacant | StandbyReady | Succeeded | Iterated
-    | EpochDone | Tested | Gone | Checkpointed | Applied | StepsTimed | Parted | Note | Ending | Finished
+    | EpochDone | Tested | Gone | Checkpointed | Applied | StepsTimed | Parted | Built | Note | Ending | Finished
 )  # fmt: skip

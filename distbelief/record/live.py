@@ -71,6 +71,8 @@ class Live:
         """
         self._tested: set[int] = set()
         self._joined: list[str] = []
+        self._built: set[str] = set()
+        """The partitions that hold their part of the model."""
         self._last = now()
         self._table: Table | None = None  # rich's, imported only where there is a terminal
         self._terminal = not json and not quiet and stream.isatty()
@@ -154,7 +156,9 @@ class Live:
     def _show(self, seconds: float, record: records.Record) -> None:
         self._summary.take(seconds, record)
         now, due = self._now(), FRAME if self._terminal else PERIOD
-        if isinstance(record, records.Joined):
+        if isinstance(record, records.Built):
+            self._tell_built(record, now)
+        elif isinstance(record, records.Joined):
             self._joined.append(record.role)
         elif self._joined and (now - self._last >= FRAME or not isinstance(record, records.Stepped)):
             self._tell_joined()
@@ -234,6 +238,13 @@ class Live:
         if self._joined:
             names, self._joined = roles.named(self._joined, NAMES), []
             self._print(f"joined: {names}")
+
+    def _tell_built(self, record: records.Built, now: float) -> None:
+        """Say now and then how far the partitions are of a job that has not begun."""
+        self._built.add(record.role)
+        if self._summary.started is None and now - self._last >= PERIOD:
+            self._print(f"{len(self._built)} of {record.of} partitions have built their part of the model")
+            self._last = now
 
     def _progress(self, epoch: int = 0) -> str:
         """Where the job stands; the loss is the mean since the last such line."""

@@ -337,7 +337,8 @@ class Rewriter:
             if shape is None:
                 raise UsageError(
                     f"{node.meta['path'] or 'the model'}: {node.name} gives no tensor and is needed at homes {owner} "
-                    f"and {home}: compute it where it is used, or give both nodes one home"
+                    f"and {home}, between which tensors alone cross: make it a tensor, compute it where it is used, or "
+                    f"give both nodes one home (--split PATTERN={owner})"
                 )
             return self._transfer(value.at[owner], home, TransferKind.SEND)
         kind = TransferKind.GATHER if value.cut else TransferKind.SUM

@@ -26,6 +26,8 @@ class NodeValues:
     values: tuple[Values, Values]
     flops: dict[fx.Node, int]
     """Floating-point operations of each node's forward, at the first number of samples."""
+    real: bool
+    """Whether tensors had values, on which numbers may depend."""
 
 
 def observe(
@@ -66,7 +68,7 @@ def _observe(model: nn.Module, graph: fx.Graph, inputs: tuple[object, ...], make
             recorder = _Recorder(held, graph, flops)
             recorder.run(*_arguments(graph, given), enable_io_processing=False)
         found.append(recorder.seen)
-    return NodeValues((count, count + 1), (found[0], found[1]), flops)
+    return NodeValues((count, count + 1), (found[0], found[1]), flops, make is _real)
 
 
 def _arguments(graph: fx.Graph, inputs: tuple[object, ...]) -> list[object]:

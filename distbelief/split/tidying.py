@@ -106,6 +106,19 @@ _PLAIN: Mapping[object, Callable[..., object]] = {
 """What gives the same as each of Python's own operations in place."""
 
 
+_SIZES = frozenset({
+    "size", "dim", "ndimension", "numel", "nelement", "stride", "element_size", "storage_offset", "is_contiguous",
+    "is_floating_point", "is_complex", "is_signed", "len", "__len__", "getattr", "sym_size", "sym_numel", "sym_stride",
+    "sym_storage_offset",
+})  # fmt: skip
+"""What gives numbers that are of a tensor's shape or kind, whatever its values."""
+
+
+def name_of(node: fx.Node) -> str:
+    """The name of the function or method that a node calls, without overloads."""
+    return str(getattr(node.target, "__name__", node.target)).split(".")[0]
+
+
 def tidy(
     graph: fx.Graph, inputs: tuple[object, ...], observed: NodeValues, layer: Callable[[str], nn.Module]
 ) -> tuple[fx.Graph, dict[fx.Node, Shape]]:
@@ -131,6 +144,8 @@ class _Tidied:
         self._layer = layer
         self._new: dict[fx.Node, Any] = {}
         self._order: dict[fx.Node, int] = {}
+        self._of_values: set[fx.Node] = set()
+        """What gives numbers that depend on the values of tensors."""
         self._samples = self.graph.placeholder("samples")
         self._samples.meta["path"] = ""
 
@@ -143,11 +158,15 @@ class _Tidied:
             self.graph.output(args[0])
         elif node.op == "placeholder":
             self._new[node] = self._leaves_of(values, leaves)
-        elif not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(values[0])):
-            self._new[node] = self._number(node, values, args, kwargs)
-        elif node.target is operator.getitem and isinstance(args[0], tuple | list | dict):
+        elif (
+            node.target is operator.getitem
+            and isinstance(args[0], tuple | list | dict)
+            and not node.all_input_nodes[1:]
+        ):
             held: Any = args[0]
             self._new[node] = held[args[1]]
+        elif not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(values[0])):
+            self._new[node] = self._number(node, values, args, kwargs)
         elif (into := self._written(node)) is None or self._new[into].op == "get_attr":
             self._new[node] = self._made(node, node.op, node.target, args, kwargs, values)
         else:
@@ -193,11 +212,16 @@ class _Tidied:
         return self._constant(one, other)
 
     def _item(self, new: fx.Node, key: Argument, values: tuple[object, ...]) -> Any:
-        if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(values[0])):
+        leaves = pytree.tree_leaves(values[0])
+        tensors = any(isinstance(leaf, torch.Tensor) for leaf in leaves)
+        # of tensors with values, a number beside them may depend on these
+        numbers = self._observed.real and any(isinstance(leaf, int | float) for leaf in leaves)
+        if not tensors and not numbers:
             return self._constant(*values)
         item = self.graph.call_function(operator.getitem, (new, key))
         item.meta["path"], item.meta["flops"] = new.meta["path"], 0
-        return self._taken_out(item, values)
+        self._of_values |= set() if tensors else {item}
+        return self._taken_out(item, values) if tensors else item
 
     def _leaves_of(self, values: tuple[object, ...], leaves: Iterator[int]) -> Any:
         def leaf(one: Any, other: Any) -> Any:
@@ -218,14 +242,24 @@ class _Tidied:
         self, node: fx.Node, values: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]
     ) -> Any:
         """What is no tensor is a function of the number of samples, or computed as it was."""
-        numbers = pytree.tree_leaves(values[0])
-        if node.op == "call_function" and all(isinstance(one, int | float | None) for one in numbers):
-            return self._constant(*values)
-        if node.op == "call_method" and all(isinstance(one, int | float | None) for one in numbers):
+        pairs = [*zip(*map(pytree.tree_leaves, values), strict=True)]
+        known = all(isinstance(one, int) or (isinstance(one, float | None) and one == other) for one, other in pairs)
+        depends = self._depends(node)
+        if node.op in ("call_function", "call_method") and known and not depends:
             return self._constant(*values)
         new = self.graph.create_node(node.op, node.target, args, kwargs, name=node.name)
+        self._of_values |= {new} if depends else set()
         new.meta["path"], new.meta["flops"] = node.meta.get("path", ""), 0
         return new
+
+    def _depends(self, node: fx.Node) -> bool:
+        """Whether the numbers that a node gives may depend on the values of tensors."""
+        return self._observed.real and any(
+            self._new[one] in self._of_values
+            or (name_of(node) not in _SIZES and isinstance(self._observed.values[0].get(one), torch.Tensor))
+            for one in node.all_input_nodes
+            if isinstance(self._new[one], fx.Node)
+        )
 
     def _constant(self, one: Any, other: Any) -> Any:
         if isinstance(one, tuple | list):

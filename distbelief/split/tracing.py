@@ -4,11 +4,13 @@ modules that the user names.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import io
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -181,11 +183,16 @@ def _defaults(model: nn.Module, inputs: tuple[object, ...]) -> dict[str, object]
 
 
 def _by_export(model: nn.Module, inputs: tuple[object, ...], functional: bool) -> tuple[nn.Module, fx.Graph]:
+    samples = next(len(leaf) for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.ndim)
+
     def dynamic(leaf: object) -> object:
-        return {0: torch.export.Dim.AUTO} if isinstance(leaf, torch.Tensor) and leaf.ndim else None
+        if not isinstance(leaf, torch.Tensor) or not leaf.ndim:
+            return None
+        # what would hold for one number of samples only is an error, and not taken for such
+        return {0: torch.export.Dim.DYNAMIC if len(leaf) == samples else torch.export.Dim.AUTO}
 
     shapes = pytree.tree_map(dynamic, inputs)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _silenced():
         warnings.simplefilter("ignore")  # of what torch itself deprecates, and of what its own layers set
         program = torch.export.export(model, inputs, dynamic_shapes=shapes, strict=False)
         module = (program.run_decompositions({}) if functional else program).module()
@@ -208,6 +215,23 @@ def _by_export(model: nn.Module, inputs: tuple[object, ...], functional: bool) -
             vars(root)[name] = held
     root._modules.pop("_guards_fn", None)
     return root, graph
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Keep torch from showing, beside its error, the graph of a model that it cannot export."""
+    from torch.export import _trace
+    from torch.fx.experimental import symbolic_shapes
+
+    loggers = [one for one in (_trace.log, symbolic_shapes.log) if not one.disabled]
+    with contextlib.redirect_stderr(io.StringIO()):
+        for one in loggers:
+            one.disabled = True
+        try:
+            yield
+        finally:
+            for one in loggers:
+                one.disabled = False
 
 
 def copied(into: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

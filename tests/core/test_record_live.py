@@ -98,6 +98,17 @@ def test_progress_between_epochs_is_told_every_ten_seconds():
     assert lines[0].startswith("epoch 1/2: ")
 
 
+def test_partitions_that_build_their_parts_for_long_say_how_many_have():
+    """Every ten seconds, until the job begins, and never of one that begins at once."""
+    clock = Clock(step=4.0)
+    built = [(0.0, r.Built(f"replica 0.{home}", 20)) for home in range(6)]
+    told = [f"{done} of 20 partitions have built their part of the model" for done in (3, 6)]
+    assert shown(io.StringIO(), built, now=clock).splitlines() == told
+    assert shown(io.StringIO(), built).splitlines() == []
+    later = shown(io.StringIO(), [(0.0, r.Started(1, 1, 10, 40, 10, 2)), *built], now=Clock(step=4.0))
+    assert "partitions" not in later
+
+
 def test_a_thousand_replicas_join_in_one_line():
     joins = [(0.0, r.Joined(f"replica {index}")) for index in range(1000)]
     assert shown(io.StringIO(), joins).splitlines() == [

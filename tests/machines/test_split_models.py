@@ -166,12 +166,13 @@ def test_what_fx_cannot_trace_is_a_leaf_or_exported(model, shape, method):
     check_equal(made, (x,), y, Split("stages", 2), traced_with=(x[:3],))
 
 
-def test_what_cannot_be_traced_names_the_line_and_the_remedy_and_modules_are_one():
+def test_what_cannot_be_traced_names_the_line_and_the_remedy_and_modules_are_one(capfd):
     x, y = torch.randn(5, 6, dtype=torch.float64), torch.randint(0, 4, (5,))
     with pytest.raises(UsageError, match=r"Looking cannot be traced at .*test_split_models.py:\d+: if h.sum\(\) > 0"):
         trace(Looking(), (x.float(),))
     with pytest.raises(UsageError, match=r"Fixed cannot be traced at .*: return self.two\(self.one\(x\) \+ torch.ones"):
         trace(Fixed(), (x.float(),))
+    assert capfd.readouterr() == ("", ""), "torch shows the graphs that it could not make"
     model = nn.Sequential(nn.Linear(6, 6), Looking()).double()
     traced = trace(model, (x,), modules=("0", "1"))
     assert [node.target for node in traced.layers] == ["0", "1"]

@@ -25,7 +25,7 @@ from distbelief.core.records import Record
 from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
 from distbelief.job import Job
-from distbelief.places.processes import process
+from distbelief.places.processes import process, running
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.requirements import check_model
 from distbelief.places.processes.running import Running
@@ -275,6 +275,17 @@ def test_a_model_is_built_and_its_data_are_loaded_once_before_processes_are_star
     )
     check_model(task, Job(task="mine", strategy=Downpour(partitions=2, split="neurons", shards=17)).settings())
     assert built == ["model", "data"]
+
+
+def test_partitions_say_when_they_hold_their_parts_and_why_that_may_take_long(
+    watch: jobs.Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "CROWD", 0)
+    strategy = Allreduce(replicas=2, partitions=2, split="stages", optimizer=optim("sgd", lr=0.05))
+    jobs.run(tmp_path, strategy)
+    parts = roles.replicas(Job(task="mine", strategy=strategy).settings().mesh)
+    assert sorted(watch.of(records.Built), key=lambda one: one.role) == [records.Built(role, 4) for role in parts]
+    assert any(one.text.startswith("4 partitions share the ") for one in watch.of(records.Note))
 
 
 PRELOADED = """

@@ -518,7 +518,9 @@ class _Process:
 
         first = roles.is_lead(self.role) and not roles.index_of(self.role)
         graph = split_graph(task, built.model, spec.settings, tell if first else None)
-        return task, *partition(task, built.model, spec.settings, self.role, self.players.rows, graph)
+        flat, part = partition(task, built.model, spec.settings, self.role, self.players.rows, graph)
+        self._tell(records.Built(self.role, len(roles.replicas(spec.settings.mesh))))
+        return task, flat, part
 
     def _flat(self, model: nn.Module) -> FlatModule:
         return FlatModule(model, groups_of(model, self.spec.settings.optimizer), self.players.rows)

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from distbelief.places.join.authority import Authority
 
 DEADLINES = Deadlines()
+CROWD = 8
+"""More partitions than this for each core are said to take long."""
 TICK = 1.0
 """Seconds between two looks at the clock and at the processes."""
 
@@ -156,10 +158,20 @@ class Running:
                 f"{self._join_server.path.name}"
             )
             self._note(told)
+        self._tell_crowd()
         for effect in self.supervisor.begin(self.job.strategy.roles(self.evaluates)):
             if self.supervisor.failure or (self.processes.children and woken.poll()):
                 return
             carry_out(self.processes, effect)
+
+    def _tell_crowd(self) -> None:
+        """Say why nothing may happen for long, where the cores of this machine have many partitions each."""
+        count, cores = len(roles.replicas(self.settings.mesh)), len(os.sched_getaffinity(0))
+        if self.settings.partitions > 1 and count > CROWD * cores and isinstance(self.processes, Processes):
+            self._note(
+                f"{count} partitions share the {cores} cores of this machine: they build their parts by turns, some a "
+                "second for each core, and so they compute in every step"
+            )
 
     def _spec(self, role: str, incarnation: int, output: int = -1) -> bytes:
         """What the process of a role must know."""

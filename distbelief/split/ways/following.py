@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from distbelief.split.layers import Cut, Divided, DroppedPart, HomePart, Indices, draws
 from distbelief.split.registry import LayerCall
-from distbelief.split.tidying import Shape
+from distbelief.split.tidying import Shape, name_of
 from distbelief.split.tracing import Traced
 from distbelief.split.ways.regions import ROWS, pooled
 
@@ -39,11 +39,6 @@ _POOLING_FUNCTIONS = frozenset({
 })  # fmt: skip
 _FLATTENING_FUNCTIONS = frozenset(("flatten", "view", "reshape"))
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-
-
-def name_of(node: fx.Node) -> str:
-    """The name of the function or method that a node calls, without overloads."""
-    return str(getattr(node.target, "__name__", node.target)).split(".")[0]
 
 
 def _is(traced: Traced, node: fx.Node, kinds: tuple[type, ...], names: frozenset[str]) -> bool:

@@ -9,6 +9,7 @@ that a step is that of the whole model.
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -19,9 +20,9 @@ from torch.fx.node import Target
 from distbelief.errors import UsageError
 from distbelief.split.layers import Divided, DroppedPart, Placed, draws
 from distbelief.split.registry import rule_of
-from distbelief.split.tidying import Shape, samples_of, share_of
+from distbelief.split.tidying import Shape, name_of, samples_of, share_of
 from distbelief.split.tracing import Traced
-from distbelief.split.ways.following import name_of
+from distbelief.split.ways.following import is_elementwise
 
 
 def before_dense(traced: Traced) -> set[fx.Node]:
@@ -163,8 +164,23 @@ class _Rounds:
         shape = self._traced.shapes.get(node)
         one_dimension = shape is None or sum(more > 0 for more in shape.growth) == 1
         layers = self._traced.layer(node).modules() if node.op == "call_module" else ()
-        if not one_dimension or any(_of_all_samples(layer) for layer in layers) or _normalises(node):
+        # arithmetic with how many samples there are, which a part does not have; and a number of their values
+        counts = is_elementwise(self._traced, node) and not all(
+            one in self._traced.shapes for one in node.all_input_nodes
+        )
+        normed = _normalises(node) or any(_of_all_samples(layer) for layer in layers)
+        if not one_dimension or normed or counts or self._is_number(node):
             raise self._refusal(node)
+
+    def _is_number(self, node: fx.Node) -> bool:
+        """Whether what a node gives of tensors is no tensor, nor holds any."""
+        took = any(one in self._traced.shapes for one in node.all_input_nodes) or node.target is operator.getitem
+        return node not in self._traced.shapes and took and not self._holds(node)
+
+    def _holds(self, node: fx.Node) -> bool:
+        """Whether tensors are taken out of what a node gives."""
+        taken = (user for user in node.users if user.target in (operator.getitem, getattr))
+        return any(user in self._traced.shapes or self._holds(user) for user in taken)
 
     def _refusal(self, node: fx.Node) -> UsageError:
         what = type(self._traced.layer(node)).__name__ if node.op == "call_module" else node.name
