@@ -304,3 +304,102 @@ def test_any_order_of_tasks_gives_the_same_gradients():
         return F.cross_entropy(output, wanted.flatten())
 
     check_equal(model.double(), (x,), targets, Split("stages", 3), loss, microbatches=3, order=order)
+
+
+class Numbers(nn.Module):
+    """A submodule that nothing traces gives a number beside its tensor; what is done with it is the caller's."""
+
+    def __init__(self, given, used) -> None:
+        super().__init__()
+        self.first, self.second = Beside(given), nn.Linear(6, 4)
+        self.used = used
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h, number = self.first(x)
+        return self.second(h * number) if self.used == "there" else self.second(h) * number
+
+
+class Beside(nn.Module):
+    def __init__(self, given) -> None:
+        super().__init__()
+        self.layer, self.given = nn.Linear(6, 6), given
+
+    def forward(self, x: torch.Tensor) -> tuple:
+        h = self.layer(x)
+        if x.sum() > 1e9:
+            h = -h
+        return h, self.given(h)
+
+
+class Counts(nn.Module):
+    """Computes with a number that is no tensor."""
+
+    def __init__(self, number) -> None:
+        super().__init__()
+        self.first, self.second, self.number = nn.Linear(6, 6), nn.Linear(6, 4), number
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x)
+        return self.second(h) * self.number(h)
+
+
+@pytest.mark.parametrize(
+    "given", [lambda h: float(h.detach().mean()), lambda h: int((h > 0).sum())], ids=["float", "int"]
+)
+def test_a_number_beside_tensors_is_computed_where_it_is_used_and_never_that_of_the_example(given):
+    torch.manual_seed(0)
+    x, y = torch.randn(5, 6, dtype=torch.float64), torch.randint(0, 4, (5,))
+    for split in (Split("stages", 2), Split({"second": "columns"}, 2)):
+        check_equal(Numbers(given, "there").double(), (x,), y, split, traced_with=(x[3:],))
+    check_equal(Numbers(given, "elsewhere").double(), (x,), y, Split("columns", 2), traced_with=(x[3:],))
+
+
+class Item(nn.Module):
+    def __init__(self, number) -> None:
+        super().__init__()
+        self.layer, self.number = nn.Linear(6, 6), number
+
+    def forward(self, x: torch.Tensor) -> tuple:
+        h = self.layer(x)
+        return h, self.number(h)
+
+
+@pytest.mark.parametrize(
+    ("first", "told"),
+    [
+        (
+            Beside(lambda h: float(h.detach().mean())),
+            "first: getitem_1 gives no tensor and is needed at homes 0 and 1, b",
+        ),
+        (
+            Item(lambda h: h.detach().sum().item()),
+            "first: item gives no tensor .*: make it a tensor, compute it where it",
+        ),
+        (Item(lambda h: h.detach()[0].tolist()[1]), r"first: getitem_1 gives no tensor .* one home \(--split PATTERN=0\)"),
+    ],
+)
+def test_what_is_no_tensor_does_not_cross_and_is_refused_by_name_with_the_remedy(first, told):
+    torch.manual_seed(0)
+    x, y = torch.randn(5, 6, dtype=torch.float64), torch.randint(0, 4, (5,))
+    model = Numbers(None, "elsewhere")
+    model.first = first
+    with pytest.raises(UsageError, match=told):
+        play_split(model.double(), (x,), y, Split("stages", 2))
+    check_equal(model, (x,), y, Split("columns", 2), traced_with=(x[3:],))
+
+
+@pytest.mark.parametrize(
+    "number", [lambda h: 1.0 / h.shape[0], lambda h: h.shape[0] / 7, lambda h: h.size(0) ** 0.5, lambda h: h.numel()]
+)
+def test_a_number_of_samples_is_that_of_each_call(number):
+    """Traced with two."""
+    torch.manual_seed(0)
+    x, y = torch.randn(5, 6, dtype=torch.float64), torch.randint(0, 4, (5,))
+    for way in ("stages", "columns"):
+        check_equal(Counts(number).double(), (x,), y, Split(way, 2), traced_with=(x[:2],))
+
+
+def test_a_number_of_samples_that_is_taken_for_that_of_the_example_is_refused():
+    """Export makes a constant of what `len` gives."""
+    with pytest.raises(UsageError, match=r"Counts cannot be traced at .*test_split_models.py:\d+: "):
+        trace(Counts(len).double(), (torch.randn(2, 6, dtype=torch.float64),))

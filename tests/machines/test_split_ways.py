@@ -333,9 +333,36 @@ class Thrown(Dense):
         return super().forward(F.dropout(self.conv1(x)[:, :1, :1, :1] + x, 0.5, self.training))
 
 
+class Counted(Dense):
+    """One that computes with how many samples there are."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.conv1(x)[:, :1, :1, :1] / x.shape[0] + x)
+
+
+class Judged(nn.Module):
+    """One that computes a number of all samples, in a module that nothing traces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(1, 2, 3), nn.Linear(98, 5)
+        self.judge = Judge()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h, factor = self.judge(self.conv(x))
+        return self.fc(h.flatten(1) * factor)
+
+
+class Judge(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple:
+        return (x, 2.0) if x.sum() > 0 else (x, float(x.mean()))
+
+
 @pytest.mark.parametrize(
     ("model", "error"),
     [
+        (Counted(), "truediv computes something of all samples together"),
+        (Judged(), "judge: getitem_1 computes something of all samples together"),
         (nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(98, 5)), "1: BatchNorm2d comp"),
         (Means(), "mean computes something of all samples together"),
         (Alike(), "matmul computes something of all samples together"),
