@@ -1,21 +1,27 @@
 """Split models against whole ones: all homes in one process, and plain PyTorch on a copy of the model."""
 
 import copy
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from distbelief.errors import UsageError
 from distbelief.schedules.pipeline import HomeTask, Pass
 from distbelief.split.inline import play
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
 from distbelief.split.play import Give, cut_minibatch, step
 from distbelief.split.program import HomeProgram, build
-from distbelief.split.tracing import trace
+from distbelief.split.registry import DIVIDING, PLACING
+from distbelief.split.tracing import Traced, trace
+from distbelief.tasks import Task, resolve
+from distbelief.tasks.task import as_data
 
 Loss = Callable[[Any, Any], torch.Tensor]
 
@@ -78,9 +84,11 @@ def play_split(
     order: Sequence[HomeTask] | None = None,
     traced_with: tuple[Any, ...] | None = None,
     chance: int = 0,
+    traced: Traced | None = None,
 ) -> Played:
-    """One step of a split copy of a model."""
-    graph = apply(split, trace(copy.deepcopy(model), traced_with or inputs), loss, targets)
+    """One step of a split copy of a model, which may have been traced already."""
+    traced = traced or trace(copy.deepcopy(model), traced_with or inputs)
+    graph = apply(split, traced, loss, targets)
     programs = [build(graph, home, copy.deepcopy(model)) for home in range(split.partitions)]
     batches = cut_minibatch(inputs, targets, microbatches, chance)
     played = Played(programs, 0.0, [])
@@ -111,10 +119,16 @@ def check_equal(
     **options: Any,
 ) -> Played:
     """A split model's outputs, loss, gradients and buffers are the whole one's; bit for bit where `atol` is 0."""
-    whole, output, value = whole_gradients(model, inputs, targets, loss)
     played = play_split(model, inputs, targets, split, loss, **options)
+    check_played(played, whole_gradients(model, inputs, targets, loss), atol, options.get("microbatches", 1) == 1)
+    return played
+
+
+def check_played(played: Played, found: tuple[nn.Module, Any, torch.Tensor], atol: float, once: bool = True) -> None:
+    """What all homes did is what the whole model does; its outputs and buffers too, where that was at once."""
+    whole, output, value = found
     assert abs(played.loss - value.item()) <= atol
-    if options.get("microbatches", 1) == 1:
+    if once:
         detached = pytree.tree_map(torch.Tensor.detach, output)
         torch.testing.assert_close(played.outputs[0], detached, atol=atol, rtol=0)
     expected = {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
@@ -122,9 +136,8 @@ def check_equal(
     assert got.keys() == expected.keys()
     for name, gradient in expected.items():
         assert (got[name] - gradient).abs().max() <= atol, name
-    if options.get("microbatches", 1) == 1:
+    if once:
         check_buffers(played, whole, atol)
-    return played
 
 
 def check_buffers(played: Played, whole: nn.Module, atol: float) -> None:
@@ -133,3 +146,57 @@ def check_buffers(played: Played, whole: nn.Module, atol: float) -> None:
     assert expected.keys() & whole.state_dict().keys() <= got.keys() <= expected.keys()
     for name, buffer in got.items():
         torch.testing.assert_close(buffer, expected[name], atol=atol, rtol=0)
+
+
+HOMES = (2, 3, 4)
+WAYS = (*PLACING, *DIVIDING)
+REFUSED = {
+    "stages": "there are . layers with parameters to make stages of; name at most|has no parameter to train",
+    "branches": "the widest fork has . branch|home . of . has no parameter to train",
+    "time": "there is no nn.GRU, nn.LSTM or nn.RNN|and what follows it have 2 layers; split over at most 2",
+    "samples": "no layer with weights comes before the fully connected|computes something of all samples together"
+    "|has no parameter to train",
+}
+"""Why a model cannot be split so, by way."""
+NOTHING = "nothing of .* can be split by|home . of . has no parameter to train|; split it over (at most|2 or fewer)"
+"""The same, of each other way."""
+
+
+class Prepared(NamedTuple):
+    """A task in float64, its model traced, and what the whole one gives of some samples."""
+
+    task: Task
+    model: nn.Module
+    inputs: tuple[Any, ...]
+    targets: Any
+    whole: tuple[nn.Module, Any, torch.Tensor]
+    traced: Traced
+
+
+@functools.lru_cache(maxsize=1)
+def prepared(name: str, samples: int) -> Prepared:
+    """A task and so many of its samples; whoever asks for one after the other has it made once."""
+    torch.manual_seed(0)
+    task = resolve(name)
+    model = task.model().double()
+    inputs, targets = map(doubled, as_data(task.train()).batch(torch.arange(samples)))
+    whole = whole_gradients(model, (inputs,), targets, task.loss)
+    return Prepared(task, model, (inputs,), targets, whole, trace(copy.deepcopy(model), (inputs,)))
+
+
+def doubled(value: Any) -> Any:
+    """With numbers of float64."""
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def check_way(name: str, way: str, applies: Sequence[int], samples: int = 3) -> None:
+    """Over so many homes a task is the whole one, and over others it is refused, with the reason."""
+    own = prepared(name, samples)
+    for homes in HOMES:
+        split = Split(way, homes)
+        if homes in applies:
+            played = play_split(own.model, own.inputs, own.targets, split, own.task.loss, traced=own.traced)
+            check_played(played, own.whole, 1e-12)
+        else:
+            with pytest.raises(UsageError, match=REFUSED.get(way, NOTHING)):
+                apply(split, own.traced, own.task.loss, own.targets)

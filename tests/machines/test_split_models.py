@@ -375,7 +375,10 @@ class Item(nn.Module):
             Item(lambda h: h.detach().sum().item()),
             "first: item gives no tensor .*: make it a tensor, compute it where it",
         ),
-        (Item(lambda h: h.detach()[0].tolist()[1]), r"first: getitem_1 gives no tensor .* one home \(--split PATTERN=0\)"),
+        (
+            Item(lambda h: h.detach()[0].tolist()[1]),
+            r"first: getitem_1 gives no tensor .* one home \(--split PATTERN=0\)",
+        ),
     ],
 )
 def test_what_is_no_tensor_does_not_cross_and_is_refused_by_name_with_the_remedy(first, told):

@@ -1,60 +1,79 @@
-"""Every way on every task that it applies to, over two to four homes: in float64 the split model is the whole one."""
+"""Every way on every task, over two to four homes: in float64 the split model is the whole one, or it is refused."""
 
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
-from splitting import check_equal
+from splitting import HOMES, WAYS, check_equal, check_way, prepared
 
 from distbelief.schedules.pipelines import home_tasks
 from distbelief.split.options import Split
-from distbelief.tasks import Task, resolve
+from distbelief.tasks.registry import BUILTINS
 
-CASES: dict[str, dict[str, tuple[int, ...]]] = {
-    "mnist": {"stages": (2, 3), "neurons": (2, 3, 4), "columns": (2, 4), "groups": (3,)},
+LARGE = ("alexnet", "vgg16", "inception-v1", "squeezenet")
+"""Those that are tried in their real shapes, in `tests/slow`."""
+DENSE = dict.fromkeys(("neurons", "columns", "rows", "groups"), HOMES)
+CONVOLVED = dict.fromkeys(("stages", "samples", "filters", "groups"), HOMES)
+APPLIES: Mapping[str, Mapping[str, Sequence[int]]] = {
+    "digits": {**DENSE, "stages": (2,)},
+    "mnist": {**DENSE, "stages": (2, 3)},
+    "mnist-lenet": {**DENSE, **CONVOLVED, "regions": (2,)},
+    "mnist-alexnet": {**DENSE, **CONVOLVED, "filters": (2, 4), "groups": (2, 4), "regions": (2,)},
+    "mnist-inception": {**DENSE, **CONVOLVED, "branches": HOMES, "regions": HOMES},
+    "mnist-siamese": {**DENSE, **CONVOLVED, "branches": (2,), "regions": (2,)},
+    "mnist-gru": {**DENSE, "neurons": (), "stages": (2, 3), "time": (2,), "samples": (2, 3)},
+    "mnist-local": {**DENSE, "stages": (2,), "samples": HOMES, "regions": HOMES},
+    "mnist-squeezenet": {**CONVOLVED, "branches": (2,), "regions": HOMES},
+    "gpt-tiny": {**DENSE, "stages": HOMES, "samples": HOMES},
+    "dense-svm": {},
+    "sparse-svm": {},
+}
+"""By task and way, over how many homes it can be split; over others it is refused."""
+MIXED = {
     "mnist-lenet": {
-        "stages": (2, 3, 4), "neurons": (2,), "filters": (2, 3, 4), "groups": (2,), "regions": (2,),
-        "conv*=filters,fc*=neurons": (2, 3, 4), "conv*=regions,fc*=neurons": (2, 3, 4), "conv*=0,fc*=1": (2,),
-        "samples": (2, 3, 4), "conv2=samples,fc*=columns": (3,),
+        "conv*=filters,fc*=neurons": HOMES, "conv*=regions,fc*=neurons": HOMES, "conv*=0,fc*=1": (2,),
+        "conv2=samples,fc*=columns": (3,),
     },
-    "mnist-alexnet": {"samples": (2, 4), "groups": (2, 4), "regions": (2,), "stages": (4,)},
-    "mnist-inception": {
-        "stages": (2, 4), "branches": (2, 3, 4), "filters": (2, 4), "regions": (3,), "groups": (3,), "samples": (3,),
-    },
-    "mnist-siamese": {
-        "branches": (2,), "stages": (2,), "groups": (2, 4), "samples": (4,),
-        "tower.conv*=regions,tower.fc*=neurons": (3,),
-    },
-    "mnist-gru": {"time": (2,), "stages": (2, 3), "groups": (2,), "samples": (3,), "gru*=time,fc1=samples": (2,)},
-    "mnist-local": {"stages": (2,), "samples": (2,), "regions": (2, 3, 4), "local1=regions,fc1=neurons": (4,)},
-    "mnist-squeezenet": {"branches": (2,), "filters": (3,), "stages": (4,), "samples": (3,)},
-    "gpt-tiny": {
-        "stages": (2, 3, 4), "neurons": (2, 3, 4), "samples": (3,),
-        "blocks.*.mlp.fc1=columns,blocks.*.mlp.fc2=rows,head=1": (2,),
-    },
+    "mnist-siamese": {"tower.conv*=regions,tower.fc*=neurons": (3,)},
+    "mnist-gru": {"gru*=time,fc1=samples": (2,)},
+    "mnist-local": {"local1=regions,fc1=neurons": (4,)},
+    "gpt-tiny": {"blocks.*.mlp.fc1=columns,blocks.*.mlp.fc2=rows,head=1": (2,)},
 }  # fmt: skip
-"""By task and way, over how many homes."""
-LIST = [(task, way, homes) for task, ways in CASES.items() for way, counts in ways.items() for homes in counts]
+"""Ways beside each other."""
+SPLITS = [(task, way, homes) for task, ways in MIXED.items() for way, counts in ways.items() for homes in counts]
+FIRST = [
+    (task, way, homes[0])
+    for table in (APPLIES, MIXED)
+    for task, ways in table.items()
+    for way, homes in ways.items()
+    if homes
+]
+"""Each way of each task, over the fewest homes."""
 
 
-def doubled(value: Any) -> Any:
-    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-
-
-def check(task: Task, way: str, homes: int, samples: int = 3, **options: Any) -> None:
+def check(task: str, way: str, homes: int, **options: object) -> None:
     """Outputs, loss, gradients and buffers of one minibatch."""
-    torch.manual_seed(0)
-    model = task.model().double()
-    inputs, targets = map(doubled, task.train().batch(torch.arange(samples)))  # type: ignore[union-attr]  # Data
-    check_equal(model, (inputs,), targets, Split.parse(way, homes), loss=task.loss, atol=1e-12, **options)
+    own = prepared(task, 3)
+    split = Split.parse(way, homes)
+    check_equal(own.model, own.inputs, own.targets, split, loss=own.task.loss, traced=own.traced, **options)
 
 
-@pytest.mark.parametrize(("task", "way", "homes"), LIST)
-def test_a_task_split_is_the_whole_one(task: str, way: str, homes: int) -> None:
-    check(resolve(task), way, homes)
+def test_every_task_is_tried() -> None:
+    assert {*APPLIES, *LARGE} == BUILTINS.keys()
 
 
-@pytest.mark.parametrize(("task", "way"), [(task, way) for task, ways in CASES.items() for way in ways])
-def test_a_task_whose_weights_gradients_are_made_once_is_the_whole_one(task: str, way: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("task", APPLIES)
+def test_a_task_split_each_way_is_the_whole_one_or_refused(task: str, way: str) -> None:
+    check_way(task, way, APPLIES[task].get(way, ()))
+
+
+@pytest.mark.parametrize(("task", "way", "homes"), SPLITS)
+def test_a_task_split_in_several_ways_is_the_whole_one(task: str, way: str, homes: int) -> None:
+    check(task, way, homes)
+
+
+@pytest.mark.parametrize(("task", "way", "homes"), FIRST)
+def test_a_task_whose_weights_gradients_are_made_once_is_the_whole_one(task: str, way: str, homes: int) -> None:
     """Of two microbatches, one of them longer."""
-    check(resolve(task), way, CASES[task][way][0], microbatches=2, order=[*home_tasks(2, 2, once=True)])
+    check(task, way, homes, microbatches=2, order=[*home_tasks(2, 2, once=True)])
