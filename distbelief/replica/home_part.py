@@ -13,6 +13,7 @@ import torch
 
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import Settings
+from distbelief.errors import UsageError
 from distbelief.schedules.pipeline import ALL, HomeTask, Pass, depths_of
 from distbelief.schedules.pipeline_price import BACKWARD, WEIGHTS
 from distbelief.schedules.pipelines import check_depths, home_tasks, in_flight
@@ -112,7 +113,19 @@ class ModelPart:
         return asked.transfer.shape.bytes(self.samples[asked.microbatch])
 
     def encode(self, given: Give) -> torch.Tensor:
-        """What crosses, in host memory."""
+        """What crosses, in host memory.
+
+        Raises:
+            UsageError: it has another shape than the samples give it.
+        """
+        if given.direction is Pass.FORWARD and given.tensor.shape != (expected := self.shape(given)):
+            one = given.transfer
+            raise UsageError(
+                f"{one.path or 'the model'}: {one.value} crosses from partition {one.source} to {one.target} with the "
+                f"shape {[*given.tensor.shape]}, and {self.samples[given.microbatch]} samples give it {[*expected]}: "
+                "a shape that depends on values cannot cross; name one partition for what makes it and for what takes "
+                f"it (--split PATTERN={one.source})"
+            )
         return given.tensor.cpu()
 
     def shape(self, asked: Give | Take) -> tuple[int, ...]:

@@ -79,7 +79,9 @@ def check_model(task: Task, settings: Settings) -> None:
             _check_model(task, model, settings)
         except Exception:  # whatever a model raises that has no values
             with contextlib.suppress(DataError, TrainingError):
-                _check_model(task, build_on_disk(task, settings.seed, "cpu").model, settings)
+                model = build_on_disk(task, settings.seed, "cpu").model
+                layout_of(model)  # refuses what cannot be trained, split or not
+                _check_model(task, model, settings)
 
 
 def _check_model(task: Task, model: nn.Module, settings: Settings) -> None:

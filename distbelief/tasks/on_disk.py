@@ -17,6 +17,7 @@ import numpy
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -222,7 +223,7 @@ def _plain(values: object) -> Iterable[torch.Tensor]:
     """Those tensors that have a memory of the host."""
     for leaf in tree_leaves(values):
         plain = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and leaf.device.type == "cpu"
-        if plain and not leaf.is_nested and leaf.untyped_storage().device.type == "cpu":
+        if plain and not is_lazy(leaf) and not leaf.is_nested and leaf.untyped_storage().device.type == "cpu":
             yield leaf
 
 

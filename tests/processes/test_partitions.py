@@ -236,6 +236,7 @@ def of_four(model: Callable[[], torch.nn.Module]) -> Task:
     [
         (Untraceable, 2, r"cannot be traced at .*test_partitions.py:\d+: return self.other\(given \* 2 if given.sum"),
         (WithValues, 3, "there are 2 layers with parameters to make stages of"),
+        (lambda: torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.Linear(4, 2)), 2, "'0.weight' has no shape yet"),
     ],
 )
 def test_what_cannot_be_built_without_values_is_refused_as_its_replicas_would(
@@ -286,6 +287,32 @@ def test_partitions_say_when_they_hold_their_parts_and_why_that_may_take_long(
     parts = roles.replicas(Job(task="mine", strategy=strategy).settings().mesh)
     assert sorted(watch.of(records.Built), key=lambda one: one.role) == [records.Built(role, 4) for role in parts]
     assert any(one.text.startswith("4 partitions share the ") for one in watch.of(records.Note))
+
+
+class Ragged(torch.nn.Module):
+    """How many rows cross depends on their values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = torch.nn.Linear(8, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        given = self.one(x)
+        return given + self.other(given[given[:, 0] > 0]).sum()
+
+
+def ragged() -> Task:
+    return Task(model=Ragged, train=jobs.data)
+
+
+def test_what_crosses_in_another_shape_than_its_samples_have_ends_the_job_with_the_remedy(tmp_path: Path) -> None:
+    strategy = Single(partitions=2, split="one=0,other=1")
+    told = (
+        r"^the model: getitem_1 crosses from partition 0 to 1 with the shape \[\d+, 4\], and 16 samples give it "
+        r"\[16, 4\]: a shape that depends on values cannot cross; name one partition .*\(--split PATTERN=0\)"
+    )
+    with pytest.raises(UsageError, match=told):
+        jobs.run(tmp_path, strategy, task="test_partitions:ragged")
 
 
 PRELOADED = """

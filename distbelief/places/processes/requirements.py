@@ -63,7 +63,7 @@ def settings_of(local: LocalOptions, job: Job) -> Settings:
     settings = job.settings()
     check_findable(job.strategy)
     job.strategy.check_machine(settings, local)
-    for name in ("replicas", "shards"):
+    for name in ("replicas", "partitions", "shards"):
         if (count := getattr(settings, name)) > PROCESSES:
             raise UsageError(
                 f"{option(name)} {count}: must be at most {PROCESSES} on one machine, each is a process; more can be "

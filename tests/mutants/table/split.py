@@ -34,6 +34,17 @@ MUTANTS = [
         ("tests/simulated/test_partitions.py::test_partitions_whose_link_breaks_while_both_live_do_not_wait_for_ever",),
     ),
     Mutant(
+        "what-crosses-has-any-shape",
+        TRACED,
+        "replica/home_part.py",
+        "if given.direction is Pass.FORWARD and given",
+        "if given.direction is Pass.WEIGHTS and given",
+        (
+            f"{PARTITIONS}::"
+            "test_what_crosses_in_another_shape_than_its_samples_have_ends_the_job_with_the_remedy",
+        ),
+    ),
+    Mutant(
         "a-number-of-the-example-is-that-of-every-call",
         TRACED,
         "split/tidying.py",
