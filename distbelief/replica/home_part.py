@@ -122,9 +122,9 @@ class ModelPart:
             one = given.transfer
             raise UsageError(
                 f"{one.path or 'the model'}: {one.value} crosses from partition {one.source} to {one.target} with the "
-                f"shape {[*given.tensor.shape]}, and {self.samples[given.microbatch]} samples give it {[*expected]}: "
-                "a shape that depends on values cannot cross; name one partition for what makes it and for what takes "
-                f"it (--split PATTERN={one.source})"
+                f"shape {[*given.tensor.shape]}, and as it was traced {self.samples[given.microbatch]} samples give it "
+                f"{[*expected]}: a shape that depends on values cannot cross; name one partition for what makes it and "
+                f"for what takes it (--split PATTERN={one.source})"
             )
         return given.tensor.cpu()
 

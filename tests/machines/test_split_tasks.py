@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 import pytest
-import torch
 from splitting import HOMES, WAYS, check_equal, check_way, prepared
 
 from distbelief.schedules.pipelines import home_tasks

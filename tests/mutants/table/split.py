@@ -39,10 +39,7 @@ MUTANTS = [
         "replica/home_part.py",
         "if given.direction is Pass.FORWARD and given",
         "if given.direction is Pass.WEIGHTS and given",
-        (
-            f"{PARTITIONS}::"
-            "test_what_crosses_in_another_shape_than_its_samples_have_ends_the_job_with_the_remedy",
-        ),
+        (f"{PARTITIONS}::test_what_crosses_in_another_shape_than_its_samples_have_ends_the_job_with_the_remedy",),
     ),
     Mutant(
         "a-number-of-the-example-is-that-of-every-call",
