@@ -1,19 +1,33 @@
-"""Large models split: AlexNet of 2012 in its real shapes, in float64, in each way that it has."""
+"""Large models split: in their real shapes, in float64, in each way over two to four homes."""
+
+from collections.abc import Mapping, Sequence
 
 import pytest
-import torch
-from splitting import check_equal
+from splitting import HOMES, WAYS, check_equal, check_way, prepared
 
 from distbelief.split.options import Split
-from distbelief.tasks.alexnet import alexnet
+
+DENSE = dict.fromkeys(("neurons", "columns", "rows"), HOMES)
+CONVOLVED = dict.fromkeys(("stages", "samples", "filters", "regions", "groups"), HOMES)
+APPLIES: Mapping[str, Mapping[str, Sequence[int]]] = {
+    "alexnet": {**DENSE, **CONVOLVED, "filters": (2, 4), "groups": (2, 4)},
+    "inception-v1": {**DENSE, **CONVOLVED, "branches": HOMES},
+    "squeezenet": {**CONVOLVED, "branches": (2,)},
+    "vgg16": {**DENSE, **CONVOLVED},
+}
+"""By task and way, over how many homes it can be split; over others it is refused."""
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("task", APPLIES)
+def test_a_large_task_split_each_way_is_the_whole_one_or_refused(task: str, way: str) -> None:
+    check_way(task, way, APPLIES[task].get(way, ()), samples=2)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("way", "homes"), [("groups", 2), ("conv*=groups,fc*=neurons", 4), ("conv*=regions,fc*=neurons", 3), ("stages", 3)]
-)
-def test_alexnet_split_is_the_whole_one(way: str, homes: int) -> None:
-    torch.manual_seed(0)
-    task = alexnet()
-    inputs, targets = task.train().batch(torch.arange(2))  # type: ignore[union-attr]  # Data
-    check_equal(task.model().double(), (inputs.double(),), targets, Split.parse(way, homes), loss=task.loss, atol=1e-12)
+@pytest.mark.parametrize(("way", "homes"), [("conv*=groups,fc*=neurons", 4), ("conv*=regions,fc*=neurons", 3)])
+def test_alexnet_split_in_two_ways_is_the_whole_one(way: str, homes: int) -> None:
+    own = prepared("alexnet", 2)
+    split = Split.parse(way, homes)
+    check_equal(own.model, own.inputs, own.targets, split, loss=own.task.loss, traced=own.traced)
