@@ -64,7 +64,7 @@ def train(args: list[str]) -> int:
     if asked.dry_run:
         return _dry_run(place, job, settings)
     _begin(asked, f"{strategy} on {task}")
-    forkserver.start(traces=settings.partitions > 1)
+    forkserver.start(settings.partitions > 1)
     return _run(lambda: place.run(job, _view(asked)), asked, ["train", *args])
 
 
@@ -86,7 +86,7 @@ def launch(args: list[str]) -> int:
     if asked.dry_run:
         return _dry_run(place, job, settings)
     _begin(asked, f"{script[0]} in the replicas of {strategy}")
-    forkserver.start(traces=settings.partitions > 1)
+    forkserver.start(settings.partitions > 1)
     return _run(lambda: place.launch(job, script, _view(asked)), asked, ["launch", *args[: len(mine) + 1]], script)
 
 

@@ -67,7 +67,7 @@ def predict(args: list[str]) -> int:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         # what it has started is ended as the exception goes by
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    forkserver.start(traces=asked.partitions > 1)
+    forkserver.start(asked.partitions > 1)
     from distbelief.cli import cost_tables
     from distbelief.places.prediction import predict as predicting
     from distbelief.record.live import figures

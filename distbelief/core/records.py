@@ -204,7 +204,7 @@ class Parted(Record, frozen=True, tag=True, gc=False):
     told: str
 
 
-class Built(Record, frozen=True, tag=True, gc=False):
+class PartBuilt(Record, frozen=True, tag=True, gc=False):
     """A partition holds its part of the model."""
 
     role: str
@@ -264,5 +264,5 @@ class Finished(Record, frozen=True, tag=True, gc=False):
 
 AnyRecord = (
     Started | Joined | Stepped | Rewound | Forgotten | Vacant | StandbyReady | Succeeded | Iterated
-    | EpochDone | Tested | Gone | Checkpointed | Applied | StepsTimed | Parted | Built | Note | Ending | Finished
+    | EpochDone | Tested | Gone | Checkpointed | Applied | StepsTimed | Parted | PartBuilt | Note | Ending | Finished
 )  # fmt: skip

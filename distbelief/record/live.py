@@ -156,7 +156,7 @@ class Live:
     def _show(self, seconds: float, record: records.Record) -> None:
         self._summary.take(seconds, record)
         now, due = self._now(), FRAME if self._terminal else PERIOD
-        if isinstance(record, records.Built):
+        if isinstance(record, records.PartBuilt):
             self._tell_built(record, now)
         elif isinstance(record, records.Joined):
             self._joined.append(record.role)
@@ -239,7 +239,7 @@ class Live:
             names, self._joined = roles.named(self._joined, NAMES), []
             self._print(f"joined: {names}")
 
-    def _tell_built(self, record: records.Built, now: float) -> None:
+    def _tell_built(self, record: records.PartBuilt, now: float) -> None:
         """Say now and then how far the partitions are of a job that has not begun."""
         self._built.add(record.role)
         if self._summary.started is None and now - self._last >= PERIOD:

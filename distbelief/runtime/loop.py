@@ -26,7 +26,7 @@ from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.optimizer import Optimizer, ParameterGroup
 from distbelief.core.portions import STREAM
-from distbelief.core.records import Built, Record
+from distbelief.core.records import PartBuilt, Record
 from distbelief.core.settings import Holder, Plan, Settings
 from distbelief.core.values import shown
 from distbelief.errors import DataError, LocalProtocolError, UsageError
@@ -708,7 +708,7 @@ class Replica:
             self._tell if roles.is_lead(self.role) and self.index == 0 else None,
         )
         optimizer.hold(flat, names)
-        self._tell(Built(self.role, len(roles.replicas(self._settings.mesh))))
+        self._tell(PartBuilt(self.role, len(roles.replicas(self._settings.mesh))))
         self._models = [(model, None, None)]
         return part
 

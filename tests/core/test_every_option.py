@@ -123,7 +123,7 @@ def test_no_word_of_a_command_is_dead(
     monkeypatch.setattr(
         sweep, "sweep", lambda _place, _job, count: [asked.append(count), [sweep.SeedResult(0, "done", "")]][1]
     )
-    monkeypatch.setattr(commands.forkserver, "start", lambda: None)
+    monkeypatch.setattr(commands.forkserver, "start", bool)
     monkeypatch.setattr("distbelief.record.live.summary", lambda *_: "summary")
     came = []
     for words in ([], [f"--{name}", *([WORDS[name]] if WORDS[name] else [])]):

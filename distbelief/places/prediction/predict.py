@@ -102,7 +102,7 @@ def predict(
     device_number(admit(device, str, f"predict(device={shown(device)})"))
     if not is_file(source) and (why := available(source, data_dir)):
         raise DataError(why)
-    forkserver.start(traces=partitions > 1)
+    forkserver.start(partitions > 1)
     began = time.monotonic()
     with _written_whole(file) as rows:
         spec = PredictionSpec(

@@ -519,7 +519,7 @@ class _Process:
         first = roles.is_lead(self.role) and not roles.index_of(self.role)
         graph = split_graph(task, built.model, spec.settings, tell if first else None)
         flat, part = partition(task, built.model, spec.settings, self.role, self.players.rows, graph)
-        self._tell(records.Built(self.role, len(roles.replicas(spec.settings.mesh))))
+        self._tell(records.PartBuilt(self.role, len(roles.replicas(spec.settings.mesh))))
         return task, flat, part
 
     def _flat(self, model: nn.Module) -> FlatModule:
