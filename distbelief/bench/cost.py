@@ -116,11 +116,12 @@ def _steps(sizes: Sizes, seconds: float) -> Json:
     """Steps at all sizes, which take turns; those that are unseen beside the lines between the others."""
     task = resolve(sizes.task)
     data = as_data(task.train())
-    names = [layer.name for layer in Tracer(task, sample_of(data)).layers]
+    tracer = Tracer(task, sample_of(data))
+    names = [layer.name for layer in tracer.layers]
     found = profile.measure(task, data, names, sorted((*sizes.seen, *sizes.unseen)), seconds)
     seen = msgspec.structs.replace(found, points=[one for one in found.points if one.batch_size in sizes.seen])
     rows = {
-        str(one.batch_size): {"measured": one.step, "predicted": (told := seen.at(one.batch_size).step),
+        str(one.batch_size): {"measured": one.step, "predicted": (told := seen.at(one.batch_size, tracer.mapped).step),
                               "error": abs(told / one.step - 1)}
         for one in found.points if one.batch_size in sizes.unseen
     }  # fmt: skip

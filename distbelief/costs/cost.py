@@ -17,7 +17,7 @@ from distbelief.costs.free_memory import free_memory
 from distbelief.costs.profile import BUSY, Profile, StepTime, ladder
 from distbelief.costs.trace import COUNTED, REST, Layer, MemoryTrace, Tracer
 from distbelief.costs.updates import UpdateCost
-from distbelief.errors import UsageError
+from distbelief.errors import TrainingError, UsageError
 from distbelief.tasks import Data, Task
 from distbelief.tasks.worker import load
 
@@ -43,6 +43,8 @@ class TrainingCost(msgspec.Struct, frozen=True, kw_only=True):
     profile: Profile
     point: StepTime
     """Of the batch size that was asked for."""
+    last: StepTime
+    """Of the last minibatch of an epoch."""
     updates: list[UpdateCost]
     """Of every optimizer; the one that was asked for comes first."""
     process: int
@@ -65,9 +67,8 @@ class TrainingCost(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def epoch_seconds(self) -> float:
         """Seconds of an epoch in one process; the last minibatch costs what it has samples."""
-        whole, left = divmod(self.samples, self.batch_size)
-        last = self.profile.at(left).step + self.updates[0].seconds if left else 0.0
-        return whole * self.step + last
+        others = math.ceil(self.samples / self.batch_size) - 1
+        return others * self.step + self.last.step + self.updates[0].seconds
 
     @property
     def memory(self) -> dict[str, int]:
@@ -150,11 +151,12 @@ def measure(
         lambda size: does_not_fit(tracer, size, chosen), told,
     )  # fmt: skip
     elements = sum(layer.parameters for layer in tracer.layers)
+    last = len(data) % batch_size or batch_size
     told("updates with each optimizer")
     others = [optim(name) for name in LEARNING_RATES if name != chosen.name]
     return TrainingCost(
         task=task.reference, batch_size=batch_size, device=device, optimizer=chosen.name, layers=tracer.layers,
-        trace=trace, profile=profile, point=profile.at(batch_size),
+        trace=trace, profile=profile, point=profile.at(batch_size, tracer.mapped), last=profile.at(last, tracer.mapped),
         updates=[updates.measure(one, elements, device) for one in (chosen, *others)], process=process,
         samples=len(data), epochs=epochs, watts=watts, price_per_hour=price_per_hour, max_memory=max_memory,
         largest_batch=largest, notes=_notes(tracer, profile, batch_size),
@@ -214,8 +216,11 @@ def needed(tracer: Tracer, batch_size: int, optimizer: Optimizer) -> int:
 
 
 def does_not_fit(tracer: Tracer, batch_size: int, optimizer: Optimizer) -> str:
-    """Why a batch would not fit what this machine has left; "" where it does."""
-    left, asked = free_memory(), needed(tracer, batch_size, optimizer)
+    """Why a batch cannot be computed, or would not fit what this machine has left; "" where it does."""
+    try:
+        left, asked = free_memory(), needed(tracer, batch_size, optimizer)
+    except TrainingError as error:
+        return str(error)
     if asked <= left:
         return ""
     return f"it needs {asked / 1e9:.1f} GB, and {left / 1e9:.1f} GB are left here"
@@ -231,13 +236,21 @@ def _largest(tracer: Tracer, optimizer: Optimizer, limit: float, process: int) -
     def fits(size: int) -> bool:
         return process + needed(tracer, size, optimizer) <= limit
 
-    if not fits(1):
-        least = process + needed(tracer, 1, optimizer)
+    try:
+        first = 1
+        tracer.follow(first, optimizer)
+    except TrainingError:  # a batch norm refuses one
+        first = COUNTED
+    if not fits(first):
+        least, few = (
+            process + needed(tracer, first, optimizer),
+            "one sample fits" if first == 1 else f"{first} samples fit",
+        )
         raise UsageError(
-            f"--max-memory {limit / 1e9:.3g}GB: not one sample fits; the least is {math.ceil(least / 1e7) / 100:g}GB "
+            f"--max-memory {limit / 1e9:.3g}GB: not {few}; the least is {math.ceil(least / 1e7) / 100:g}GB "
             f"({process / 1e9:.2f} of it are the process without a model)"
         )
-    low, high = 1, 2
+    low, high = first, 2 * first
     while high <= MOST_BATCH and fits(high):
         low, high = high, 2 * high
     high = min(high, MOST_BATCH + 1)

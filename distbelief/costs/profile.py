@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from distbelief.core.effects import Batch
-from distbelief.costs.trace import REST, WHOLE
+from distbelief.costs import trace
+from distbelief.costs.trace import MAPPED, REST, WHOLE
 from distbelief.errors import TrainingError
 from distbelief.tasks.task import Data, Task
 from distbelief.tasks.worker import Trainer, build_model, with_data
@@ -28,6 +29,8 @@ from distbelief.tasks.worker import Trainer, build_model, with_data
 INPUT, FORWARD, BACKWARD = "input", "forward", "backward"
 PHASES = (INPUT, FORWARD, BACKWARD)
 """Of a step, in their order: gathering a minibatch, the model and its loss, their gradients."""
+PHASE_OF = {trace.INPUT: INPUT, trace.MAPS: FORWARD, trace.GRADIENTS: BACKWARD, trace.MAP_GRADIENTS: BACKWARD}
+"""In which phase a memory of a kind is made."""
 SMALLEST, SPACING = (1, 2, 4), 4
 """The batch sizes that are profiled first, since what a sample costs changes most there; and how many times larger each
 is from there on.
@@ -73,26 +76,42 @@ class Profile(msgspec.Struct, frozen=True):
     """The wall's time as a multiple of the thread's; 1 on a device, which has a clock of its own."""
     left_out: dict[int, str] = {}
     """Batch sizes that were not profiled, and why."""
+    fresh: float = 0.0
+    """Seconds that a byte takes which the kernel clears for a step, and is given back."""
 
-    def at(self, batch_size: int) -> StepTime:
+    def at(self, batch_size: int, mapped: Callable[[int], Mapping[str, int]] = lambda _: {}) -> StepTime:
         """A step at any batch size: on the line between the profiled sizes beside it, or on the last line beyond them.
+        What the kernel takes for memory is no part of the line, since it begins where a tensor is large enough.
+
+        Args:
+            batch_size: samples in the minibatch.
+            mapped: bytes by kind that a step of a size has of the kernel (`Tracer.mapped`).
 
         >>> profile = Profile([StepTime(1, 0.0, 1.0, 1.0, 9), StepTime(4, 0.0, 4.0, 4.0, 9)], {}, 1.0)
         >>> profile.at(2).step, profile.at(16).step
         (4.0, 32.0)
         """
         points = self.points
-        if len(points) == 1:
-            scale = batch_size / points[0].batch_size
-            return _between(StepTime(0, 0.0, 0.0, 0.0, 0), points[0], scale, batch_size)
         above = next((i for i, point in enumerate(points) if point.batch_size >= batch_size), len(points) - 1)
-        low, high = points[max(1, above) - 1], points[max(1, above)]
-        return _between(low, high, (batch_size - low.batch_size) / (high.batch_size - low.batch_size), batch_size)
+        low, high = points[max(1, above) - 1 : max(1, above) + 1] if points[1:] else (_NOTHING, points[0])
+        part = (batch_size - low.batch_size) / (high.batch_size - low.batch_size)
+        made = dict.fromkeys(PHASES, 0.0)
+        for point, share in ((low, 1 - part), (high, part)):
+            kernel = self._kernel(mapped(point.batch_size) if point.batch_size else {})
+            for name in PHASES:
+                made[name] += share * (getattr(point, name) - kernel[name])
+        more = self._kernel(mapped(batch_size))
+        return StepTime(batch_size, **{name: max(0.0, made[name] + more[name]) for name in PHASES}, steps=0)
+
+    def _kernel(self, mapped: Mapping[str, int]) -> dict[str, float]:
+        """Seconds of each phase that go into the kernel's memory."""
+        found = dict.fromkeys(PHASES, 0.0)
+        for kind, size in mapped.items():
+            found[PHASE_OF[kind]] += self.fresh * size
+        return found
 
 
-def _between(low: StepTime, high: StepTime, part: float, batch_size: int) -> StepTime:
-    made = {name: getattr(low, name) + part * (getattr(high, name) - getattr(low, name)) for name in PHASES}
-    return StepTime(batch_size, **{name: max(0.0, value) for name, value in made.items()}, steps=0)
+_NOTHING = StepTime(0, 0.0, 0.0, 0.0, 0)
 
 
 def ladder(largest: int) -> list[int]:
@@ -153,7 +172,24 @@ def measure(
             told(f"round {rounds} of steps with {', '.join(map(str, steps))} samples")
     points = [one.point() for one in steps.values()]
     busy = statistics.median(ratio for one in contenders for ratio in one.busy)
-    return Profile(points, layered.layers(points[-1]), max(1.0, busy), left_out)
+    return Profile(points, layered.layers(points[-1]), max(1.0, busy), left_out, 0.0 if device != "cpu" else fresh())
+
+
+def fresh() -> float:
+    """Seconds of this thread for each byte of a memory that the kernel clears, until it has it back: what filling it at
+    first takes more than filling it again.
+    """
+    clock, taken = _Thread(), []
+    for _ in range(LEAST_ROUNDS):
+        moments = [clock.mark()]
+        memory = torch.empty(2 * MAPPED, dtype=torch.uint8)
+        for _ in range(2):
+            memory.fill_(1)
+            moments.append(clock.mark())
+        del memory
+        first, again, back = clock.between([*moments, clock.mark()])
+        taken.append(first - again + back)
+    return max(0.0, statistics.median(taken) / (2 * MAPPED))
 
 
 def _fitting(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -33,6 +33,8 @@ COUNTED = 2
 """Samples with which multiply-adds are counted: not one, which a batch norm refuses."""
 FEW = (2, 4)
 """Samples of the two minibatches that are computed where fake tensors do not do."""
+MAPPED = 32 << 20
+"""From how many bytes on glibc keeps no memory that is free: the kernel has it, and clears it when it is needed again."""
 PROBE = 1 << 14
 """Elements of the vector on which it is seen what an optimizer keeps."""
 
@@ -106,8 +108,8 @@ class Tracer:
         self._task, self._sample = task, sample
         self._fakes = True
         self._closed: list[str] = []
-        self._computed: dict[tuple[float, float], list[_Followed]] = {}
-        """Minibatches of `FEW` samples, by what an optimizer keeps and needs."""
+        self._seen: dict[tuple[int, tuple[float, float]], _Followed] = {}
+        """Iterations that were followed, by their samples and what an optimizer keeps and needs."""
         self.note = ""
         """Why layers are followed as they compute, where fake tensors do not do, and which are counted as a whole; ""
         where nothing is to be said.
@@ -137,14 +139,33 @@ class Tracer:
         Args:
             batch_size: samples in the minibatch.
             optimizer: that steps; its state is counted, and its work space at the end.
+
+        Raises:
+            TrainingError: the model cannot compute so many samples, such as a batch norm that is given one.
         """
-        vectors = _vectors(optimizer)
-        if self._fakes:
-            return self._followed(batch_size, vectors).trace(batch_size)
-        if vectors not in self._computed:
-            self._computed[vectors] = [self._followed(size, vectors) for size in FEW]
-        low, high = self._computed[vectors]
-        return _continued(low, high, batch_size).trace(batch_size)
+        return self._iteration(batch_size, _vectors(optimizer)).trace(batch_size)
+
+    def mapped(self, batch_size: int) -> dict[str, int]:
+        """Bytes by kind of what the passes of an iteration have of the kernel, each time that they need it: those of
+        every memory of `MAPPED` or more; nothing of a minibatch that cannot be computed.
+        """
+        try:
+            return self._iteration(batch_size, (0.0, 0.0)).mapped()
+        except TrainingError:
+            return {}
+
+    def _iteration(self, batch_size: int, vectors: tuple[float, float]) -> _Followed:
+        """An iteration with an optimizer that keeps, and needs, so many vectors."""
+        if not self._fakes:
+            low, high = (self._once(size, vectors) for size in FEW)
+            return _continued(low, high, batch_size)
+        return self._once(batch_size, vectors)
+
+    def _once(self, batch_size: int, vectors: tuple[float, float]) -> _Followed:
+        """The same, which is followed once."""
+        if (batch_size, vectors) not in self._seen:
+            self._seen[batch_size, vectors] = self._followed(batch_size, vectors)
+        return self._seen[batch_size, vectors]
 
     def _followed(self, batch_size: int, vectors: tuple[float, float]) -> _Followed:
         """An iteration with an optimizer that keeps, and needs, so many vectors."""
@@ -160,7 +181,13 @@ class Tracer:
             allocations.call(kept, STATE)
             for p in trained:
                 p.register_post_accumulate_grad_hook(lambda p: allocations.call(p.grad, GRADIENTS))
-            self._iterate(model, batch_size, allocations)
+            try:
+                self._iterate(model, batch_size, allocations)
+            except Exception as error:
+                told = " ".join(str(error).split())
+                raise TrainingError(
+                    f"task {self._task.reference!r}: a minibatch of {batch_size} raised {type(error).__name__}: {told}"
+                ) from error
             torch.empty(round(work * bytes_trained), dtype=torch.uint8)
         return allocations.followed(hooks.outputs)
 
@@ -359,6 +386,8 @@ class _Followed(NamedTuple):
     kept: dict[str, int]
     outputs: dict[str, int]
     """Bytes of what each layer makes."""
+    work: list[tuple[str, int]]
+    """Kind and bytes of each memory that an operation has by itself while it computes, as far as that is known."""
 
     def at_peak(self) -> dict[str, int]:
         """What was held by kind when it was the most."""
@@ -371,6 +400,14 @@ class _Followed(NamedTuple):
             if total > most:
                 most, peak = total, dict(held)
         return peak
+
+    def mapped(self) -> dict[str, int]:
+        """Bytes by kind of the memories that are made in it and are the kernel's."""
+        found: dict[str, int] = {}
+        for kind, size in (*zip(self.kinds, self.sizes, strict=True), *self.work):
+            if size >= MAPPED and kind not in (PARAMETERS, STATE):  # which are there before
+                found[kind] = found.get(kind, 0) + size
+        return found
 
     def trace(self, batch_size: int) -> MemoryTrace:
         """What it holds."""
@@ -388,6 +425,7 @@ def _continued(low: _Followed, high: _Followed, batch_size: int) -> _Followed:
             sizes=[size if kind in same else size * FEW[0] // FEW[1]
                 for size, kind in zip(high.sizes, high.kinds, strict=True)],
             kept={name: size * FEW[0] // FEW[1] for name, size in high.kept.items()},
+            work=[(kind, size * FEW[0] // FEW[1]) for kind, size in high.work],
             outputs={name: size * FEW[0] // FEW[1] for name, size in high.outputs.items()},
         )  # fmt: skip
     part = (batch_size - FEW[0]) / (FEW[1] - FEW[0])
@@ -401,7 +439,19 @@ def _continued(low: _Followed, high: _Followed, batch_size: int) -> _Followed:
     return high._replace(
         sizes=[line(*both) for both in zip(low.sizes, high.sizes, strict=True)],
         kept=lines(low.kept, high.kept), outputs=lines(low.outputs, high.outputs),
+        work=[(kind, line(one, size)) for (_, one), (kind, size) in zip(low.work, high.work, strict=True)],
     )  # fmt: skip
+
+
+def _laid_out(func: OpOverload, args: Sequence[Any], made: Any) -> Iterator[int]:
+    """Bytes of each memory into which a convolution lays out what it is given and what it makes, in blocks of
+    channels; on the way back it does so for each gradient that it is asked for.
+    """
+    if func is torch.ops.aten.convolution.default:
+        yield from (args[0].nbytes, made.nbytes)
+    elif func is torch.ops.aten.convolution_backward.default:
+        gradient, given, asked = args[0], args[1], args[-1]
+        yield from (gradient.nbytes, given.nbytes) * sum(asked[:2])
 
 
 class _Allocations(TorchDispatchMode):
@@ -417,6 +467,7 @@ class _Allocations(TorchDispatchMode):
         self._kinds: list[str] = []
         self._layers: list[str] = []
         self._events: list[int] = []
+        self._work: list[tuple[str, int]] = []
         self._kind = MAPS
 
     def __torch_dispatch__(
@@ -424,6 +475,7 @@ class _Allocations(TorchDispatchMode):
     ) -> object:
         """Carry an operation out, and look at what it has made."""
         made = func(*args, **(kwargs or {}))
+        self._work += [(self._kind, size) for size in _laid_out(func, args, made)]
         for leaf in tree_leaves(made):
             if isinstance(leaf, Tensor):
                 self._note(leaf)
@@ -459,4 +511,4 @@ class _Allocations(TorchDispatchMode):
 
     def followed(self, outputs: dict[str, int]) -> _Followed:
         """What was written down, with the bytes of what each layer makes."""
-        return _Followed(self._sizes, self._kinds, self._events, self.kept, outputs)
+        return _Followed(self._sizes, self._kinds, self._events, self.kept, outputs, self._work)

@@ -33,7 +33,7 @@ from distbelief.planner.trips import DirectHandling
 from distbelief.schedules.price import LinkModel
 from distbelief.split.options import AUTO, Split
 from distbelief.tasks import Task, resolve
-from distbelief.tasks.worker import load, with_data
+from distbelief.tasks.worker import Trainer, build_model, load, with_data
 from distbelief.transport.virtual import MEMORY, NetworkModel
 
 WORTH = 0.05
@@ -271,6 +271,7 @@ def _here(
     if why := does_not_fit(tracer, batch_size, optimizer):
         raise UsageError(f"--batch-size {batch_size}: {why}; plan with a smaller one")
     trace = tracer.follow(batch_size, optimizer)
+    Trainer(with_data(made, data), build_model(made, 0, "cpu"), batch_size, seed=0)  # refuses what no replica computes
     names = [layer.name for layer in tracer.layers]
     profile = profiling.measure(made, data, names, ladder(batch_size), seconds, told=told)
     elements = sum(layer.parameters for layer in tracer.layers)
@@ -279,7 +280,7 @@ def _here(
         told("steps of one process, and of as many as there are cores")
         steps = side_by_side.measure(task, data_dir, batch_size, there.cores, optimizer)
     if steps is None:
-        steps = Steps(profile.at(batch_size).step, updates.measure(optimizer, elements).seconds)
+        steps = Steps(profile.at(batch_size, tracer.mapped).step, updates.measure(optimizer, elements).seconds)
     told("what a push and a fetch add to a step")
     quick = max((point.batch_size for point in profile.points if point.step <= LONGEST_STEP), default=1)
     beside = with_data(made, data), quick, TRIP_SECONDS, optimizer

@@ -238,6 +238,24 @@ def test_what_has_parameters_and_no_multiply_adds_that_are_known_is_told(
     assert not cost_of(LINEAR, monkeypatch, batch_size=4).notes
 
 
+def test_a_minibatch_that_a_model_refuses_is_left_out_or_told_and_no_largest_batch_is_looked_for_below(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A batch norm refuses one sample."""
+    monkeypatch.setattr(profile, "ENOUGH", 0.0)
+    task = task_of(lambda: [nn.Linear(8, 10), nn.BatchNorm1d(10)], shape=(8,))
+    found = cost.measure(task, batch_size=4, seconds=0.3, max_memory=1e10)
+    assert [*found.profile.left_out] == [1]
+    assert "a minibatch of 1 raised ValueError: Expected more than 1 value" in found.profile.left_out[1]
+    assert found.largest_batch is not None
+    assert found.largest_batch > 4
+    assert tracer_of(task).mapped(1) == {}
+    with pytest.raises(TrainingError, match="a minibatch of 1 raised ValueError"):
+        cost.measure(task, batch_size=1)
+    with pytest.raises(UsageError, match="not 2 samples fit"):
+        cost.measure(task, batch_size=4, max_memory=1.0)
+
+
 def test_a_model_that_cannot_compute_is_an_error_that_names_the_layer() -> None:
     with pytest.raises(TrainingError, match=r"layer 0 \(Linear\) raised RuntimeError"):
         tracer_of(task_of(lambda: [nn.Linear(9, 10)], shape=(8,)))
@@ -441,6 +459,8 @@ def test_what_is_asked_of_a_model_that_has_to_compute_is_continued_from_two_smal
     monkeypatch.setattr(Tracer, "_followed", watched)
     found = {size: tracer.follow(size, optim("adam")) for size in (2, 3, 64, 1 << 20)}
     assert sizes == [2, 4]
+    assert tracer.mapped(64) == {}
+    assert sizes[2:] == [2, 4]  # with an optimizer that keeps nothing
     assert "held as it computed 2 and 4 samples, continued" in tracer.note
     plain = tracer_of(task_of(lambda: [Forwards(wide), nn.ReLU(), nn.Linear(wide, 10)], shape=(wide,)))
     for size, one in found.items():
@@ -452,9 +472,18 @@ def test_what_is_asked_of_a_model_that_has_to_compute_is_continued_from_two_smal
 
 
 def test_a_model_that_computes_otherwise_with_more_samples_is_continued_as_many_times() -> None:
-    low = trace._Followed([10, 8], ["parameters", "feature maps"], [0, 1], {"0": 8}, {})
-    high = trace._Followed([10, 16, 4], ["parameters", "feature maps", "feature maps"], [0, 1, 2], {"0": 20}, {"0": 16})
-    found = trace._continued(low, high, 40).trace(40)
+    low = trace._Followed([10, 8], ["parameters", "feature maps"], [0, 1], {"0": 8}, {}, [])
+    high = trace._Followed(
+        [10, 16, 4],
+        ["parameters", "feature maps", "feature maps"],
+        [0, 1, 2],
+        {"0": 20},
+        {"0": 16},
+        [("feature maps", 8)],
+    )
+    continued = trace._continued(low, high, 40)
+    assert continued.work == [("feature maps", 80)]
+    found = continued.trace(40)
     assert (found.memory["parameters"], found.memory["feature maps"]) == (10, 10 * (16 + 4))
     assert (found.maps, found.gradients) == ({"0": 200}, {"0": 160})
 
@@ -512,16 +541,58 @@ def test_an_update_on_a_device_is_timed_by_its_events(monkeypatch: pytest.Monkey
     assert updates.measure(optim("sgd"), 10).seconds < 7e-3
 
 
-def cost_of(task: Task, monkeypatch: pytest.MonkeyPatch, busy: float = 1.0, **more: Any) -> cost.TrainingCost:
+def cost_of(
+    task: Task, monkeypatch: pytest.MonkeyPatch, busy: float = 1.0, fresh: float = 0.0, **more: Any
+) -> cost.TrainingCost:
     """A cost with times that are known: 1 ms for each sample, and none for an update."""
     points = [StepTime(size, 0.0, 0.4e-3 * size, 0.6e-3 * size, 9) for size in (1, 4, 16)]
 
     def known(_task: Task, _data: object, names: list[str], *_: object) -> Profile:
-        return Profile(points, dict.fromkeys(names, (0.0, 0.0)), busy)
+        return Profile(points, dict.fromkeys(names, (0.0, 0.0)), busy, fresh=fresh)
 
     monkeypatch.setattr(cost.profiling, "measure", known)
     monkeypatch.setattr(cost.updates, "measure", lambda one, *_: cost.UpdateCost(one.name, 0.0, 0))
     return cost.measure(task, **more)
+
+
+def test_what_the_kernel_takes_for_memory_is_no_part_of_the_line() -> None:
+    """A nanosecond for each byte: of gradients with any size, of feature maps from 16 samples on."""
+
+    def mapped(size: int) -> dict[str, int]:
+        return {"gradients": 10**9, "feature maps": 10**8 * size if size >= 16 else 0}
+
+    points = [StepTime(1, 0.0, 1.0, 1.0 + 2.0, 9), StepTime(4, 0.0, 4.0, 1.0 + 8.0, 9)]
+    found = Profile(points, {}, 1.0, fresh=1e-9).at(16, mapped)
+    assert (found.input, found.forward, found.backward) == pytest.approx((0.0, 16.0 + 1.6, 1.0 + 32.0))
+    one = Profile(points[1:], {}, 1.0, fresh=1e-9)
+    assert one.at(2, mapped).step == pytest.approx(1.0 + 2 * 3.0)
+    assert one.at(4, mapped).step == pytest.approx(points[1].step)
+
+
+def test_memories_of_32_mb_are_the_kernels_with_those_in_which_convolutions_lay_out() -> None:
+    """What the convolution makes, and its gradient, has as much with 1024 samples; what it is given never has."""
+    task = task_of(lambda: [nn.Conv2d(4, 8, 1), nn.Flatten(), nn.Linear(8192, 10)], (4, 32, 32))
+    tracer = tracer_of(task)
+    assert tracer.mapped(1023) == {}
+    # each once more in blocks of channels: the first layer is asked for the gradient of its weights alone
+    assert tracer.mapped(1024) == {"feature maps": 2 * trace.MAPPED, "their gradients": 2 * trace.MAPPED}
+    deeper = task_of(lambda: [nn.Conv2d(4, 4, 1), nn.Conv2d(4, 8, 1), nn.Flatten(), nn.Linear(8192, 10)], (4, 32, 32))
+    assert tracer_of(deeper).mapped(1024)["their gradients"] == 3 * trace.MAPPED
+
+
+def test_memory_of_the_kernel_takes_what_filling_it_at_first_takes_more_and_giving_it_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moments = itertools.accumulate(itertools.cycle([0, 10, 4, 1]))
+    monkeypatch.setattr(profile._Thread, "mark", lambda _: 1_000_000_000 * next(moments))
+    assert profile.fresh() == pytest.approx((10 - 4 + 1) / (2 * trace.MAPPED))
+
+
+def test_times_of_a_batch_and_of_the_last_one_are_with_the_kernels_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost.Tracer, "mapped", lambda _, size: {"gradients": 1000 * (size == 3)})
+    found = cost_of(LINEAR, monkeypatch, fresh=1e-6, batch_size=3)
+    assert found.point.step == pytest.approx(3e-3 + 1e-3)
+    assert found.last.step == pytest.approx(2e-3)
 
 
 LINEAR = task_of(lambda: [nn.Linear(8, 10)], shape=(8,))
@@ -629,7 +700,8 @@ def test_tables_have_a_row_for_each_layer_part_optimizer_and_kind_and_words_say_
     assert "5 epochs: 0.040 s, 1.11e-06 kWh, a price of 4e-05" in lines
     assert "normalised, for a million samples: 1e+03 s, 0.0278 kWh, 1 price" in lines
     assert any(line.startswith(f"4 GB hold a batch of {found.largest_batch}, with a margin of 15%") for line in lines)
-    cost_tables.show_cost(msgspec.structs.replace(found, point=StepTime(4, 0.0, 2.0, 3.0, 9)))
+    slow = StepTime(4, 0.0, 2.0, 3.0, 9)
+    cost_tables.show_cost(msgspec.structs.replace(found, point=slow, last=slow))
     assert "\n0.8 samples/s; " in capsys.readouterr().out
 
 

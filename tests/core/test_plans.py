@@ -915,3 +915,13 @@ def test_auto_refuses_what_a_plan_knows_nothing_of(
 ) -> None:
     assert main.run(["train", *words]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_last_minibatch_that_no_replica_could_compute_is_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planning.profiling, "measure", lambda *_, **__: pytest.fail("it is measured"))
+    data = TensorData(torch.zeros(65, 8), torch.zeros(65, dtype=torch.int64))
+    task = Task(model=lambda: nn.Sequential(nn.Linear(8, 10), nn.BatchNorm1d(10)), train=lambda: data)
+    with pytest.raises(UsageError, match="the last minibatch of an epoch is of one sample"):
+        planning.plan(task, "1x2")
