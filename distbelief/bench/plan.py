@@ -104,7 +104,7 @@ def _of_model(model: PlannedModel, options: PlanBenchOptions) -> Json:
         for what, terms in list(priced.items())[:: -1 if turn % 2 else 1]:
             epoch = samples / terms.samples_per_second
             measured = trials.run(model.task, known[what], BATCH, epoch, seconds=options.seconds)
-            found[what] = trials.trial(known[what], made.task, BATCH, SGD.name, terms, measured)
+            found[what] = trials.trial(known[what], made.task, BATCH, SGD, terms, measured)
         rounds.append({what: found[what] for what in priced})
     return {**_compared(rounds, firsts), "planned_seconds": statistics.median(took)}
 

@@ -242,10 +242,8 @@ def _largest(tracer: Tracer, optimizer: Optimizer, limit: float, process: int) -
     except TrainingError:  # a batch norm refuses one
         first = COUNTED
     if not fits(first):
-        least, few = (
-            process + needed(tracer, first, optimizer),
-            "one sample fits" if first == 1 else f"{first} samples fit",
-        )
+        few = "one sample fits" if first == 1 else f"{first} samples fit"
+        least = process + needed(tracer, first, optimizer)
         raise UsageError(
             f"--max-memory {limit / 1e9:.3g}GB: not {few}; the least is {math.ceil(least / 1e7) / 100:g}GB "
             f"({process / 1e9:.2f} of it are the process without a model)"

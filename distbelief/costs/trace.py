@@ -34,7 +34,7 @@ COUNTED = 2
 FEW = (2, 4)
 """Samples of the two minibatches that are computed where fake tensors do not do."""
 MAPPED = 32 << 20
-"""From how many bytes on glibc keeps no memory that is free: the kernel has it, and clears it when it is needed again."""
+"""From how many bytes on glibc keeps no free memory: the kernel has it, and clears it for each use."""
 PROBE = 1 << 14
 """Elements of the vector on which it is seen what an optimizer keeps."""
 

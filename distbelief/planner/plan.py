@@ -351,7 +351,7 @@ def _keep(
 ) -> None:  # fmt: skip
     """Keep what was measured beside the prices, which no trial has corrected; not where it is worth nothing."""
     kept = [
-        trials.trial(asked[row.what], found.task, found.batch_size, optimizer.name, predicted, row.measured)
+        trials.trial(asked[row.what], found.task, found.batch_size, optimizer, predicted, row.measured)
         for row in found.rows
         if row.measured is not None and 0 < row.measured.samples_per_second < math.inf
         and (predicted := priced[row.what]) is not None
@@ -378,7 +378,7 @@ def _run(
 
 def _corrected(row: Row, known: Sequence[trials.PlanTrial], task: str, batch_size: int, optimizer: Optimizer) -> Row:
     """A price, as earlier trials that are alike correct it."""
-    alike = trials.Alike(task, batch_size, optimizer.name, row.command.split()[0], row.partitions > 1)
+    alike = trials.Alike(task, batch_size, trials.stepped(optimizer), row.command.split()[0], row.partitions > 1)
     factor, _ = trials.correction(known, alike)
     if row.terms is None or factor == 1.0:
         return row

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
+from distbelief.core.optimizer import Optimizer
 from distbelief.core.outcomes import Outcome
 from distbelief.errors import Interrupted, UsageError
 from distbelief.job import Job
@@ -23,6 +24,7 @@ from distbelief.places.processes.local import Local
 from distbelief.planner.candidates import PlanCandidate
 from distbelief.planner.pricing import PARTS, Terms, terms_of
 from distbelief.record.folder import write_atomically
+from distbelief.server.optimizers import build
 from distbelief.tasks import Task
 
 TRIAL_SECONDS, LONGEST_EPOCH = 4.0, 120.0
@@ -39,6 +41,7 @@ class Alike(NamedTuple):
     task: str
     batch_size: int
     optimizer: str
+    """As `stepped` tells of it."""
     strategy: str
     split: bool
     """Whether replicas are split over processes."""
@@ -67,6 +70,24 @@ class PlanTrial(msgspec.Struct, frozen=True, kw_only=True):
     def ratio(self) -> float:
         """Samples a second, measured of predicted."""
         return self.measured.samples_per_second / self.predicted.samples_per_second
+
+
+def stepped(optimizer: Optimizer) -> str:
+    """An optimizer's name, and which of its options are on or off other than usual: what an update costs depends on
+    that, and not on their numbers.
+
+    >>> from distbelief.core.optimizer import optim
+    >>> stepped(optim("sgd", lr=3.0, momentum=0.8)), stepped(optim("adamw", weight_decay=0.0))
+    ('sgd, momentum on', 'adamw, weight_decay off')
+    >>> stepped(optim("adam", eps=1e-6)) == stepped(optim("adam")) == "adam"
+    True
+    """
+    usual, asked = (
+        build(one, [{"params": [torch.zeros(1)]}]).param_groups[0] for one in (Optimizer(optimizer.name), optimizer)
+    )
+    told = [f"{name} {'on' if value else 'off'}" for name, value in asked.items() if name not in ("params", "lr", "foreach", "fused")
+            and bool(value) != bool(usual[name])]  # fmt: skip
+    return ", ".join([optimizer.name, *told, *["decay_exempt on"] * optimizer.decay_exempt])
 
 
 def this_kind() -> str:
@@ -214,18 +235,21 @@ def run(
             task, candidate.strategy, epochs=epochs, batch_size=batch_size, evaluate_every=0, checkpoint_every=0,
             snapshot_every="0", data_dir=data_dir, out=f"{folder}/run", budget="0" if whole else f"{seconds}s",
         )  # fmt: skip
-        result = Local().run(job)
+        try:
+            result = Local().run(job)
+        except Interrupted:  # before the job began, which nobody who plans has asked for
+            result = {"outcome": Outcome.INTERRUPTED}
     if result["outcome"] == Outcome.INTERRUPTED:
         raise Interrupted(f"{candidate}: its trial was interrupted; the plan ends, and keeps nothing of its trials")
     return terms_of(result)
 
 
 def trial(
-    candidate: PlanCandidate, task: str, batch_size: int, optimizer: str, predicted: Terms, measured: Terms
+    candidate: PlanCandidate, task: str, batch_size: int, optimizer: Optimizer, predicted: Terms, measured: Terms
 ) -> PlanTrial:
     """What is kept of a run."""
     return PlanTrial(
-        machine=this_kind(), task=task, batch_size=batch_size, optimizer=optimizer, what=str(candidate),
+        machine=this_kind(), task=task, batch_size=batch_size, optimizer=stepped(optimizer), what=str(candidate),
         strategy=candidate.strategy.name, predicted=predicted, measured=measured,
         date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
     )  # fmt: skip

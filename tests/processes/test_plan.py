@@ -1,4 +1,6 @@
-"""Plans that train for real: what was predicted beside what was measured, and cores that compute at the same time."""
+"""Plans that train for real: what was predicted beside what was measured, and cores that compute at the same time; and
+those that are interrupted.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,13 @@ import contextlib
 import itertools
 import multiprocessing
 import os
+import pty
+import re
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -130,3 +138,47 @@ def test_a_peer_that_fails_since_nobody_is_there_any_more_tells_nobody() -> None
         for peer in (left, kept):
             peer.process.join(30)
     assert (left.process.exitcode, kept.process.exitcode) == (0, 1)
+
+
+PART = "interrupted: a part of a profile says nothing, and nothing is kept; --seconds N makes it shorter"
+PROGRESS = "[\u2800-\u28ff] (planning|what) "
+TRIAL = "its trial was interrupted; the plan ends, and keeps nothing of its trials"
+
+
+@pytest.mark.parametrize(
+    ("words", "doing", "told"),
+    [
+        (["cost", "digits"], "digits costs: round 1", PART),
+        (["cost", "digits", "--seconds", "0.1"], "updates with each optimizer", PART),
+        (["plan", "digits"], "digits: a step with 1 ", PART),
+        (["plan", "digits", "--seconds", "0.1"], "steps of one process", PART),
+        (["plan", "digits", "--seconds", "0.1"], "what a push and a fetch add", PART),
+        (["plan", "digits", "--seconds", "0.1", "--strategies", "single"], "round 3 of the whole", PART),
+        (["plan", "digits", "--seconds", "0.1", "--strategies", "synchronous"], "steps of synchronous", TRIAL),
+        (["plan", "digits", "--seconds", "0.1", "--strategies", "hogwild", "--run", "1"], "training with", TRIAL),
+    ],
+)
+def test_who_is_interrupted_says_one_line_and_leaves_nothing(
+    words: list[str], doing: str, told: str, tmp_path: Path
+) -> None:
+    """By Ctrl-C at a terminal, which all its processes are sent, while it says that it is doing this."""
+    main, side = pty.openpty()
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path), "COLUMNS": "200"}
+    command = [sys.executable, "-m", "distbelief", *words]
+    process = subprocess.Popen(command, stdout=side, stderr=side, env=environment, start_new_session=True)
+    os.close(side)
+    shown = ""
+    with contextlib.suppress(OSError):  # which the end of the last process is
+        while more := os.read(main, 4096).decode(errors="replace"):
+            shown += more
+            if doing and doing in shown:
+                os.killpg(process.pid, signal.SIGINT)
+                doing = ""
+    os.close(main)
+    assert process.wait(30) == 130
+    assert not doing
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown))
+    [line] = [line for line in lines if line and not re.match(PROGRESS, line)]
+    assert line.startswith("distbelief: ")
+    assert line.endswith(told)
+    assert [*tmp_path.rglob("*distbelief*")] == []
