@@ -85,8 +85,10 @@ def stepped(optimizer: Optimizer) -> str:
     usual, asked = (
         build(one, [{"params": [torch.zeros(1)]}]).param_groups[0] for one in (Optimizer(optimizer.name), optimizer)
     )
-    told = [f"{name} {'on' if value else 'off'}" for name, value in asked.items() if name not in ("params", "lr", "foreach", "fused")
-            and bool(value) != bool(usual[name])]  # fmt: skip
+    told = [
+        f"{name} {'on' if value else 'off'}" for name, value in asked.items()
+        if name not in ("params", "lr", "foreach", "fused") and bool(value) != bool(usual[name])
+    ]  # fmt: skip
     return ", ".join([optimizer.name, *told, *["decay_exempt on"] * optimizer.decay_exempt])
 
 

@@ -649,9 +649,12 @@ def test_the_table_has_every_part_of_a_step_and_the_lines_below_it_say_why(
     assert f"minibatches of 64, {limit / 1e9:.3g} GB for a process: a step of each replica" in title
     [needs] = [row.reason for row in found.rows if row.what == served.what]
     [row] = [row for row in rows_shown if row[1] == served.what]
-    assert [*row[:-1], row[-1].replace("\n", " ")] == [
-        "", served.what, *[""] * 7, f"{served.memory / 1e9:.2f}", "", needs,
-    ]  # fmt: skip
+    assert row[:-1] == ["", served.what, *[""] * 7, f"{served.memory / 1e9:.2f}", ""]
+    assert f"{row[-1]} {needs}\n" in shown
+    # those that cannot be split have one reason, which stands there once
+    told = "it cannot be split"
+    split = {row[-1] for row, of in zip(rows_shown, found.rows, strict=True) if of.reason == told}
+    assert [f"{number} {told}" for number in split] == [line for line in shown.splitlines() if line.endswith(told)]
     assert len(rows_shown) == len(found.rows)
     assert needs.startswith("its replica needs")
     assert measured[:2] == (
@@ -814,8 +817,16 @@ def test_half_a_profile_says_nothing_and_is_told_so(
     assert "a part of a profile says nothing, and nothing is kept; --seconds N makes it shorter" in told.err
 
 
-def test_a_trial_that_is_interrupted_ends_the_plan_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(db.Local, "run", lambda *_: {"outcome": "interrupted"})
+@pytest.mark.parametrize("began", [True, False])
+def test_a_trial_that_is_interrupted_ends_the_plan_and_keeps_nothing(
+    began: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*_: object) -> dict[str, str]:
+        if not began:
+            raise Interrupted("interrupted before the job began")
+        return {"outcome": "interrupted"}
+
+    monkeypatch.setattr(db.Local, "run", run)
     with pytest.raises(Interrupted, match="its trial was interrupted"):
         made(HERE, run=1)
     assert not trials.usual_file().parent.exists()
@@ -829,6 +840,10 @@ def test_trials_of_another_optimizer_or_of_split_replicas_correct_nothing(monkey
     assert [row.corrected < 1 for row in rows if row.what == "single"] == [True]
     other = made(HERE, strategies=("single",), optimizer=db.optim("adam")).rows
     assert all(row.corrected == 1.0 for row in other)
+    steeper, heavier = db.optim("sgd", lr=3.0), db.optim("sgd", momentum=0.9)  # whose update reads and writes a state
+    for optimizer, counts in ((steeper, True), (heavier, False)):
+        [row] = [row for row in made(HERE, strategies=("single",), optimizer=optimizer).rows if row.what == "single"]
+        assert (row.corrected < 1) is counts
     terms = kept.predicted
     split = planning.Row("single, 2 partitions", "single --partitions 2", 1, 0, 0, 2, terms)
     assert planning._corrected(split, [kept], kept.task, 64, SGD).corrected == 1.0

@@ -2,6 +2,8 @@
 
 from mutants import Mutant
 
+PLANS = "tests/core/test_plans.py"
+TWICE = "test_a_straggler_or_a_network_that_cannot_be_is_refused_before_anything_is_measured"
 OPTIONS = "Every option changes what a job does"
 REFUSED = "tests/core/test_idle_options.py::test_what_would_do_nothing_is_refused_with_the_reason"
 TYPED = "What Python is given has the type"
@@ -11,6 +13,14 @@ WRONG = "tests/simulated/test_wrong.py::test_what_can_be_known_is_told_before_th
 PLAYED = "tests/simulated/test_options.py::test_no_option_of_a_strategy_is_dead"
 
 MUTANTS = [
+    Mutant(
+        "of-a-key-that-stands-there-twice-the-last-counts",
+        OPTIONS,
+        "cli/words.py",
+        "    if name in fields:\n",
+        "    if name in fields and not fields:\n",
+        (f"{PLANS}::{TWICE}[words4---network latency=: stands there twice; leave one of them off]",),
+    ),
     Mutant(
         "a-history-is-taken-where-there-is-none",
         OPTIONS,

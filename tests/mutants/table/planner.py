@@ -5,11 +5,20 @@ from mutants import Mutant
 COSTED = "`cost` counts parameters and multiply-adds"
 PRICED = "The price of a candidate of `plan`"
 RANKED = "A plan tells of every candidate"
+CTRL_C = "A Ctrl-C at any moment of the command ends it"
 CORRECTED = "A plan is corrected by trials"
 PLANS = "tests/core/test_plans.py::"
 COSTS = "tests/core/test_costs.py::"
 
 MUTANTS = [
+    Mutant(
+        "a-batch-norm-that-refuses-one-sample-ends-a-cost",
+        COSTED,
+        "costs/cost.py",
+        "        return str(error)\n",
+        "        raise\n",
+        (COSTS + "test_a_minibatch_that_a_model_refuses_is_left_out_or_told_and_no_largest_batch_is_looked_for_below",),
+    ),
     Mutant(
         "a-larger-batch-fits",
         COSTED,
@@ -211,12 +220,36 @@ MUTANTS = [
         (PLANS + "test_trials_of_another_optimizer_or_of_split_replicas_correct_nothing",),
     ),
     Mutant(
+        "trials-of-an-optimizer-with-other-options-count",
+        CORRECTED,
+        "planner/plan.py",
+        "trials.stepped(optimizer), row.command",
+        "optimizer.name, row.command",
+        (PLANS + "test_trials_of_another_optimizer_or_of_split_replicas_correct_nothing",),
+    ),
+    Mutant(
         "a-plan-that-is-interrupted-leaves-a-file",
         CORRECTED,
         "planner/trials.py",
         "    for one in missing:\n",
         "    for one in missing[:0]:\n",
         (PLANS + "test_a_trial_that_is_interrupted_ends_the_plan_and_keeps_nothing",),
+    ),
+    Mutant(
+        "a-trial-of-a-plan-is-interrupted-as-a-job",
+        CTRL_C,
+        "planner/trials.py",
+        "        except Interrupted:  # before",
+        "        except InterruptedError:  # before",
+        (PLANS + "test_a_trial_that_is_interrupted_ends_the_plan_and_keeps_nothing[False]",),
+    ),
+    Mutant(
+        "who-measures-for-nobody-tells-why-it-failed",
+        CTRL_C,
+        "places/processes/peers.py",
+        "        if not _left_alone(connection):\n",
+        "        if not connection.closed:\n",
+        ("tests/processes/test_plan.py::test_a_peer_that_fails_since_nobody_is_there_any_more_tells_nobody",),
     ),
     Mutant(
         "what-a-busy-machine-did-is-kept",
