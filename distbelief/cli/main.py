@@ -82,7 +82,8 @@ def _end(*_: object) -> NoReturn:
     is under way.
     """
     with contextlib.suppress(OSError):
-        os.write(2, f"distbelief: {_interrupted(sys.argv[1:])}\n".encode())
+        alone = "\r\x1b[2K\x1b[?25h" if os.isatty(2) else ""  # of the line and cursor that showed what was done
+        os.write(2, f"{alone}distbelief: {_interrupted(sys.argv[1:])}\n".encode())
     os._exit(INTERRUPTED)
 
 

@@ -4,12 +4,15 @@ plans are corrected by it.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 import os
+import signal
 import statistics
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -232,7 +235,7 @@ def run(
     if whole and epoch > LONGEST_EPOCH:
         raise UsageError(f"an epoch would take {epoch:.0f} s, more than {LONGEST_EPOCH:.0f}")
     epochs = max(1, math.ceil(seconds / epoch))
-    with tempfile.TemporaryDirectory(prefix="distbelief-plan-") as folder:
+    with _raising(), tempfile.TemporaryDirectory(prefix="distbelief-plan-") as folder:
         job = Job(
             task, candidate.strategy, epochs=epochs, batch_size=batch_size, evaluate_every=0, checkpoint_every=0,
             snapshot_every="0", data_dir=data_dir, out=f"{folder}/run", budget="0" if whole else f"{seconds}s",
@@ -244,6 +247,19 @@ def run(
     if result["outcome"] == Outcome.INTERRUPTED:
         raise Interrupted(f"{candidate}: its trial was interrupted; the plan ends, and keeps nothing of its trials")
     return terms_of(result)
+
+
+@contextlib.contextmanager
+def _raising() -> Iterator[None]:
+    """Have a Ctrl-C raise, where no job waits for it: what ends the process at once leaves the folder there."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
 
 
 def trial(
