@@ -22,7 +22,7 @@ from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Json
 from distbelief.core.settings import Holder
 from distbelief.costs.splitting import SplitCost
-from distbelief.errors import JobFailed, UsageError
+from distbelief.errors import Interrupted, JobFailed, UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.paths import DIRECT
@@ -245,13 +245,12 @@ class Pricing:
         slow = {replica: factor for replica, factor in cluster.slow if replica < candidate.replicas}
         compute = ComputeModel(_step(candidate, cluster), variation=cluster.variation * _meets(job), slow=slow)
         if candidate.strategy.alone:  # whose steps are all alike
-            return terms_of(
-                Simulated(compute=compute, phantom=True, handling=Handling(memory=cluster.own.memory)).run(job)
-            )
+            alone = Simulated(compute=compute, phantom=True, handling=Handling(memory=cluster.own.memory))
+            return terms_of(_played(alone, job))
         hosts = _hosts(candidate, cluster.machines, cluster.together)
         handling = _handling(candidate, cluster, self.is_direct(candidate, cluster.machines))
         place = Simulated(cluster.network, compute, phantom=True, hosts=hosts, handling=handling)
-        return lasting(place.run(job), self._batch_size, candidate.shards > 0)
+        return lasting(_played(place, job), self._batch_size, candidate.shards > 0)
 
     def is_direct(self, candidate: PlanCandidate, machines: Machines) -> bool:
         """Whether its replicas make the updates themselves, in the memory of one host; not where it cannot run."""
@@ -288,6 +287,14 @@ class Pricing:
         strategy: Any = candidate.strategy
         return Job(task, dataclasses.replace(strategy, split=split.split) if split else strategy,
             batch_size=self._batch_size, evaluate_every=0, checkpoint_every=0, snapshot_every="0")  # fmt: skip
+
+
+def _played(place: Simulated, job: Job) -> Json:
+    """What a job leaves there. One that is interrupted is no job of who plans."""
+    try:
+        return place.run(job)
+    except Interrupted:
+        raise KeyboardInterrupt from None
 
 
 def _meets(job: Job) -> bool:
