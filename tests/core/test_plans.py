@@ -817,6 +817,17 @@ def test_half_a_profile_says_nothing_and_is_told_so(
     assert "a part of a profile says nothing, and nothing is kept; --seconds N makes it shorter" in told.err
 
 
+def test_a_price_that_is_interrupted_is_no_job_that_has_not_begun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*_: object) -> None:
+        raise Interrupted("interrupted before the job began")
+
+    monkeypatch.setattr("distbelief.planner.pricing.Simulated.run", run)
+    assert main.run(["plan", "digits"]) == 130
+    assert "interrupted: a part of a profile says nothing" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("began", [True, False])
 def test_a_trial_that_is_interrupted_ends_the_plan_and_keeps_nothing(
     began: bool, monkeypatch: pytest.MonkeyPatch

@@ -244,6 +244,14 @@ MUTANTS = [
         (PLANS + "test_a_trial_that_is_interrupted_ends_the_plan_and_keeps_nothing[False]",),
     ),
     Mutant(
+        "a-price-of-a-plan-is-interrupted-as-a-job",
+        CTRL_C,
+        "planner/pricing.py",
+        "        raise KeyboardInterrupt from None\n",
+        "        raise\n",
+        (PLANS + "test_a_price_that_is_interrupted_is_no_job_that_has_not_begun",),
+    ),
+    Mutant(
         "who-measures-for-nobody-tells-why-it-failed",
         CTRL_C,
         "places/processes/peers.py",
