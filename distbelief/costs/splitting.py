@@ -277,7 +277,7 @@ def _split(
 ) -> _SplitModel:
     """Split a task's model, and say in which order minibatches go through it."""
     inputs, targets = data.batch(examples(len(data)))
-    told_of_memory = build_on_disk(task, 0, "cpu").told
+    told_of_memory = build_on_disk(task, 0).told
     model = build_model(task, 0, "cpu").train()
     traced = trace(model, (inputs,))
     choice = choose(

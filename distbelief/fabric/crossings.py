@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from distbelief.fabric.pinned import DeviceCopies
+
 LOOK_SECONDS = 1e-3
 """How long one looks for a stamp before one sleeps: waking takes longer than most of what crosses."""
 CROWDED_SECONDS = 20e-6
@@ -54,9 +56,13 @@ class Crossings:
         homes: how many there are.
         slots: bytes of each thing that may cross in a step, the same at every home.
         turns: steps of which what crosses may be there at once, 2 or more.
+        copies: between the memory and the device where this home computes; None where that is the host.
     """
 
-    def __init__(self, memory: torch.Tensor, home: int, homes: int, slots: Sequence[int], turns: int = TURNS) -> None:
+    def __init__(
+        self, memory: torch.Tensor, home: int, homes: int, slots: Sequence[int], turns: int = TURNS,
+        copies: DeviceCopies | None = None,
+    ) -> None:  # fmt: skip
         data: Any = memory.numpy()
         self._stamps = memoryview(data)[: LINE * (OWN * homes + turns * len(slots))].cast("q")
         start = len(self._stamps) * self._stamps.itemsize
@@ -73,7 +79,7 @@ class Crossings:
                 self._slots.append(held)
                 start += _aligned(size)
         self._views: dict[tuple[int, torch.dtype, tuple[int, ...]], torch.Tensor] = {}
-        self._home, self._homes, self._turns = home, homes, turns
+        self._home, self._homes, self._turns, self._copies = home, homes, turns, copies
         self._step = 0
         self._fence = threading.Lock()
 
@@ -97,6 +103,8 @@ class Crossings:
         Returns:
             Homes that are to be woken.
         """
+        if self._copies is not None:
+            self._copies.settle()
         self._stamps[_word(OWN * self._home)] = step
         return self._asleep()
 
@@ -117,25 +125,30 @@ class Crossings:
         return [home for home in range(self._homes) if home != self._home and self.sleeps(home)]
 
     def give(self, slot: int, to: int, tensor: torch.Tensor) -> bool:
-        """Have something cross to a home: a tensor of at most the slot's bytes, in host memory. False where that home
-        needs what lies in the slot (with two turns: it has not begun the step before): this one is woken when it does
-        not, and is to ask again.
+        """Have something cross to a home: a tensor of at most the slot's bytes, where this one computes. False where
+        that home needs what lies in the slot (with two turns: it has not begun the step before): this one is woken when
+        it does not, and is to ask again.
         """
         if not self._reached(OWN * to, self._step - self._turns + 1):
             return False
         at = self._turn(slot)
-        self._view(at, tensor.dtype, tuple(tensor.shape)).copy_(tensor)
+        held = self._view(at, tensor.dtype, tuple(tensor.shape))
+        if self._copies is None:
+            held.copy_(tensor)
+        else:
+            self._copies.copy_out(tensor, held)
         self._stamps[_word(OWN * self._homes + at)] = self._step
         return True
 
     def take(self, slot: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
-        """What has crossed in this step, which stays as it is until the next but one begins. None where nothing has:
-        this home is woken when it has, and is to ask again.
+        """What has crossed in this step, where this home computes, which stays as it is until the next but one begins.
+        None where nothing has: this home is woken when it has, and is to ask again.
         """
         at = self._turn(slot)
         if not self._reached(OWN * self._homes + at, self._step):
             return None
-        return self._view(at, dtype, shape)
+        held = self._view(at, dtype, shape)
+        return held if self._copies is None else self._copies.copy_in(held)
 
     def sleeps(self, home: int) -> bool:
         """Whether a home sleeps: it is to be woken after something has been stamped that concerns it."""

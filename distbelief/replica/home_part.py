@@ -14,6 +14,7 @@ import torch
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
+from distbelief.fabric.pinned import device_copies
 from distbelief.schedules.pipeline import ALL, HomeTask, Pass, depths_of
 from distbelief.schedules.pipeline_price import BACKWARD, WEIGHTS
 from distbelief.schedules.pipelines import check_depths, home_tasks, in_flight
@@ -89,6 +90,8 @@ class ModelPart:
         """Bytes of each thing that crosses, at most."""
         self.parameters = [one for one in program.module.parameters() if one.requires_grad]
         self.device = next((one.device for one in self.parameters), torch.device("cpu"))
+        self.copies = device_copies(self.device)
+        """Between the host and the device where it computes; None where that is the host."""
         self.samples: list[int] = []
         """Of each microbatch of the step that is played."""
         for layer in program.layers:
@@ -113,7 +116,7 @@ class ModelPart:
         return asked.transfer.shape.bytes(self.samples[asked.microbatch])
 
     def encode(self, given: Give) -> torch.Tensor:
-        """What crosses, in host memory.
+        """What crosses, where this partition computes.
 
         Raises:
             UsageError: it has another shape than the samples give it.
@@ -126,21 +129,18 @@ class ModelPart:
                 f"{[*expected]}: a shape that depends on values cannot cross; name one partition for what makes it and "
                 f"for what takes it (--split PATTERN={one.source})"
             )
-        return given.tensor.cpu()
+        return given.tensor
 
     def shape(self, asked: Give | Take) -> tuple[int, ...]:
         """Of what crosses."""
         return asked.transfer.shape.at(self.samples[asked.microbatch])
 
     def decode(self, wanted: Take, data: bytearray) -> torch.Tensor:
-        """The tensor that has crossed, of its bytes."""
+        """The tensor that has crossed, of its bytes, where this partition computes."""
         dtype = wanted.transfer.shape.dtype
         flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
-        return self.placed(flat.reshape(self.shape(wanted)))
-
-    def placed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What has crossed, where this partition computes."""
-        return tensor.to(self.device)
+        found = flat.reshape(self.shape(wanted))
+        return found if self.copies is None else self.copies.arriving(found)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from distbelief.core.conversations.partitioning import Boundary, Crossed
 from distbelief.core.effects import Batch, Compute, Computed, Phantom, Send, Work
 from distbelief.errors import UsageError
 from distbelief.fabric.crossings import Crossings
+from distbelief.fabric.pinned import DeviceCopies
 from distbelief.replica.home_part import AskScript, PartSteps
 from distbelief.replica.siblings import Siblings
 from distbelief.replica.steps import Steps
@@ -28,6 +29,8 @@ PART = 1 << 20
 class SplitPart(Protocol):
     """The part of a split model that a partition holds."""
 
+    copies: DeviceCopies | None
+    """Between the host and the device where it computes; None where that is the host, or nothing is computed."""
     samples: list[int]
     """Of each microbatch of the step that is played; of one that is gone on with, whoever plays several puts it
     back."""
@@ -61,7 +64,7 @@ class SplitPart(Protocol):
         ...
 
     def encode(self, given: Give) -> torch.Tensor | None:
-        """What crosses, in host memory; None where nothing is computed."""
+        """What crosses, where this partition computes; None where nothing is computed."""
         ...
 
     def shape(self, asked: Give | Take) -> tuple[int, ...]:
@@ -69,11 +72,7 @@ class SplitPart(Protocol):
         ...
 
     def decode(self, wanted: Take, data: bytearray) -> torch.Tensor | None:
-        """What has crossed, of its bytes; None where nothing is computed."""
-        ...
-
-    def placed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What has crossed, where this partition computes."""
+        """What has crossed, of its bytes, where this partition computes; None where nothing is computed."""
         ...
 
 
@@ -239,6 +238,7 @@ class SplitCompute:
             if self._crossings.sleeps(other):
                 yield self._wake(other)
         else:
+            data = data if self._part.copies is None else self._part.copies.leaving(data)
             sent = data.contiguous().reshape(-1).view(torch.uint8)
             parts = [sent[start : start + PART] for start in range(0, len(sent), PART)] or [sent]
             for left, part in zip(reversed(range(len(parts))), parts, strict=True):
@@ -254,13 +254,12 @@ class SplitCompute:
             slot, dtype, shape = self._part.slot(wanted), wanted.transfer.shape.dtype, self._part.shape(wanted)
             while True:
                 over = self._crossings.ended(wanted.other)  # before what it has given is looked at
-                if (tensor := self._crossings.take(slot, dtype, shape)) is not None:
+                if (taken := self._crossings.take(slot, dtype, shape)) is not None:
                     break
                 if over:
                     raise apart(self.siblings.role, self.siblings.role_of(wanted.other))
                 if not self._crossings.ended(wanted.other):  # it may have, before it could know that this one sleeps
                     yield from self._wait(wanted, wait)
-            taken = self._part.placed(tensor)
         self._waits_for = None
         return taken
 

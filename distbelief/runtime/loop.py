@@ -212,7 +212,8 @@ class Replica:
         It is traced when the first minibatch is asked for. In each minibatch it is called once, and gone back from.
 
         Args:
-            model: on its device, the same in every partition, before it has an optimizer.
+            model: the same in every partition, before it has an optimizer. Of one that lies in the host's memory each
+                partition moves its part alone to its device, when the first minibatch is asked for.
             split: how; as the job says (`--split`), where None.
             loss: of the model's output and the targets, the mean over the minibatch: then the model is called with the
                 targets after its own arguments, and gives the loss. More than one microbatch (`--microbatches`) needs
@@ -232,7 +233,7 @@ class Replica:
             example = (example,)
         assert asked is not None
         whole = getattr(model, "_orig_mod", model)
-        self._split = SplitModel(whole, asked, loss, example, self._minibatch, self._play_for_model)
+        self._split = SplitModel(whole, asked, loss, example, self._minibatch, self._play_for_model, self.device)
         if settings.microbatches > 1 and loss is None:
             raise UsageError(
                 f"--microbatches {settings.microbatches}: one goes back while another goes forward, so that the loss "
@@ -477,9 +478,10 @@ class Replica:
         return self._batches(batches)
 
     def _batches(self, batches: Batches) -> Iterator[Any]:
-        device, source = self._optimizers[0].vectors.device, batches.source
+        source = batches.source
         if not self.joined:
             self._begin(source)
+        device = self._optimizers[0].vectors.device
         assert self._plan is not None or self._batch is None
         if self._plan is not None and self._epochs not in (0, planned := self._plan.settings.data.epochs):
             raise UsageError(

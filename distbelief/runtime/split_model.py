@@ -64,16 +64,18 @@ class SplitModel(nn.Module):
             loss, its second).
         minibatch: the one at hand; raises where there is none.
         play: has a story of this home played; False where the job went on without it.
+        device: to which the part of a model that lies in the host's memory is moved.
     """
 
     def __init__(
         self, whole: nn.Module, split: Split, loss: LossFunction | None, example: tuple[object, ...] | None,
         minibatch: Callable[[], Batch], play: Callable[[HomeSteps[object]], bool],
+        device: torch.device = torch.device("cpu"),  # noqa: B008
     ) -> None:  # fmt: skip
         super().__init__()
         self._whole = [whole]  # in a list, as this is no child
         self._split, self._loss, self._example = split, loss, example
-        self._minibatch, self._play = minibatch, play
+        self._minibatch, self._play, self._device = minibatch, play, device
         self._here: Cut | None = None
         self._called: Batch | None = None
         """The minibatch of the last call."""
@@ -120,7 +122,9 @@ class SplitModel(nn.Module):
             if tell:
                 tell(Parted(split.text, chosen.told))
         graph = apply(split, traced, self._loss, targets, everywhere=True)
-        layout, program = lay_out(whole, graph), build(graph, home, whole)
+        here = next(whole.parameters()).device
+        device = self._device if here.type == "cpu" else here
+        layout, program = lay_out(whole, graph), build(graph, home, whole, device)
         self._adopt(program.module)
         part = ScriptedPart(program, home_schedule(graph, settings, home), batch_size)
         likes = [_like(leaf) for leaf in pytree.tree_leaves(arguments)]

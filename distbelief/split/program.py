@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.node import Argument, map_aggregate
 
 from distbelief.errors import LocalProtocolError
 from distbelief.schedules.pipeline import Boundary, HomeSegment, SegmentGraph
@@ -110,7 +111,7 @@ class HomeProgram:
         return list(dict.fromkeys(found))
 
 
-def build(split: SplitGraph, home: int, model: nn.Module) -> HomeProgram:
+def build(split: SplitGraph, home: int, model: nn.Module, device: torch.device | None = None) -> HomeProgram:
     """The program of one home.
 
     Args:
@@ -118,8 +119,9 @@ def build(split: SplitGraph, home: int, model: nn.Module) -> HomeProgram:
         home: 0 up to, not including, its partitions.
         model: the model, whose tensors it takes: those that are whole at this home as they are, and copies of pieces of
             others. What is not this home's may be on the meta device.
+        device: where the home computes, to which nothing is moved but what it has of the model; where that is, if None.
     """
-    return _Builder(split, home, model).program()
+    return _Builder(split, home, model, device).program()
 
 
 def segment_graph(programs: Sequence[HomeProgram]) -> SegmentGraph:
@@ -170,9 +172,14 @@ def elements(nodes: Iterable[fx.Node], shapes: Mapping[fx.Node, Shape]) -> int:
 
 
 class _Builder:
-    def __init__(self, split: SplitGraph, home: int, model: nn.Module) -> None:
+    def __init__(self, split: SplitGraph, home: int, model: nn.Module, device: torch.device | None) -> None:
         self._split, self._home = split, home
         self._whole = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        self._elsewhere = {one.device for one in self._whole.values()} - {device}
+        self._device = device if self._elsewhere else None
+        """To which what it has is moved; None where it stays."""
+        self._there: dict[int, torch.Tensor] = {}
+        """What was moved, by the ids of what it was."""
         self._nodes = [node for node in split.nodes if split.home[node] == home]
         self._numbers = {node: number for number, node in enumerate(self._nodes)}
         self._pieces = {name: piece for name, held in split.pieces.items() for piece in held if piece.home == home}
@@ -228,7 +235,10 @@ class _Builder:
             copies[one] = graph.placeholder(f"take_{len(takes)}")
             takes.append(self._source(one))
         for node in run:
-            copies[node] = graph.node_copy(node, copies.__getitem__)
+            copied = copies[node] = graph.node_copy(node, copies.__getitem__)
+            if self._device is not None:  # tracing may have written down on which one it was
+                copied.args = map_aggregate(copied.args, self._device_of)
+                copied.kwargs = map_aggregate(copied.kwargs, self._device_of)
         gives = [
             node
             for node in run
@@ -265,16 +275,32 @@ class _Builder:
         name = str(node.target)
         if node.op == "call_module":
             return self._layers[name]
-        return self._tensors[name] if name in self._tensors else self._split.constant(name)
+        return self._tensors[name] if name in self._tensors else self._moved(self._split.constant(name))
 
     # tensors
 
     def _cut(self, name: str, piece: Piece) -> torch.Tensor:
         whole = self._whole[name]
         if not whole.ndim or piece.stop - piece.start == whole.shape[piece.dimension]:
-            return whole
-        part = whole.detach().narrow(piece.dimension, piece.start, piece.stop - piece.start).clone()
+            return self._moved(whole)
+        part = whole.detach().narrow(piece.dimension, piece.start, piece.stop - piece.start)
+        part = part.clone() if self._device is None else part.to(self._device)
         return nn.Parameter(part, whole.requires_grad) if isinstance(whole, nn.Parameter) else part
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._device is None:
+            return tensor
+        if (there := self._there.get(id(tensor))) is None:
+            there = tensor.detach().to(self._device)
+            if isinstance(tensor, nn.Parameter) and torch._has_compatible_shallow_copy_type(tensor, there):
+                tensor.data, there = there, tensor  # as Module.to: it is the same object, with its hooks
+            elif isinstance(tensor, nn.Parameter):
+                there = nn.Parameter(there, tensor.requires_grad)
+            self._there[id(tensor)] = there
+        return there
+
+    def _device_of(self, argument: Argument) -> Argument:
+        return self._device if isinstance(argument, torch.device) and argument in self._elsewhere else argument
 
     def _filled(self, key: str) -> nn.Module:
         """A module that computes here, on this home's tensors; those that it borrows have no values."""
@@ -286,6 +312,8 @@ class _Builder:
                 _assign(layer, name, self._tensors[holding.pieces[name][0]])
             elif isinstance(tensor, nn.Parameter):
                 _assign(layer, name, nn.Parameter(tensor.detach().to("meta"), tensor.requires_grad))
+            else:
+                _assign(layer, name, self._moved(tensor))
         return layer
 
     def _tree(self) -> nn.Module:

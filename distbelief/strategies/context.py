@@ -5,7 +5,7 @@ nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -176,18 +176,20 @@ class Context:
             return None
         address = self.process.listen() if self.process else ""
         siblings = Siblings(self.role, self.incarnation, self.settings.partitions, address)
-        return SplitCompute(siblings, self.part, self._crossings(self.part.slots))
+        return SplitCompute(siblings, self.part, self._crossings(self.part))
 
-    def _crossings(self, slots: Sequence[int]) -> Crossings | None:
+    def _crossings(self, part: SplitPart) -> Crossings | None:
         """Where partitions find what crosses between them, each replica in a part of what they share."""
         if self.crossings is None or not in_order():
             return None
         homes = self.settings.partitions
         turns = max(TURNS, homes) if self.settings.overlapping else TURNS
-        length = segment_bytes(homes, slots, turns)
+        length = segment_bytes(homes, part.slots, turns)
         start = roles.index_of(self.role) * length
         memory = self.crossings(self.settings.replicas * length)[start : start + length]
-        return Crossings(memory, roles.partition_of(self.role), homes, slots, turns)
+        if part.copies is not None:
+            part.copies.pin(memory)
+        return Crossings(memory, roles.partition_of(self.role), homes, part.slots, turns, part.copies)
 
     @property
     def module(self) -> FlatModule:

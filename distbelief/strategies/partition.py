@@ -15,6 +15,7 @@ from distbelief.core.effects import Batch, Computed
 from distbelief.core.records import Parted
 from distbelief.core.settings import Settings
 from distbelief.errors import DataError, DistbeliefError, LocalProtocolError, TrainingError
+from distbelief.fabric.pinned import DeviceCopies
 from distbelief.replica.home_part import HomeSchedule, ModelPart, home_schedule
 from distbelief.schedules.pipeline import Pass
 from distbelief.sharding.assignments import check_shards
@@ -79,7 +80,7 @@ def check_model(task: Task, settings: Settings) -> None:
             _check_model(task, model, settings)
         except Exception:  # whatever a model raises that has no values
             with contextlib.suppress(DataError, TrainingError):
-                model = build_on_disk(task, settings.seed, "cpu").model
+                model = build_on_disk(task, settings.seed).model
                 layout_of(model)  # refuses what cannot be trained, split or not
                 _check_model(task, model, settings)
 
@@ -92,7 +93,7 @@ def _check_model(task: Task, model: nn.Module, settings: Settings) -> None:
 
 def partition(
     task: Task, model: nn.Module, settings: Settings, role: str, rows: bool, graph: SplitGraph,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] = time.perf_counter, device: torch.device | None = None,
 ) -> tuple[FlatModule, PartitionTrainer]:  # fmt: skip
     """What a partition holds of a model, and how it computes with that.
 
@@ -104,10 +105,11 @@ def partition(
         rows: whether sparse gradients may stay so.
         graph: of the model, or of one like it.
         clock: says how long a step takes.
+        device: where the partition computes, to which its part alone is moved; where the model is, if None.
     """
     home = roles.partition_of(role)
     layout = layout_of(model, groups_of(model, settings.optimizer), graph.pieces)
-    program = build(graph, home, model)
+    program = build(graph, home, model, device)
     flat = FlatModule(program.module, rows=rows, layout=layout, home=home)
     return flat, PartitionTrainer(task, program, settings, home_schedule(graph, settings, home), clock)
 
@@ -134,6 +136,7 @@ class PhantomPartition:
     """
 
     slots: Sequence[int] = ()
+    copies: DeviceCopies | None = None
 
     def __init__(
         self, program: HomeProgram, way: HomeSchedule, samples: int, batch_size: int, clock: Callable[[], float]
@@ -213,10 +216,6 @@ class PhantomPartition:
 
     def decode(self, wanted: Take, data: bytearray) -> None:
         """Nothing has crossed."""
-
-    def placed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Where it is."""
-        return tensor
 
 
 class PartitionTrainer(ModelPart):

@@ -4,8 +4,6 @@ on them.
 
 from __future__ import annotations
 
-import contextlib
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -14,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from distbelief.core.optimizer import ParameterGroup
 from distbelief.errors import TrainingError, UsageError
+from distbelief.fabric.pinned import CudaDevice, pin
 from distbelief.sharding.layout import ITEM_SIZES, Entry, Kind, Layout, Piece, Range, Tensor, lay_out
 
 GROUP_OPTIONS = ("lr", "weight_decay")
@@ -268,8 +267,9 @@ class FlatModule:
         self._current = -1
         homes = self._parameters
         if self._staged:
+            cuda = CudaDevice(self.device)
             for vector in (*self._gradients, *self._parameters):
-                self._pin(vector)
+                pin(vector, cuda, self)
             homes = [torch.empty(self.held.size, dtype=torch.uint8, device=self.device)]
         slots = [list(zip(self._entries, self._views(vector), self._tensors, strict=True)) for vector in self._working]
         self._slots = [[view for entry, view, _ in slot if entry.tensor.kind == "parameter"] for slot in slots]
@@ -285,20 +285,6 @@ class FlatModule:
             *([f if k == "frozen" else v for f, v, k in zip(first, other, kinds, strict=True)] for other in others),
         ]
         self._live = homes[0]
-
-    def _pin(self, vector: torch.Tensor) -> None:
-        """Register host memory with CUDA, so that copies run at full speed; where that fails they are only slower."""
-        if not vector.nbytes or vector.is_pinned():
-            return
-        runtime, address = torch.cuda.cudart(), vector.data_ptr()
-        with torch.cuda.device(self.device):
-            if int(runtime.cudaHostRegister(address, vector.nbytes, 0)) == 0:
-                # memory must not be freed while it is registered
-                weakref.finalize(self, runtime.cudaHostUnregister, address)
-                return
-            with contextlib.suppress(RuntimeError):
-                # CUDA keeps the error, and the next kernel raises it: this one, not the user's
-                torch.ones(1, device=self.device)
 
     def _views(self, vector: torch.Tensor) -> list[torch.Tensor]:
         return [_view(vector, entry, self.held.start) for entry in self._entries]

@@ -47,19 +47,15 @@ class Built(NamedTuple):
         return f"; each partition built more than its own part in memory, and dropped the rest, as {why}" if why else ""
 
 
-def build_on_disk(
-    task: Task, seed: int, device: str, index: int = 0, fill: Callable[[nn.Module], None] = lambda _: None
-) -> Built:
-    """The model that `build_model` makes, its large tensors in files that have no name any more.
+def build_on_disk(task: Task, seed: int, fill: Callable[[nn.Module], None] = lambda _: None) -> Built:
+    """The model that `build_model` makes on a CPU, its large tensors in files that have no name any more.
 
     They are ordinary tensors: whatever the model's function reads or writes again comes back from the file. A file is
     gone with its tensor.
 
     Args:
         task: whose model it is.
-        seed: as for `build_model`, and so the device and its index.
-        device: where it is to be; on another than the CPU the whole model is in that one's memory.
-        index: of the process, as for `placed`.
+        seed: as for `build_model`.
         fill: gives it other values than the seeded ones, in tensors that may lie in files too.
 
     Raises:
@@ -67,7 +63,7 @@ def build_on_disk(
     """
 
     def build() -> nn.Module:
-        model = build_model(task, seed, device, index)
+        model = build_model(task, seed, "cpu")
         fill(model)
         return model
 
@@ -201,8 +197,6 @@ class _InFiles(TorchDispatchMode):
                         f"{name!r}, {size:,} bytes, was not made by an operation of torch in the thread that builds it"
                     )
                     return self._unmoved or why
-            if tensor.device.type not in ("cpu", "meta"):
-                return f"it is split on its device, {tensor.device}"
         return ""
 
 

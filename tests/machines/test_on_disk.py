@@ -71,7 +71,7 @@ def check(make: Callable[[], nn.Module], why: str = "") -> Built:
     left = torch.get_rng_state(), random.random(), numpy.random.rand()
     random.setstate(chance[0])
     numpy.random.set_state(chance[1])
-    built = build_on_disk(of(make), SEED, "cpu")
+    built = build_on_disk(of(make), SEED)
     assert torch.equal(torch.get_rng_state(), left[0])
     assert (random.random(), numpy.random.rand()) == left[1:]
     found = state(built.model)
@@ -374,7 +374,7 @@ def test_a_function_that_fails_is_called_once() -> None:
         raise ValueError("no such width")
 
     with pytest.raises(TrainingError, match="no such width"):
-        build_on_disk(of(make), SEED, "cpu")
+        build_on_disk(of(make), SEED)
     assert len(calls) == 1
 
 
@@ -407,7 +407,7 @@ def test_what_is_compiled_while_a_model_is_built_is_so_afterwards() -> None:
         doubled(model[0].weight)
         return model
 
-    build_on_disk(of(make), SEED, "cpu")
+    build_on_disk(of(make), SEED)
     compiled.clear()
     doubled(torch.ones(3))
     assert compiled
@@ -444,7 +444,7 @@ def test_weights_to_begin_with_lie_in_files_too(monkeypatch: pytest.MonkeyPatch,
         model.load_state_dict(found)
 
     monkeypatch.setattr(torch.UntypedStorage, "from_file", noted)
-    built = build_on_disk(of(partial(linear, 4)), SEED, "cpu", fill=fill)
+    built = build_on_disk(of(partial(linear, 4)), SEED, fill)
     assert not built.told
     assert all(torch.equal(tensor, values[name]) for name, tensor in built.model.named_parameters())
     assert mapped
@@ -462,7 +462,7 @@ def taken(
     """A model on disk, and what each partition takes of it."""
     task = Task(model=make, train=lambda: INPUTS, loss=nn.functional.mse_loss, metric=None)
     settings = Settings(replicas=1, partitions=partitions, split=split, data=DataSettings(batch_size=4), seed=SEED)
-    built = build_on_disk(task, SEED, "cpu")
+    built = build_on_disk(task, SEED)
     graph = split_graph(task, built.model, settings)
     found = [partition(task, built.model, settings, role, False, graph)[0] for role in roles.replicas(settings.mesh)]
     return task, built, found

@@ -3,11 +3,19 @@
 from collections.abc import Mapping, Sequence
 
 import pytest
+import torch
 from splitting import HOMES, WAYS, check_equal, check_way, prepared
 
 from distbelief.schedules.pipelines import home_tasks
+from distbelief.split.inline import play
 from distbelief.split.options import Split
+from distbelief.split.plan import apply
+from distbelief.split.play import Give, HomeResult, HomeStory, Passes, cut_minibatch
+from distbelief.split.program import HomeProgram, build
+from distbelief.split.tracing import trace
+from distbelief.tasks import as_data, resolve
 from distbelief.tasks.registry import BUILTINS
+from distbelief.tasks.worker import on_device
 
 LARGE = ("alexnet", "vgg16", "inception-v1", "squeezenet")
 """Those that are tried in their real shapes, in `tests/slow`."""
@@ -76,3 +84,30 @@ def test_a_task_split_in_several_ways_is_the_whole_one(task: str, way: str, home
 def test_a_task_whose_weights_gradients_are_made_once_is_the_whole_one(task: str, way: str, homes: int) -> None:
     """Of two microbatches, one of them longer."""
     check(task, way, homes, microbatches=2, order=[*home_tasks(2, 2, once=True)])
+
+
+META = torch.device("meta")
+"""Refuses an operation with a tensor of another device."""
+
+
+@pytest.mark.parametrize(
+    ("name", "way", "homes"),
+    SPLITS + [(task, way, homes[0]) for task, ways in APPLIES.items() for way, homes in ways.items() if homes],
+)
+def test_all_that_a_home_computes_with_is_on_its_device(name: str, way: str, homes: int) -> None:
+    task = resolve(name)
+    model, (inputs, targets) = task.model(), as_data(task.train()).batch(torch.arange(6))
+    graph = apply(Split.parse(way, homes), trace(model, (inputs,)), task.loss, targets)
+    programs = [build(graph, home, model, META) for home in range(homes)]
+    batches, gave = cut_minibatch((on_device(inputs, META),), on_device(targets, META), 1), list[Give]()
+
+    def there_and_back(program: HomeProgram) -> HomeStory:
+        passes = Passes(program)
+        yield from passes.forward(0, batches[0])
+        yield from passes.backward(0, batches[0])
+        return HomeResult(None, ())
+
+    play([there_and_back(program) for program in programs], gave.append)
+    assert {one.tensor.device for one in gave} == {META}
+    trained = [one for program in programs for one in program.module.parameters() if one.requires_grad]
+    assert all(one.grad is not None and one.grad.device == META for one in trained)

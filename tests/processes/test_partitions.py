@@ -400,7 +400,7 @@ def test_who_leads_and_measures_has_room_for_its_part_only(tmp_path: Path, strat
 
 def test_an_evaluator_leaves_what_it_was_built_with_before_parameters_come() -> None:
     settings = Job(task="digits", strategy=Downpour(partitions=2)).settings()
-    flat = FlatModule(build_on_disk(jobs.wide(), 0, "cpu").model)
+    flat = FlatModule(build_on_disk(jobs.wide(), 0).model)
     files = {one.data_ptr() for one in flat.trained}
     computes = cannot("compute")
     context = Context(roles.EVALUATOR, 0, settings, jobs.wide(), 0, flat.layout, flat, lambda _: computes)

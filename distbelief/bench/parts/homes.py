@@ -105,7 +105,7 @@ def held(workload: Workload, how: How) -> list[HomeMemory]:
             processes = [peers.start("whole", 1, _hold_whole, workload)]
             return [HomeMemory(*json.loads(one.hear())) for one in processes]
         task, settings = resolve(workload.task), how.settings(workload.batch_size)
-        way = home_schedule(split_graph(task, build_on_disk(task, 0, "cpu").model, settings), settings, 0)
+        way = home_schedule(split_graph(task, build_on_disk(task, 0).model, settings), settings, 0)
         with lend(segment_bytes(how.partitions, way.slots(workload.batch_size))) as memory:
             homes = range(how.partitions)
             processes = [peers.start("home", 1, _hold, workload, how, os.getpid(), memory, home) for home in homes]
@@ -187,7 +187,7 @@ def _trainer(
 
 
 def _hold(connection: Connection, workload: Workload, how: How, supervisor: int, memory: int, home: int) -> None:
-    model = build_on_disk(resolve(workload.task), 0, "cpu").model
+    model = build_on_disk(resolve(workload.task), 0).model
     _train_and_tell(connection, workload, *_trainer(workload, how, supervisor, memory, home, model))
     connection.recv_bytes()  # nobody leaves before all are done
 

@@ -36,7 +36,7 @@ from distbelief.split.tracing import EXAMPLES, trace
 from distbelief.tasks.files.constrained import fill
 from distbelief.tasks.flat import layout_of
 from distbelief.tasks.on_disk import build_on_disk
-from distbelief.tasks.worker import on_device, placed
+from distbelief.tasks.worker import placed
 
 WAKES = 4096
 """Most calls that are taken at once."""
@@ -97,12 +97,15 @@ def split_models(spec: PredictionSpec, named: str | None, inputs: object) -> Spl
             )
     parts = [AnsweringPart(one.program, one.way, spec.batch_size) for one in held]
     siblings, calls = Siblings(spec.role, 0, spec.partitions), _WakePipes(spec)
-    home, lengths = siblings.partition, [segment_bytes(spec.partitions, part.slots) for part in parts]
-    models: list[Callable[[object], object]] = [
-        PartitionModel(part, SplitCompute(siblings, part, Crossings(memory, home, spec.partitions, part.slots)), calls)
-        for part, memory in zip(parts, _shared(spec, sum(lengths)).split(lengths), strict=True)
-    ]
-    return SplitModels(models, [one.split for one in held], held[0].output == home)
+    lengths = [segment_bytes(spec.partitions, part.slots) for part in parts]
+    shared, copies = _shared(spec, sum(lengths)), parts[0].copies  # all are on one device
+    if copies is not None:
+        copies.pin(shared)
+    models: list[Callable[[object], object]] = []
+    for part, memory in zip(parts, shared.split(lengths), strict=True):
+        crossings = Crossings(memory, siblings.partition, spec.partitions, part.slots, copies=copies)
+        models.append(PartitionModel(part, SplitCompute(siblings, part, crossings), calls))
+    return SplitModels(models, [one.split for one in held], held[0].output == siblings.partition)
 
 
 class _Held(NamedTuple):
@@ -119,14 +122,14 @@ def _load(spec: PredictionSpec, run: str, named: str | None, inputs: object) -> 
     """Split a model, and load this partition's part of it."""
     home, device = roles.partition_of(spec.role), placed(spec.device, spec.number)
     task, seed, values = find(Path(run), None, named)
-    model = build_on_disk(task, seed, spec.device, spec.number).model.eval()
+    model = build_on_disk(task, seed).model.eval()
     layout = layout_of(model)
     for parameter in model.parameters():  # frozen ones are as good as others here: a partition may have them alone
         parameter.requires_grad_(parameter.is_floating_point())
     if isinstance(values, ModelFile):
         fill(model, values)
     try:
-        traced = trace(model, (on_device(inputs, device),))
+        traced = trace(model, (inputs,))
         split = Split.parse(spec.split, spec.partitions, own=task.split)
         if split.ways == AUTO:  # batches follow each other through the partitions as microbatches do
             many = IN_HAND * PORTION_BATCHES
@@ -134,7 +137,7 @@ def _load(spec: PredictionSpec, run: str, named: str | None, inputs: object) -> 
         graph = apply(split, traced, None, None)
     except UsageError as error:
         raise UsageError(f"the model of {run}: {error}") from error
-    program = build(graph, home, model)
+    program = build(graph, home, model, device)
     if isinstance(values, Path):
         program.module.load_state_dict(load_weights(values, layout, program.pieces))
     [output] = graph.outputs

@@ -367,7 +367,7 @@ class _Process:
             samples = len(load(task, "training"))
             context = self._context(
                 task, samples, flat, lambda _: cannot("compute"), part=part,
-                whole=lambda: build_on_disk(task, spec.settings.seed, "cpu").model,
+                whole=lambda: build_on_disk(task, spec.settings.seed).model,
             )  # fmt: skip
         else:
             model = self._model(task)
@@ -508,8 +508,8 @@ class _Process:
 
     def _partition(self, task: Task) -> tuple[Task, FlatModule, PartitionTrainer]:
         """What this partition holds of the model, of which nothing else stays; the task, with its training set."""
-        spec = self.spec
-        built = build_on_disk(task, spec.settings.seed, spec.device, self._number, self._fill)
+        spec, device = self.spec, placed(self.spec.device, self._number)
+        built = build_on_disk(task, spec.settings.seed, self._fill)
         self.players.check_model(spec.settings, built.model)
         task = with_data(task, load(task, "training"))
 
@@ -518,7 +518,8 @@ class _Process:
 
         first = roles.is_lead(self.role) and not roles.index_of(self.role)
         graph = split_graph(task, built.model, spec.settings, tell if first else None)
-        flat, part = partition(task, built.model, spec.settings, self.role, self.players.rows, graph)
+        rows = self.players.rows
+        flat, part = partition(task, built.model, spec.settings, self.role, rows, graph, device=device)
         self._tell(records.PartBuilt(self.role, len(roles.replicas(spec.settings.mesh))))
         return task, flat, part
 
@@ -616,7 +617,7 @@ class _Process:
         task = resolve(spec.task, spec.data_dir)
         if settings.partitions > 1:  # it may be larger than what a process may have
             self.endpoint.zeros = zeros_on_disk
-            model = build_on_disk(task, settings.seed, "cpu").model
+            model = build_on_disk(task, settings.seed).model
             vectors = whole_of_split(split_graph(task, model, settings), model, settings, self.players.rows)
         else:
             vectors = self._flat(build_model(task, settings.seed, "cpu"))

@@ -425,7 +425,7 @@ MUTANTS = [
         "an-evaluator-builds-a-split-model-in-memory",
         EVALUATED,
         "places/processes/process.py",
-        'model = build_on_disk(task, settings.seed, "cpu").model\n',
+        "model = build_on_disk(task, settings.seed).model\n",
         'model = build_model(task, settings.seed, "cpu")\n',
         (f"{EVALUATING}[downpour-stages]",),
         seconds=20.0,
