@@ -362,6 +362,8 @@ class SplitOptions:
     """Latency and bandwidth between partitions."""
     seconds: float = 10.0
     """For measured steps."""
+    device: str = "cpu"
+    """Where they are computed: cpu, cuda, cuda:1."""
     draw: str = ""
     """A file to put a picture into (SVG): what each partition computes, and what crosses."""
     draw_step: str = ""
@@ -393,7 +395,8 @@ def split(args: list[str]) -> int:
         split = Split.parse(asked.split, asked.partitions, asked.chunks, made.split)
         found, programs, steps, price = splitting.measure(
             made, split, batch_size=asked.batch_size, schedule=asked.schedule, microbatches=asked.microbatches,
-            weight_gradients=asked.weight_gradients, optimizer=chosen, link=link, seconds=asked.seconds, told=told,
+            weight_gradients=asked.weight_gradients, optimizer=chosen, link=link, seconds=asked.seconds,
+            device=asked.device, told=told,
         )  # fmt: skip
     if asked.draw:
         _write_picture("--draw", asked.draw, draw_split(programs))

@@ -394,10 +394,13 @@ class _Events:
 
     of_thread = False
 
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
     def mark(self) -> torch.cuda.Event:
-        """An event in the device's stream."""
+        """An event in the device's stream, be that the current device or not."""
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def between(self, moments: Sequence[torch.cuda.Event]) -> list[float]:
@@ -408,7 +411,8 @@ class _Events:
 
 def clock_of(device: str) -> StepClock:
     """What times work on a device: its own events, or the thread's time on a processor."""
-    return _Events() if torch.device(device).type == "cuda" else _Thread()
+    place = torch.device(device)
+    return _Events(place) if place.type == "cuda" else _Thread()
 
 
 @contextlib.contextmanager

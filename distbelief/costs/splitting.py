@@ -15,7 +15,7 @@ from torch import nn
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.records import Json
 from distbelief.costs import updates
-from distbelief.costs.profile import BUSY, one_thread
+from distbelief.costs.profile import BUSY, clock_of, one_thread
 from distbelief.costs.turns import Turns
 from distbelief.errors import UsageError
 from distbelief.schedules.pipeline import Pass, Pipeline
@@ -32,7 +32,7 @@ from distbelief.split.tracing import EXAMPLES, Traced, examples, trace
 from distbelief.split.weights import check_once
 from distbelief.tasks.on_disk import build_on_disk
 from distbelief.tasks.task import Data, Task
-from distbelief.tasks.worker import build_model, load
+from distbelief.tasks.worker import build_model, load, on_device, placed
 
 LINE = LinkModel(50e-6, 1.25e9)
 """Between two homes, where nothing is said of it."""
@@ -206,6 +206,7 @@ def measure(
     optimizer: Optimizer | None = None,
     link: LinkModel = LINE,
     seconds: float = 10.0,
+    device: str = "cpu",
     told: Callable[[str], None] = lambda _: None,
 ) -> SplitMeasurement:
     """Measure what a step of a split task costs here, and predict what it takes when each home has a process.
@@ -220,6 +221,7 @@ def measure(
         optimizer: that steps; sgd where none is given.
         link: between any two homes.
         seconds: for steps.
+        device: where they are computed, all homes on one.
         told: is told what is measured.
 
     Raises:
@@ -233,16 +235,16 @@ def measure(
     told("tracing the model")
     schedule = schedule or ("sequential" if microbatches == 1 else "1f1b")
     model, traced, choice, graph, programs, made, in_memory = _split(
-        task, split, data, batch_size, schedule, microbatches, weight_gradients
+        task, split, data, batch_size, schedule, microbatches, weight_gradients, device
     )
     split = choice.split
     with one_thread():
-        turns = Turns(task, model, programs, data, batch_size, made)
+        turns = Turns(task, model, programs, data, batch_size, made, clock_of(device))
         turns.take(seconds, told)
     told("updates")
     chosen = optimizer or optim("sgd")
-    whole = WholeStep(*turns.whole(), *_held(model, chosen, turns.kept))
-    held = [_held(program.module, chosen, 0) for program in programs]
+    whole = WholeStep(*turns.whole(), *_held(model, chosen, turns.kept, device))
+    held = [_held(program.module, chosen, 0, device) for program in programs]
     costs = turns.costs()
     if made.asynchronous:
         costs = _with_updates(made, costs, whole.gathers, held)
@@ -273,12 +275,13 @@ class _SplitModel(NamedTuple):
 
 
 def _split(
-    task: Task, split: Split, data: Data, batch_size: int, schedule: str, microbatches: int, weight_gradients: str
-) -> _SplitModel:
+    task: Task, split: Split, data: Data, batch_size: int, schedule: str, microbatches: int, weight_gradients: str,
+    device: str,
+) -> _SplitModel:  # fmt: skip
     """Split a task's model, and say in which order minibatches go through it."""
-    inputs, targets = data.batch(examples(len(data)))
+    inputs, targets = (on_device(one, placed(device)) for one in data.batch(examples(len(data))))
     told_of_memory = build_on_disk(task, 0).told
-    model = build_model(task, 0, "cpu").train()
+    model = build_model(task, 0, device).train()
     traced = trace(model, (inputs,))
     choice = choose(
         split, traced, model, task.loss, targets, EXAMPLES, batch_size, schedule, microbatches, weight_gradients
@@ -305,10 +308,10 @@ def _notes(partitions: int, busy: float, in_memory: str) -> list[str]:
     return notes
 
 
-def _held(module: nn.Module, optimizer: Optimizer, kept: int) -> tuple[float, dict[str, int]]:
+def _held(module: nn.Module, optimizer: Optimizer, kept: int, device: str) -> tuple[float, dict[str, int]]:
     """Seconds of an update, and the bytes of each kind that are held for a module."""
     trained = [one for one in module.parameters() if one.requires_grad]
-    update = updates.measure(optimizer, max(1, sum(one.numel() for one in trained)))
+    update = updates.measure(optimizer, max(1, sum(one.numel() for one in trained)), device)
     held = sum(one.nbytes for one in (*module.parameters(), *module.buffers()))
     return update.seconds, dict(zip(KINDS, (held, sum(one.nbytes for one in trained), update.state, kept), strict=True))
 

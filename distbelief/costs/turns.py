@@ -5,18 +5,20 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from distbelief.costs.profile import StepClock
 from distbelief.schedules.pipeline import Pass, Pipeline
 from distbelief.schedules.pipeline_price import SegmentCost
 from distbelief.split.inline import play
 from distbelief.split.play import HomeResult, HomeStory, RunSegment, cut_minibatch, step
 from distbelief.split.program import HomeProgram
 from distbelief.tasks.task import Data, Task
+from distbelief.tasks.worker import on_device
 
 LEAST_ROUNDS, MOST_ROUNDS = 3, 60
 """Of both, after a first in which nothing is timed."""
@@ -40,14 +42,17 @@ class Turns:
         data: the training set.
         batch_size: of the minibatch.
         made: in which order each home does what.
+        clock: of the device where they are computed.
     """
 
     def __init__(
-        self, task: Task, model: nn.Module, programs: Sequence[HomeProgram], data: Data, batch_size: int, made: Pipeline
-    ) -> None:
+        self, task: Task, model: nn.Module, programs: Sequence[HomeProgram], data: Data, batch_size: int,
+        made: Pipeline, clock: StepClock,
+    ) -> None:  # fmt: skip
         self._task, self._model, self._programs, self._data, self._made = task, model, programs, data, made
+        self._clock, self._device = clock, next(model.parameters()).device
         self._indices = torch.arange(batch_size) % len(data)
-        inputs, targets = data.batch(self._indices)
+        inputs, targets = self._gathered()
         self._batches = cut_minibatch((inputs,), targets, made.microbatches)
         self._wholes: list[tuple[float, float]] = []
         self._splits: list[dict[Ran, float]] = []
@@ -55,7 +60,7 @@ class Turns:
         self.kept = 0
         """Bytes that the whole model keeps for its way back."""
         self.busy = 1.0
-        """The wall's time, as a multiple of the thread's."""
+        """The wall's time, as a multiple of the thread's; 1 where that is not what times it."""
         for layer in (layer for program in programs for layer in program.layers):
             layer.train()
 
@@ -66,9 +71,10 @@ class Turns:
         end = begin + seconds
         while len(self._splits) < LEAST_ROUNDS or (len(self._splits) < MOST_ROUNDS and time.perf_counter() < end):
             self._wholes.append(self._whole_step())
-            self._splits.append(self._split_step(_SegmentMeter()).took)
+            self._splits.append(self._split_step(_SegmentMeter(self._clock)).took)
             told(f"round {len(self._splits)} of the whole model and the split one")
-        self.busy = (time.perf_counter() - begin) / (time.thread_time() - worked)
+        if self._clock.of_thread:
+            self.busy = (time.perf_counter() - begin) / (time.thread_time() - worked)
 
     def whole(self) -> tuple[float, float]:
         """Seconds of gathering a minibatch, and of computing its gradient, in the whole model."""
@@ -93,27 +99,34 @@ class Turns:
 
     def _whole_step(self) -> tuple[float, float]:
         _forget([self._model])
-        begin = time.thread_time()
-        inputs, targets = self._data.batch(self._indices)
-        gathered = time.thread_time()
+        begin = self._clock.mark()
+        inputs, targets = self._gathered()
+        gathered = self._clock.mark()
         self._task.loss(self._model(inputs), targets).backward()
-        return gathered - begin, time.thread_time() - gathered
+        gathers, computes = self._clock.between([begin, gathered, self._clock.mark()])
+        return gathers, computes
+
+    def _gathered(self) -> tuple[object, object]:
+        """The minibatch, where it is computed."""
+        inputs, targets = self._data.batch(self._indices)
+        return on_device(inputs, self._device), on_device(targets, self._device)
 
     def _split_step(self, watch: _SegmentMeter) -> _SegmentMeter:
         _forget(program.module for program in self._programs)
         orders = zip(self._programs, self._made.orders, strict=True)
         play([_watched(program.home, step(program, self._batches, order), watch) for program, order in orders])
+        watch.add_up()
         return watch
 
     def _keep(self) -> None:
         """See what autograd keeps: of the whole model, and of each segment beside what it received."""
         modules = [self._model, *(program.module for program in self._programs)]
         held = {_address(one) for module in modules for one in (*module.parameters(), *module.buffers())}
-        watch = _SegmentMeter(held)
+        watch = _SegmentMeter(self._clock, held)
         with saved_tensors_hooks(watch.keep, lambda saved: saved):
             self._whole_step()
         self.kept = watch.kept.get(None, 0)
-        watch = _SegmentMeter(held)
+        watch = _SegmentMeter(self._clock, held)
         with saved_tensors_hooks(watch.keep, lambda saved: saved):
             self._split_step(watch)
         self._kept = watch.kept
@@ -122,7 +135,10 @@ class Turns:
 class _SegmentMeter:
     """What segments take, and what they keep that is not held or received anyway."""
 
-    def __init__(self, held: Iterable[int] = ()) -> None:
+    def __init__(self, clock: StepClock, held: Iterable[int] = ()) -> None:
+        self._clock = clock
+        self._ran: list[tuple[Ran, Any, Any]] = []
+        """What has run, and the moments of its beginning and end: asking how far they are apart waits for a device."""
         self.took: dict[Ran, float] = {}
         self.running: Ran | None = None
         self.kept: dict[Ran | None, int] = {}
@@ -132,6 +148,21 @@ class _SegmentMeter:
         """What each home has received or keeps already."""
         self._alive: list[Tensor] = []
         """So that no address is that of two."""
+
+    def begin(self, ran: Ran | None) -> Any:
+        """Something runs now; returns the moment."""
+        self.running = ran
+        return self._clock.mark()
+
+    def end(self, begun: Any) -> None:
+        """It has ended."""
+        if self.running is not None:
+            self._ran.append((self.running, begun, self._clock.mark()))
+
+    def add_up(self) -> None:
+        """Say how long each took."""
+        for ran, *moments in self._ran:
+            self.took[ran] = self.took.get(ran, 0.0) + sum(self._clock.between(moments))
 
     def receive(self, home: int, tensor: Tensor) -> None:
         """Something has come to a home."""
@@ -153,7 +184,7 @@ def _watched(home: int, story: HomeStory, watch: _SegmentMeter) -> HomeStory:
     answer: Tensor | None = None
     ran: Ran | None = None
     while True:
-        watch.running, begin = ran, time.thread_time()
+        begun = watch.begin(ran)
         try:
             effect = story.send(answer)
         except StopIteration as end:
@@ -163,8 +194,7 @@ def _watched(home: int, story: HomeStory, watch: _SegmentMeter) -> HomeStory:
                 watch.kept[first] = watch.kept.get(first, 0) + result.kept
             return result
         finally:
-            if ran is not None:
-                watch.took[ran] = watch.took.get(ran, 0.0) + time.thread_time() - begin
+            watch.end(begun)
         if isinstance(effect, RunSegment):
             ran = Ran(home, effect.segment.number, effect.direction)
         answer = yield effect

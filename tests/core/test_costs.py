@@ -348,7 +348,8 @@ def test_a_device_is_timed_by_its_own_events(monkeypatch: pytest.MonkeyPatch) ->
             assert enable_timing
             self.at = Event.made = Event.made + 1
 
-        def record(self) -> None: ...
+        def record(self, stream: object) -> None:
+            assert stream == "that of cuda:1"
 
         def synchronize(self) -> None:
             done.append(self.at)
@@ -358,7 +359,8 @@ def test_a_device_is_timed_by_its_own_events(monkeypatch: pytest.MonkeyPatch) ->
             return 5.0 * (other.at - self.at)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    clock = profile._Events()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"that of {device}")
+    clock = profile.clock_of("cuda:1")
     assert clock.between([clock.mark(), clock.mark(), clock.mark()]) == [5e-3, 5e-3]
     assert done == [3]
 
@@ -527,7 +529,7 @@ def test_an_update_on_a_device_is_timed_by_its_events(monkeypatch: pytest.Monkey
         def __init__(self, enable_timing: bool) -> None:
             assert enable_timing
 
-        def record(self) -> None: ...
+        def record(self, stream: object) -> None: ...
 
         def synchronize(self) -> None: ...
 
@@ -536,6 +538,7 @@ def test_an_update_on_a_device_is_timed_by_its_events(monkeypatch: pytest.Monkey
 
     zeros = torch.zeros
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", str)
     monkeypatch.setattr(torch, "zeros", lambda *shape, **more: zeros(*shape, **{**more, "device": "cpu"}))
     assert updates.measure(optim("sgd"), 10, "cuda:0").seconds == pytest.approx(7e-3)
     assert updates.measure(optim("sgd"), 10).seconds < 7e-3

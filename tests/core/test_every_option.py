@@ -191,6 +191,7 @@ SMALL: dict[str, dict[str, str]] = {
         "optimizer": "adam",
         "network": "latency=1ms",
         "seconds": "2",
+        "device": "cuda:1",
         "draw": "drawn.svg",
         "draw_step": "step.svg",
         "data_dir": "there",

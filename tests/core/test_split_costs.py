@@ -2,9 +2,10 @@
 whether that pays.
 """
 
+import itertools
 import json
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy
@@ -45,7 +46,7 @@ def known(monkeypatch: pytest.MonkeyPatch, segments: list[SegmentCost], whole: f
     monkeypatch.setattr(turns.Turns, "costs", lambda _: segments)
     monkeypatch.setattr(turns.Turns, "whole", lambda _: (1e-3, whole))
     monkeypatch.setattr(
-        splitting.updates, "measure", lambda one, n: splitting.updates.UpdateCost(one.name, n * 1e-6, 8 * n)
+        splitting.updates, "measure", lambda one, n, _: splitting.updates.UpdateCost(one.name, n * 1e-6, 8 * n)
     )
 
 
@@ -101,6 +102,39 @@ def test_weights_gradients_once_are_timed_by_themselves_and_hold_what_they_are_m
     spans = [span for span in made.price.spans if span.task.direction is Pass.WEIGHTS]
     assert [span.home for span in sorted(spans, key=lambda span: span.home)] == [0, 1]
     assert all(span.stop > span.start for span in spans)
+
+
+class Ticks:
+    """A device's clock, on which whatever is timed takes a second."""
+
+    of_thread = False
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def mark(self) -> int:
+        self.now += 1
+        return self.now
+
+    def between(self, moments: Sequence[int]) -> list[float]:
+        return [float(after - before) for before, after in itertools.pairwise(moments)]
+
+
+def test_segments_are_timed_by_the_clock_of_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(splitting, "clock_of", lambda device: {"cuda": Ticks()}[device])
+    monkeypatch.setattr(splitting, "placed", lambda device: asked.append(device) or torch.device("cpu"))
+    monkeypatch.setattr(splitting, "build_model", lambda task, _, device: asked.append(device) or task.model())
+    monkeypatch.setattr(
+        splitting.updates, "measure", lambda *given: splitting.updates.UpdateCost(asked.append(given[2]) or "", 0.0, 0)
+    )
+    found = cost_of(seconds=0.01, device="cuda")
+    assert {*asked} == {"cuda"}
+    assert (found.whole.gathers, found.whole.computes) == (1.0, 1.0)
+    # of the first forward, up to what it gives, up to what it takes, and up to its way back; that; and of the second
+    # forward, its way back up to what it gives, and the end
+    assert [home.computes for home in found.homes] == [4.0, 3.0]
+    assert not any("busy" in note for note in found.notes)
 
 
 def test_a_model_that_has_no_such_weights_is_refused_before_it_is_timed() -> None:

@@ -25,7 +25,12 @@ from distbelief.fabric.pinned import CudaDevice, DeviceCopies, pin
 from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute
 from distbelief.replica.steps import Steps
-from distbelief.split.program import HomeProgram
+from distbelief.split.inline import play
+from distbelief.split.options import Split
+from distbelief.split.plan import apply
+from distbelief.split.play import Give, HomeResult, HomeStory, Passes, cut_minibatch
+from distbelief.split.program import HomeProgram, build
+from distbelief.split.tracing import TracedBy, trace
 from distbelief.strategies.context import Context
 from distbelief.strategies.partition import PartitionTrainer, partition, split_graph
 from distbelief.tasks import Task
@@ -404,3 +409,39 @@ class Watched(TorchDispatchMode):
         if func is torch.ops.aten._to_copy.default and found.device == META != args[0].device:
             self._moved.append(found.nbytes)
         return found
+
+
+class Written(nn.Module):
+    """One whose tracing writes down where it was: a constant, a device among arguments, a buffer of no checkpoint."""
+
+    def __init__(self, exported: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.exported = exported
+        self.register_buffer("mask", torch.ones(8), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        where = next(self.parameters()).device
+        value = self.first(x) * torch.arange(8, device=where)
+        value = value + torch.zeros_like(value, device=where)
+        if self.exported:  # torch.fx cannot trace this
+            value = value + torch.zeros(x.shape[0], 8, device=where)
+        return self.last(value * self.mask)
+
+
+@pytest.mark.parametrize("exported", [False, True], ids=["fx", "export"])
+def test_what_tracing_wrote_down_is_of_the_device_that_computes(exported: bool) -> None:
+    """The meta device refuses an operation with a tensor of another device."""
+    model, inputs = Written(exported), torch.zeros(3, 6)
+    traced = trace(model, (inputs,))
+    assert traced.method is (TracedBy.EXPORT if exported else TracedBy.FX)
+    graph = apply(Split.parse("stages", 2), traced, nn.functional.cross_entropy, torch.zeros(3, dtype=torch.int64))
+    programs = [build(graph, home, model, META) for home in range(2)]
+    batches, gave = cut_minibatch((inputs.to(META),), torch.zeros(3, dtype=torch.int64, device=META), 1), list[Give]()
+
+    def there(program: HomeProgram) -> HomeStory:
+        return HomeResult(None, (yield from Passes(program).forward(0, batches[0])))
+
+    results = play([there(program) for program in programs], gave.append)
+    assert {one.tensor.device for one in gave} == {META}
+    assert [one.device for result in results for one in result.outputs if one is not None] == [META, META]

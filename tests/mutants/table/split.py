@@ -18,6 +18,7 @@ EVALUATING, EVALUATED = (
     "Who measures a model of which replicas hold parts",
 )
 BUILDING, BUILT = "tests/machines/test_on_disk.py", "A partition builds and holds its own part only"
+MOVED = "tests/machines/test_devices.py"
 WEIGHTS, ONCE = "tests/machines/test_split_weights.py", "With `--weight-gradients once` one product"
 SCRIPTS, SCRIPTED = "tests/machines/test_split_scripts.py", "A script's split model is the whole one"
 OWN = "The split that a task brings is taken wherever none is named"
@@ -301,6 +302,14 @@ MUTANTS = [
         (f"{WEIGHTS}::test_a_product_of_each_weight_is_made_once",),
     ),
     Mutant(
+        "segments-on-a-device-are-timed-by-the-thread",
+        PREDICTED,
+        "costs/splitting.py",
+        "clock_of(device))",
+        'clock_of("cpu"))',
+        (f"{COSTS}::test_segments_are_timed_by_the_clock_of_their_device",),
+    ),
+    Mutant(
         "making-weights-gradients-takes-no-time",
         ONCE,
         "costs/turns.py",
@@ -412,6 +421,30 @@ MUTANTS = [
         "    numpy.random.set_state(chance[1])\n",
         "",
         (f"{BUILDING}::test_what_is_in_memory_after_all_is_told",),
+    ),
+    Mutant(
+        "a-whole-tensor-is-moved-for-a-part-of-it",
+        BUILT,
+        "split/program.py",
+        "part = whole.detach().narrow(",
+        "part = whole.detach().to(self._device or whole.device).narrow(",
+        (f"{MOVED}::test_a_partition_moves_its_own_part_and_nothing_else[filters]",),
+    ),
+    Mutant(
+        "a-constant-stays-where-it-was-traced",
+        BUILT,
+        "split/program.py",
+        "self._moved(self._split.constant(name))",
+        "self._split.constant(name)",
+        (f"{MOVED}::test_what_tracing_wrote_down_is_of_the_device_that_computes",),
+    ),
+    Mutant(
+        "a-device-that-was-written-down-stays",
+        BUILT,
+        "split/program.py",
+        "return self._device if isinstance(argument, torch.device) and argument in self._elsewhere else argument",
+        "return argument",
+        (f"{MOVED}::test_what_tracing_wrote_down_is_of_the_device_that_computes",),
     ),
     Mutant(
         "weights-are-read-a-byte-too-late",

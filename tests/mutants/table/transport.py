@@ -13,6 +13,7 @@ TICKET = "Who joins a job has shown its ticket"
 IMPORTS = "Nothing that is sent or read has a module imported"
 LOCK = "A lock whose holder dies is free at once"
 CROSSES = "What crosses between partitions in shared memory"
+PINNED, DEVICES = "What crosses from or to a CUDA device", "tests/machines/test_devices.py::"
 HOOK = "A script with DDP and `comm_hook`"
 
 TCP_TESTS = "tests/processes/test_tcp.py::"
@@ -53,6 +54,61 @@ MUTANTS = [
         "        stamps[asleep] = 1\n",
         "        stamps[asleep] = 0\n",
         (CROSSING + "test_who_looks_in_vain_sleeps_and_is_woken_by_what_it_waits_for",),
+    ),
+    Mutant(
+        "what-leaves-a-device-is-told-at-once",
+        PINNED,
+        "fabric/pinned.py",
+        "self._cuda.wait(self._cuda.copy(to, tensor))",
+        "self._cuda.copy(to, tensor)",
+        (
+            DEVICES + "test_what_leaves_a_device_is_told_when_it_is_there",
+            DEVICES + "test_what_is_sent_next_leaves_what_is_read_alone",
+            DEVICES + "test_a_split_model_on_devices_is_that_on_the_host",
+        ),
+    ),
+    Mutant(
+        "a-slot-is-free-before-it-was-read",
+        PINNED,
+        "fabric/crossings.py",
+        "            self._copies.settle()\n",
+        "            assert self._copies.settle\n",
+        (DEVICES + "test_a_slot_is_free_when_it_was_read",),
+    ),
+    Mutant(
+        "what-arrives-is-written-over-what-is-read",
+        PINNED,
+        "fabric/pinned.py",
+        "self.settle()  # the one before may still be read",
+        "assert self.settle",
+        (
+            DEVICES + "test_what_is_sent_next_leaves_what_is_read_alone",
+            DEVICES + "test_a_split_model_on_devices_is_that_on_the_host[sum-sent]",
+        ),
+    ),
+    Mutant(
+        "memory-stays-registered",
+        PINNED,
+        "fabric/pinned.py",
+        "        weakref.finalize(owner, cuda.unregister, memory)\n",
+        "        assert weakref.finalize\n",
+        (DEVICES + "test_memory_is_registered_until_who_uses_it_is_gone",),
+    ),
+    Mutant(
+        "an-error-of-cuda-is-left-for-the-next",
+        PINNED,
+        "fabric/pinned.py",
+        "                torch.ones(1, device=self.device)\n",
+        "                pass\n",
+        (DEVICES + "test_cuda_is_asked_for_what_it_has[712]",),
+    ),
+    Mutant(
+        "a-partition-registers-what-is-of-others",
+        PINNED,
+        "strategies/context.py",
+        "part.copies.pin(memory)",
+        "part.copies.pin(self.crossings(self.settings.replicas * length))",
+        (DEVICES + "test_a_partition_registers_its_own_part_of_what_is_shared",),
     ),
     Mutant(
         "the-last-message-leaves-first",
