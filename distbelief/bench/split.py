@@ -27,6 +27,7 @@ from distbelief.core.records import Json
 from distbelief.errors import UsageError, unknown
 from distbelief.record.machine import machine
 from distbelief.schedules.pipelines import WEIGHT_GRADIENTS
+from distbelief.tasks.worker import placed
 
 WORKLOADS = "distbelief.bench.parts.workloads:"
 RATE = 0.001
@@ -70,6 +71,8 @@ MODELS: Mapping[str, SplitBenchModel] = {
 PARTS = (CROSSING, WHOLE, MEMORY, PIPELINES, TENSORS, WORK, PRICES) = (
     "crossing", "whole", "memory", "pipelines", "tensors", "work", "prices",
 )  # fmt: skip
+ON_DEVICE = (CROSSING, WHOLE)
+"""Those that are measured on another device than the CPU, with nothing promised."""
 AS_PIPELINES: Mapping[str, tuple[float, float]] = {"mlp": (1.3, 1.3), "wide": (0.97, 1.3), "alexnet": (0.97, 1.3)}
 """How many times as fast as torch's pipeline stages are to be, with one microbatch, and with more."""
 AS_TENSORS: Mapping[str, float] = {"mlp": 2.5, "wide": 1.0}
@@ -104,6 +107,9 @@ class SplitBenchOptions:
     processor, in microbatches), prices (of steps, by measured segments, beside steps)."""
     microbatches: tuple[int, ...] = (1, 4, 8)
     """Of a minibatch, in pipelines."""
+    device: str = "cpu"
+    """cpu; or cuda, for crossing and whole on GPUs, which the partitions take in turn, beside the whole model on
+    one."""
     repeats: int = 3
     """Rounds in which all contenders take their turns."""
     json: str | None = None
@@ -125,6 +131,9 @@ def run(options: SplitBenchOptions) -> Json:
     """
     _check(options)
     facts, parts = machine(), options.parts
+    if options.device != "cpu":
+        placed(options.device)
+        parts = tuple(part for part in parts if part in ON_DEVICE)
     seconds = _crossing(options) if CROSSING in parts else []
     measured = {model: _of_model(model, options) for model in options.models if WHOLE in parts}
     pipelines = {
@@ -142,7 +151,9 @@ def run(options: SplitBenchOptions) -> Json:
         if PRICES in parts
         for how in _priced(model, options)
     }
-    figures = [*_of_crossing(seconds), *_of_wholes(measured), *_of_torch(pipelines), *_of_torch(tensors)]
+    figures = [*_of_torch(pipelines), *_of_torch(tensors)]
+    if options.device == "cpu":
+        figures = [*_of_crossing(seconds), *_of_wholes(measured), *figures]
     for how, one in {} if options.quick else memory.items():
         what = f"alexnet, {how}: parameters, gradients and state of the largest partition, of the whole's"
         figures.append(figure(what, one["of_whole"], one["promised"], lower=True))
@@ -163,21 +174,29 @@ def run(options: SplitBenchOptions) -> Json:
         "figures": figures,
     }  # fmt: skip
     if not options.quiet:
-        for model, one in measured.items():
-            _show(model, one)
-        _show_held(memory)
-        for name, one in (*pipelines.items(), *tensors.items()):
-            _show_beside_torch(name, one)
-        for name, one in work.items():
-            rows = [[who, number(1e3 * seconds)] for who, seconds in one["seconds"].items()]
-            show(f"{name}: what a processor works for the gradient of a step", ("", "ms"), rows)
-        if prices:
-            rows = [
-                [what, number(one["priced"]), number(one["measured"]), f"{one['error']:+.0%}"]
-                for what, one in prices.items()
-            ]
-            show("samples/s by the price of a step, and in two processes", ("", "priced", "measured", "error"), rows)
+        _tell(result, options)
     return finish(result, options)
+
+
+def _tell(result: Json, options: SplitBenchOptions) -> None:
+    """Print what was measured."""
+    if result["crossing_seconds"] and options.device != "cpu":
+        micros = number(1e6 * statistics.median(result["crossing_seconds"]))
+        show("what crosses between two devices", ("", "us"), [[f"{CROSSES:,} bytes", micros]])
+    for model, one in result["models"].items():
+        _show(model, one)
+    _show_held(result["memory"])
+    for name, one in (*result["pipelines"].items(), *result["tensors"].items()):
+        _show_beside_torch(name, one)
+    for name, one in result["work"].items():
+        rows = [[who, number(1e3 * seconds)] for who, seconds in one["seconds"].items()]
+        show(f"{name}: what a processor works for the gradient of a step", ("", "ms"), rows)
+    if result["prices"]:
+        rows = [
+            [what, number(one["priced"]), number(one["measured"]), f"{one['error']:+.0%}"]
+            for what, one in result["prices"].items()
+        ]
+        show("samples/s by the price of a step, and in two processes", ("", "priced", "measured", "error"), rows)
 
 
 def _check(options: SplitBenchOptions) -> None:
@@ -191,7 +210,7 @@ def _check(options: SplitBenchOptions) -> None:
 
 
 def _crossing(options: SplitBenchOptions) -> list[float]:
-    once = partial(homes.crossing_seconds, CROSSES, 20 if options.quick else CROSSINGS)
+    once = partial(homes.crossing_seconds, CROSSES, 20 if options.quick else CROSSINGS, options.device)
     return interleave({"": once}, options.repeats)[""]
 
 
@@ -213,7 +232,7 @@ def _of_wholes(measured: Json) -> list[Figure]:
 def _workload(name: str, options: SplitBenchOptions) -> loops.Workload:
     model = MODELS[name]
     task, steps = (f"{WORKLOADS}mlp_quick", 5) if options.quick else (model.task, model.steps)
-    return loops.Workload(task, steps, model.batch_size, RATE)
+    return loops.Workload(task, steps, model.batch_size, RATE, options.device)
 
 
 def _of_model(name: str, options: SplitBenchOptions) -> Json:
@@ -223,6 +242,8 @@ def _of_model(name: str, options: SplitBenchOptions) -> Json:
         TWO: partial(loops.independent, workload, 1, 2),
         SPLIT: partial(homes.split, workload, model.how),
     }
+    if options.device != "cpu":  # which computes as fast, with however many threads
+        del contenders[TWO]
     taken = interleave(contenders, options.repeats)
     return {
         "task": workload.task,
@@ -230,7 +251,7 @@ def _of_model(name: str, options: SplitBenchOptions) -> Json:
         "batch_size": model.batch_size,
         **rates(taken),
         "of_one": {name: ratio(values, taken[ONE]) for name, values in taken.items()},
-        "of_two": {name: ratio(values, taken[TWO]) for name, values in taken.items()},
+        "of_two": {name: ratio(values, taken[TWO]) for name, values in taken.items() if TWO in taken},
     }
 
 
@@ -250,13 +271,19 @@ def _held(options: SplitBenchOptions) -> Json:
 
 
 def _show(model: str, one: Json) -> None:
+    of = 2 if one["of_two"] else 1
     rows = [
-        [name, number(rate), f"{one['spread'][name]:.0%}", *(number(one[key][name]) for key in ("of_one", "of_two"))]
+        [
+            name,
+            number(rate),
+            f"{one['spread'][name]:.0%}",
+            *(number(one[key][name]) for key in ("of_one", "of_two")[:of]),
+        ]
         for name, rate in one["samples_per_second"].items()
     ]
     show(
         f"{model}: {one['split']}, {one['batch_size']} samples a step",
-        ("", "samples/s", "+-", "of 1 thread", "of 2"),
+        ("", "samples/s", "+-", "of 1 thread", "of 2")[: 3 + of],
         rows,
     )
 

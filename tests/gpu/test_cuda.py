@@ -32,16 +32,3 @@ def test_two_replicas_share_a_gpu(tmp_path: Path) -> None:
     strategy = db.Downpour(replicas=2, shards=2, optimizer=db.optim("adagrad", lr=0.05))
     result = db.run(db.Job(task="digits", strategy=strategy, epochs=10, device="cuda", out=str(tmp_path / "run")))
     assert result["test_accuracy"] > 0.9
-
-
-@pytest.mark.parametrize("strategy", [db.Downpour, db.Allreduce])
-def test_partitions_on_a_gpu_train_what_whole_replicas_do(strategy: type, tmp_path: Path) -> None:
-    """Each on a GPU of its own where there are two; what crosses goes by the memory of the host."""
-    weights = {}
-    for device, more in (("cpu", {}), ("cuda", {"partitions": 2, "split": "stages"})):
-        made = strategy(replicas=1, optimizer=db.optim("sgd", lr=0.05), **more)
-        result = db.run(db.Job(task="digits", strategy=made, epochs=2, device=device, out=str(tmp_path / device)))
-        assert result["outcome"] == "done"
-        weights[device] = load_file(str(Path(result["run"]) / "model.safetensors"))
-    for name, value in weights["cpu"].items():
-        torch.testing.assert_close(weights["cuda"][name], value, rtol=1e-3, atol=1e-4)

@@ -25,6 +25,7 @@ from distbelief.fabric.pinned import CudaDevice, DeviceCopies, pin
 from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute
 from distbelief.replica.steps import Steps
+from distbelief.runtime.split_model import SplitModel
 from distbelief.split.inline import play
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
@@ -34,6 +35,7 @@ from distbelief.split.tracing import TracedBy, trace
 from distbelief.strategies.context import Context
 from distbelief.strategies.partition import PartitionTrainer, partition, split_graph
 from distbelief.tasks import Task
+from distbelief.tasks.flat import layout_of
 from distbelief.tasks.task import TensorData
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -445,3 +447,14 @@ def test_what_tracing_wrote_down_is_of_the_device_that_computes(exported: bool) 
     results = play([there(program) for program in programs], gave.append)
     assert {one.tensor.device for one in gave} == {META}
     assert [one.device for result in results for one in result.outputs if one is not None] == [META, META]
+
+
+def test_a_script_may_leave_the_whole_model_on_the_host() -> None:
+    model, split = layered(), Split.parse("stages", 2)
+    script = SplitModel(model, split, None, None, lambda: Batch(0, 0), bool, META)
+    sample = torch.zeros(2, 1, 8, 8), torch.zeros(2)
+    flat, part = script.cut(
+        1, lambda: sample, settings_of("stages"), 4, lambda whole, graph: layout_of(whole, None, graph.pieces), None
+    )
+    assert (part.device, flat.device) == (META, META)
+    assert {one.device for one in script.parameters()} == {META}

@@ -223,6 +223,7 @@ def _leave(connection):
         ("accuracy", {"seeds": 0}, "--seeds 0: must be 1 or more"),
         ("split", {"parts": ("tensor",)}, "did you mean 'tensors'"),
         ("split", {"microbatches": (4, 17)}, "--microbatches 17: must be from 1 to 16"),
+        ("split", {"device": "cuda:99"}, "--device cuda:99: not available here"),
         ("split", {"parts": ("tensors",), "models": ("gru",)}, "--parts tensors --models gru: nothing is measured"),
     ],
 )

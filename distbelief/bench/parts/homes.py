@@ -21,6 +21,7 @@ from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import DataSettings, Settings
 from distbelief.costs import splitting
 from distbelief.fabric.crossings import Crossings, segment_bytes
+from distbelief.fabric.pinned import DeviceCopies, device_copies
 from distbelief.places.processes.peers import Peers, lend, map_memory
 from distbelief.replica.home_part import home_schedule
 from distbelief.split import inline
@@ -30,7 +31,7 @@ from distbelief.strategies.partition import PartitionTrainer, partition, program
 from distbelief.tasks import as_data, resolve
 from distbelief.tasks.on_disk import build_on_disk
 from distbelief.tasks.order import Order
-from distbelief.tasks.worker import Trainer, build_model, with_data
+from distbelief.tasks.worker import Trainer, build_model, placed, with_data
 
 HOMES = 2
 """Of a model that is split for a benchmark."""
@@ -115,10 +116,11 @@ def held(workload: Workload, how: How) -> list[HomeMemory]:
             return found
 
 
-def crossing_seconds(size: int, steps: int) -> float:
-    """Seconds in which so many bytes cross from one home to another, one way."""
+def crossing_seconds(size: int, steps: int, device: str = "cpu") -> float:
+    """Seconds in which so many bytes cross from one home to another, one way; each on a device, in turn."""
     with Peers() as peers, lend(segment_bytes(2, [size, size])) as memory:
-        rates = race([peers.start("home", 1, _bounce, size, steps, os.getpid(), memory, home) for home in (0, 1)])
+        shared = os.getpid(), memory
+        rates = race([peers.start("home", 1, _bounce, size, steps, device, *shared, home) for home in (0, 1)])
         return 1 / statistics.fmean(rates)
 
 
@@ -159,7 +161,7 @@ class _HomeTrainer:
     def _cross(self, asked: Give | Take) -> torch.Tensor | None:
         slot = self._part.slot(asked)
         if isinstance(asked, Give):
-            while not self._crossings.give(slot, asked.other, self._part.encode(asked)):
+            while not self._crossings.give(slot, asked.other, asked.tensor):
                 pass
             return None
         while (taken := self._crossings.take(slot, asked.transfer.shape.dtype, self._part.shape(asked))) is None:
@@ -181,8 +183,10 @@ def _trainer(
     data = as_data(task.train())
     role = roles.replicas(settings.mesh)[home]
     task = with_data(task, data)
-    flat, part = partition(task, model, settings, role, False, split_graph(task, model, settings))
-    crossings = Crossings(_bytes(map_memory(supervisor, memory)), home, how.partitions, part.slots)
+    device = placed(workload.device, home)
+    flat, part = partition(task, model, settings, role, False, split_graph(task, model, settings), device=device)
+    shared = _bytes(map_memory(supervisor, memory), part.copies)
+    crossings = Crossings(shared, home, how.partitions, part.slots, copies=part.copies)
     return _HomeTrainer(part, crossings, Order(len(data), workload.batch_size, 0)), flat.module
 
 
@@ -235,9 +239,13 @@ def _in_turn(connection: Connection, workload: Workload, how: How) -> None:
     connection.recv_bytes()
 
 
-def _bounce(connection: Connection, size: int, steps: int, supervisor: int, memory: int, home: int) -> None:
-    crossings = Crossings(_bytes(map_memory(supervisor, memory)), home, 2, [size, size])
-    value = torch.zeros(size, dtype=torch.uint8)
+def _bounce(
+    connection: Connection, size: int, steps: int, device: str, supervisor: int, memory: int, home: int
+) -> None:
+    place = placed(device, home)
+    copies = device_copies(place)
+    crossings = Crossings(_bytes(map_memory(supervisor, memory), copies), home, 2, [size, size], copies=copies)
+    value = torch.zeros(size, dtype=torch.uint8, device=place)
 
     def give() -> None:
         while not crossings.give(home, 1 - home, value):
@@ -258,5 +266,9 @@ def _bounce(connection: Connection, size: int, steps: int, supervisor: int, memo
     connection.recv_bytes()
 
 
-def _bytes(mapping: mmap.mmap) -> torch.Tensor:
-    return torch.frombuffer(mapping, dtype=torch.uint8)
+def _bytes(mapping: mmap.mmap, copies: DeviceCopies | None) -> torch.Tensor:
+    """Memory that is shared, pinned where a device copies from and to it."""
+    memory = torch.frombuffer(mapping, dtype=torch.uint8)
+    if copies is not None:
+        copies.pin(memory)
+    return memory

@@ -36,6 +36,8 @@ class Workload(NamedTuple):
     steps: int
     batch_size: int
     lr: float
+    device: str = "cpu"
+    """Where loops that are independent compute, and homes of a split model, in turn."""
 
 
 class Trains(Protocol):
@@ -117,6 +119,8 @@ def warm_and_run(
             epoch, index = divmod(rank * workload.steps + number, trainer.order.batches)
             samples += trainer.compute(Batch(epoch, index)).samples
             step()
+        if workload.device != "cpu":
+            torch.cuda.synchronize()
         return samples
 
     steps(0, WARM)
@@ -138,7 +142,7 @@ def sgd(model: nn.Module, lr: float) -> Callable[[], object]:
 
 def _alone(connection: Connection, workload: Workload) -> None:
     task = resolve(workload.task)
-    model = build_model(task, 0, "cpu")
+    model = build_model(task, 0, workload.device)
     warm_and_run(connection, workload, Trainer(task, model, workload.batch_size, 0), sgd(model, workload.lr))
 
 
