@@ -152,7 +152,7 @@ def weights(folder: Path, strategy: Any, place: Local, device: str) -> dict[str,
 PLACES = {"shared": Local(), "served": Local(path="served"), "tcp": Local(transport="tcp")}
 STRATEGIES = {
     "downpour": (db.Downpour, {"replicas": 1, "shards": 2}, ("shared", "served", "tcp")),
-    "synchronous": (db.Synchronous, {"replicas": 2, "shards": 2}, ("shared", "tcp")),
+    "synchronous": (db.Synchronous, {"replicas": 1, "shards": 2}, ("shared", "tcp")),
     "allreduce": (db.Allreduce, {"replicas": 2}, ("shared",)),
     "single": (db.Single, {}, ("shared", "tcp")),
 }
