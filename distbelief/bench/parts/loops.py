@@ -111,7 +111,9 @@ def race(peers: list[Peer]) -> list[float]:
 def warm_and_run(
     connection: Connection, workload: Workload, trainer: Trains, step: Callable[[], object], rank: int = 0
 ) -> None:
-    """Warm up, wait for the word, and tell the samples per second."""
+    """Warm up, wait for the word, and tell the samples per second. What a device has left to do of the last step is not
+    waited for, and that of the last to warm up is: of many steps, it is one.
+    """
 
     def steps(first: int, count: int) -> int:
         samples = 0
@@ -119,8 +121,6 @@ def warm_and_run(
             epoch, index = divmod(rank * workload.steps + number, trainer.order.batches)
             samples += trainer.compute(Batch(epoch, index)).samples
             step()
-        if workload.device != "cpu":
-            torch.cuda.synchronize()
         return samples
 
     steps(0, WARM)
