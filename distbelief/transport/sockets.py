@@ -286,7 +286,10 @@ class SocketEndpoint(NetworkEndpoint):
             link.deadline = monotonic() + HELLO_SECONDS
             self._strangers[link.fd] = link
             if len(self._strangers) > STRANGERS_LIMIT:
-                self._lose(next(iter(self._strangers.values())), "too many links wait for their introduction")
+                oldest = next(iter(self._strangers.values()))
+                self._read(oldest)  # he may have spoken, and not have been heard yet
+                if not oldest.role:
+                    self._lose(oldest, "too many links wait for their introduction")
 
     def _attend(self, timeout: float | None) -> float | None:
         """Deliver the losses that `send` found and drop the links that stay silent; returns how long to wait."""

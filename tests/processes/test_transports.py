@@ -287,6 +287,21 @@ def test_who_spoke_in_time_to_somebody_busy_is_heard(make: Callable[..., End], m
         assert [arrival.event for arrival in shard.got] == [Ready(())]
 
 
+def test_many_who_come_at_once_and_have_spoken_are_all_heard(make: Callable[..., End]) -> None:
+    """More than 64, of whom those who wait are not heard before others come: as the partitions of one replica do."""
+    shard = make("shard 0")
+    address, peers = shard.endpoint.listen(), []
+    for number in range(200):
+        peers.append(raw(address))
+        peers[-1].sendall(hello(role=f"replica {number}") + wire.encode(Ready(())))
+        if number % 40 == 39:
+            shard.endpoint.poll(0)
+    shard.until(lambda: len(shard.got) == 200)
+    assert {arrival.event for arrival in shard.got} == {Ready(())}
+    for peer in peers:
+        peer.close()
+
+
 def test_a_slow_hello_in_pieces_is_heard(make: Callable[..., End]) -> None:
     shard = make("shard 0")
     with raw(shard.endpoint.listen()) as peer:

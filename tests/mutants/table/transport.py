@@ -358,6 +358,15 @@ MUTANTS = [
         seconds=10,
     ),
     Mutant(
+        "who-has-spoken-is-dropped-unheard",
+        STRANGERS,
+        "transport/sockets.py",
+        "                self._read(oldest)  # he may have spoken, and not have been heard yet\n",
+        "",
+        (LINKS + "test_many_who_come_at_once_and_have_spoken_are_all_heard",),
+        seconds=40,
+    ),
+    Mutant(
         "there-may-be-65-strangers",
         STRANGERS,
         "transport/sockets.py",
