@@ -352,7 +352,7 @@ class FlatModule:
         """Add the step's gradient, times its weight, to a slot, or begin the slot with it; a parameter without one
         counts as zero.
         """
-        if self._lies and first and weight == 1.0 and self._lie(slot):
+        if self._lies and first and weight == 1.0 and self._leave(slot):
             return
         for view, parameter, of in zip(self._slots[slot], self._trained, self._models, strict=True):
             if of != model:
@@ -374,7 +374,7 @@ class FlatModule:
             else:
                 view.add_(parameter.grad, alpha=weight)
 
-    def _lie(self, slot: int) -> bool:
+    def _leave(self, slot: int) -> bool:
         """Leave the step's gradient where it is, if that is as in a slot: whether it is."""
         gradients = []
         for parameter in self._trained:
