@@ -258,7 +258,7 @@ def _raising() -> Iterator[None]:
     try:
         yield
     finally:
-        if threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is threading.main_thread() and before is not None:
             signal.signal(signal.SIGINT, before)
 
 

@@ -224,7 +224,7 @@ class ServedReplica:
         yield from self.siblings.meet(self.vectors.layout)
         yield Send(self.superior, self._join)
         while self.welcome is None and not (self.ending or self._excused):
-            self._take((yield RECEIVE))
+            yield from self._hear()
         if self.welcome is None:
             yield Send(self.superior, membership.Leave(for_good=True))
             yield from self.siblings.tell(membership.Farewell())
@@ -244,11 +244,11 @@ class ServedReplica:
     def _enter(self, plan: Plan) -> Steps[Training]:
         """Reach the shards, and know nothing yet of what they hold; give them the first parameters, where asked to."""
         training: Training | None = None
-        initialise = False
+        initialise = self.siblings.ending = False
         while self.welcome is not None or (plan.settings.strategy.one_moment and self.links.lost):
             while self.welcome is None:
                 yield from self.links.seek()
-                self._take((yield RECEIVE))
+                yield from self._hear()
             welcome, self.welcome = self.welcome, None
             initialise |= welcome.initialise
             yield from self.siblings.welcome(welcome)
@@ -284,6 +284,7 @@ class ServedReplica:
         yield from self.finish()
         while self.siblings.busy and self._training is not None:
             yield from self._training.wait()
+        self.siblings.ending = True
         yield Send(self.superior, membership.Leave(self.left, self.stops))
         while not self._excused:
             self._take((yield RECEIVE))
@@ -302,6 +303,11 @@ class ServedReplica:
             unanswered = self.links.again(shard)
             yield from training.owed(shard)
             yield from unanswered
+
+    def _hear(self) -> Steps[None]:
+        """Take the next word, where no training does."""
+        self._take((yield RECEIVE))
+        yield from self.siblings.doubts()
 
     def _take(self, arrival: Arrival) -> None:
         (self._training or self).take(arrival)

@@ -18,7 +18,7 @@ from distbelief.replica.steps import Steps
 from distbelief.sharding.layout import Layout, check_same
 
 PARTED_SECONDS = 30.0
-"""How long a partition waits without its link to another: the supervisor ends it sooner where that one has died."""
+"""How long a partition waits without its link to another: where that one has died, it is ended itself before that."""
 Said = TypeVar("Said", partitioning.AtRound, partitioning.PartNorm)
 
 
@@ -179,8 +179,8 @@ class Siblings:
             return False
         if not self.ending:
             raise JobFailed(
-                f"{self.role}: its link to {timer.role} is gone ({self._gone[timer.role]}), and {timer.role} lives; a "
-                "new life of the replica begins without it"
+                f"{self.role}: its link to {timer.role} is gone ({self._gone[timer.role]}), and nobody has ended this "
+                f"one since, for {PARTED_SECONDS:g} s; look for what breaks links between the two"
             )
         return True
 

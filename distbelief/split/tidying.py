@@ -112,6 +112,8 @@ _SIZES = frozenset({
     "sym_storage_offset",
 })  # fmt: skip
 """What gives numbers that are of a tensor's shape or kind, whatever its values."""
+_SUMS = frozenset({"add", "sub", "neg", "pos", "iadd", "isub"})
+"""What gives numbers that are linear in those that it takes."""
 
 
 def name_of(node: fx.Node) -> str:
@@ -241,16 +243,32 @@ class _Tidied:
     def _number(
         self, node: fx.Node, values: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]
     ) -> Any:
-        """What is no tensor is a function of the number of samples, or computed as it was."""
+        """What is no tensor is linear in the number of samples, or computed as it was."""
         pairs = [*zip(*map(pytree.tree_leaves, values), strict=True)]
         known = all(isinstance(one, int) or (isinstance(one, float | None) and one == other) for one, other in pairs)
         depends = self._depends(node)
-        if node.op in ("call_function", "call_method") and known and not depends:
+        if (
+            node.op in ("call_function", "call_method")
+            and known
+            and not depends
+            and self._is_linear(node, args, kwargs)
+        ):
             return self._constant(*values)
         new = self.graph.create_node(node.op, node.target, args, kwargs, name=node.name)
         self._of_values |= {new} if depends else set()
         new.meta["path"], new.meta["flops"] = node.meta.get("path", ""), 0
         return new
+
+    def _is_linear(self, node: fx.Node, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> bool:
+        """Whether the numbers that a node gives are linear in the number of samples; two of these would else not show
+        what they are for a third.
+        """
+        counts = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, fx.Node)]
+        name = name_of(node)
+        if name in _SIZES or not counts:
+            return True
+        sums = name in _SUMS or (name == "mul" and len(counts) == 1)
+        return sums and all(one is self._samples or one.target is size for one in counts)
 
     def _depends(self, node: fx.Node) -> bool:
         """Whether the numbers that a node gives may depend on the values of tensors."""

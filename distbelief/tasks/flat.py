@@ -352,8 +352,10 @@ class FlatModule:
         """Add the step's gradient, times its weight, to a slot, or begin the slot with it; a parameter without one
         counts as zero.
         """
-        if self._lies and first and weight == 1.0 and self._leave(slot):
-            return
+        if self._lies and first:
+            self._lying[slot] = ()
+            if weight == 1.0 and self._leave(slot):
+                return
         for view, parameter, of in zip(self._slots[slot], self._trained, self._models, strict=True):
             if of != model:
                 continue
@@ -381,7 +383,7 @@ class FlatModule:
             gradient = parameter.grad
             if gradient is None or gradient.layout is not torch.strided or not gradient.is_contiguous():
                 return False
-            gradients.append(gradient)
+            gradients.append(gradient.detach())
         self._lying[slot] = gradients
         return True
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from made import made
+from torch import nn
 
 from distbelief.core.optimizer import LEARNING_RATES, Optimizer
 from distbelief.core.settings import Plan
@@ -17,6 +18,7 @@ from distbelief.server.slice import TorchSlice
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Layout, Range, Tensor, lay_out
 from distbelief.sharding.mesh import Mesh
+from distbelief.tasks.flat import FlatModule
 
 LAYOUT = lay_out([
     Tensor("weight", (5, 7), "float32"), Tensor("other", (3,), "float32", group=1), Tensor("half", (9,), "bfloat16"),
@@ -144,3 +146,23 @@ def test_a_change_that_is_left_changes_nothing() -> None:
     for seed in (3, 2):
         expected.apply("replica 0", 0, numbers(FLOATS, Range(0, FLOATS.moving), seed), 1.0)
     assert torch.equal(owner.moving(), expected.moving())
+
+
+def test_a_gradient_that_is_left_where_it_was_made_is_numbers_alone_and_gives_way_to_one_that_is_copied() -> None:
+    model = nn.Linear(3, 2)
+    flat = FlatModule(model)
+    slot, vector = (torch.zeros(flat.layout.total, dtype=torch.uint8) for _ in range(2))
+    flat.write(vector)
+    flat.bind([slot], [vector], lambda landing: landing, lies=True)
+    flat.swap(0)
+    trained = list(model.parameters())
+    made = torch.autograd.grad(model(torch.ones(4, 3)).square().sum(), trained, create_graph=True)
+    for parameter, gradient in zip(trained, made, strict=True):
+        parameter.grad = gradient  # which has a gradient of its own
+    flat.accrue(0, first=True)
+    assert all(torch.equal(one, other) for one, other in zip(flat.lying(0), made, strict=True))
+    assert not any(one.requires_grad for one in flat.lying(0))
+    with torch.no_grad():
+        flat.accrue(0, first=True, weight=0.5)
+    assert not flat.lying(0)
+    assert all(torch.equal(one, 0.5 * other) for one, other in zip(flat.gradients(0), made, strict=True))

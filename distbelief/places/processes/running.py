@@ -169,8 +169,8 @@ class Running:
         count, cores = len(roles.replicas(self.settings.mesh)), len(os.sched_getaffinity(0))
         if self.settings.partitions > 1 and count > CROWD * cores and isinstance(self.processes, Processes):
             self._note(
-                f"{count} partitions share the {cores} cores of this machine: they build their parts by turns, some a "
-                "second for each core, and so they compute in every step"
+                f"{count} partitions share the {cores} cores of this machine, and take turns: as they build their "
+                "parts, for a second each, and in every step; fewer --partitions take less"
             )
 
     def _spec(self, role: str, incarnation: int, output: int = -1) -> bytes:

@@ -51,6 +51,14 @@ MUTANTS = [
         (f"{MODELS}::test_a_number_of_samples_is_that_of_each_call",),
     ),
     Mutant(
+        "what-two-numbers-of-samples-show-holds-for-every-other",
+        TRACED,
+        "split/tidying.py",
+        'sums = name in _SUMS or (name == "mul" and len(counts) == 1)',
+        "sums = True",
+        (f"{MODELS}::test_a_number_of_samples_is_that_of_each_call",),
+    ),
+    Mutant(
         "a-number-of-values-is-that-of-the-example",
         TRACED,
         "split/tidying.py",
