@@ -419,11 +419,12 @@ def test_a_result_says_that_partitions_have_built_more_than_their_part(tmp_path:
 def test_partitions_take_the_devices_of_a_machine_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def build(_task: Task, _seed: int, _device: str, number: int, _fill: object) -> object:
+    def place(device: str, number: int) -> object:
+        assert device == "cuda"
         asked.append(number)
         raise UsageError("seen")
 
-    monkeypatch.setattr(process, "build_on_disk", build)
+    monkeypatch.setattr(process, "placed", place)
     settings = Job(task="mine", strategy=Downpour(replicas=2, partitions=3, shards=3)).settings()
     for role in ("replica 0.0", "replica 0.2", "replica 1.0", "replica 1.1"):
         one = process._Process.__new__(process._Process)
