@@ -507,15 +507,11 @@ def _changes(
 ) -> list[str]:
     """What the answer would be with another network, and with a slow replica."""
     network, told = cluster.network, []
-    straggler: tuple[str, dict[str, Any]] = (
-        ("without a straggler", {"slow": ()})
-        if cluster.slow
-        else ("with a straggler (replica 0 half as fast)", {"slow": ((0, 2.0),)})
-    )
+    straggler = "without a straggler" if cluster.slow else "with a straggler (replica 0 half as fast)"
     others: Mapping[str, dict[str, Any]] = {
         "with twice the bandwidth": {"network": msgspec.structs.replace(network, bandwidth=2 * network.bandwidth)},
         "with half the latency": {"network": msgspec.structs.replace(network, latency=network.latency / 2)},
-        straggler[0]: straggler[1],
+        straggler: {"slow": () if cluster.slow else ((0, 2.0),)},
     }
     for what, other in others.items():
         changed = dataclasses.replace(cluster, **other)

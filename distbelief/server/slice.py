@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
@@ -151,7 +152,7 @@ class TorchSlice:
         self._fixed_point = fixed_point(plan.settings.fixed_point)
         self._parts = [_parts(plan.layout, piece.section) for piece in self._trained] if self._fixed_point else []
         self._rates = [group["lr"] for group in self._optimizer.param_groups] if self._optimizer else []
-        self._parameters = list(_parameters_of(plan.layout, self._trained))
+        self._layout = plan.layout
         self._factor = 1.0
         self._gathered, self._average = 0, False
         self._views: dict[tuple[str, int], tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]] = {}
@@ -348,6 +349,11 @@ class TorchSlice:
         for piece, value in zip(self._carried, values, strict=True):
             piece.tensor.copy_(value)
 
+    @functools.cached_property
+    def _parameters(self) -> list[_PartOfParameter]:
+        """What it has of each parameter, made when an update is first made of gradients that lie apart."""
+        return list(_parameters_of(self._layout, self._trained))
+
     def add_to(self, other: TorchSlice, gradients: Sequence[torch.Tensor], factor: float) -> None:
         """As `apply_to`, of a model without buffers, with the gradient of each parameter where that was made."""
         for mine, before in zip(self._parameters, other._parameters, strict=True):
@@ -377,9 +383,10 @@ class _PartOfParameter(NamedTuple):
 
 def _parameters_of(layout: Layout, pieces: Sequence[_TrainedPiece]) -> Iterator[_PartOfParameter]:
     """The parameters that lie in the pieces of a slice, one by one."""
+    entries = layout.trained_entries
     for at, piece in enumerate(pieces):
         within = Range(piece.section.start, piece.section.stop)
-        for number, entry in enumerate(layout.trained_entries):
+        for number, entry in enumerate(entries):
             part, item = within.common(Range(entry.start, entry.stop)), piece.tensor.itemsize
             if part.size:
                 flat = piece.tensor[(part.start - within.start) // item : (part.stop - within.start) // item]

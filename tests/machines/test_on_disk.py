@@ -321,16 +321,20 @@ def test_no_file_has_a_name(monkeypatch: pytest.MonkeyPatch, folder: Path) -> No
     assert not any(seen)
 
 
-@torch.library.custom_op("another::empty_filled", mutates_args=())
 def empty_filled(size: int) -> torch.Tensor:
     """An operation of a user's own, named as if it gave what nobody has filled."""
     return torch.from_numpy(numpy.full((size, size), 3, "float32"))
 
 
+ANOTHER = torch.library.Library("another", "DEF")
+ANOTHER.define("empty_filled(int size) -> Tensor")
+ANOTHER.impl("empty_filled", empty_filled, "CompositeExplicitAutograd")
+
+
 def test_what_an_operation_of_another_library_gives_is_kept_whatever_its_name_is() -> None:
     def make() -> nn.Module:
         model = linear(2)
-        model[0].weight = nn.Parameter(empty_filled(SIDE))
+        model[0].weight = nn.Parameter(torch.ops.another.empty_filled(SIDE))
         return model
 
     check(make)
