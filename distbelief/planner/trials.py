@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 import torch
@@ -235,7 +235,11 @@ def run(
     if whole and epoch > LONGEST_EPOCH:
         raise UsageError(f"an epoch would take {epoch:.0f} s, more than {LONGEST_EPOCH:.0f}")
     epochs = max(1, math.ceil(seconds / epoch))
-    with _raising(), tempfile.TemporaryDirectory(prefix="distbelief-plan-") as folder:
+    with (
+        _Interrupts() as interrupts,
+        tempfile.TemporaryDirectory(prefix="distbelief-plan-") as folder,
+        interrupts.raising(),
+    ):
         job = Job(
             task, candidate.strategy, epochs=epochs, batch_size=batch_size, evaluate_every=0, checkpoint_every=0,
             snapshot_every="0", data_dir=data_dir, out=f"{folder}/run", budget="0" if whole else f"{seconds}s",
@@ -249,17 +253,40 @@ def run(
     return terms_of(result)
 
 
-@contextlib.contextmanager
-def _raising() -> Iterator[None]:
-    """Have a Ctrl-C raise, where no job waits for it: what ends the process at once leaves the folder there."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread() and before is not None:
-            signal.signal(signal.SIGINT, before)
+class _Interrupts:
+    """Ctrl-C, where no job waits for it: it raises at once within `raising`, else when this is left, since what ends the
+    process while a folder is made or removed leaves it there.
+    """
+
+    def __init__(self) -> None:
+        self._raises = self._came = False
+        self._before = signal.getsignal(signal.SIGINT)
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if threading.current_thread() is threading.main_thread() and self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+        if self._came:
+            raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        self._raises = True
+        try:
+            if self._came:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._raises = False
+
+    def _note(self, *_: object) -> None:
+        self._came = True
+        if self._raises:
+            raise KeyboardInterrupt
 
 
 def trial(

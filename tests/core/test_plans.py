@@ -6,6 +6,9 @@ import dataclasses
 import json
 import math
 import re
+import shutil
+import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +200,29 @@ def test_steps_that_vary_make_one_of_those_who_wait_for_each_other_a_straggler()
     )
     assert met["a straggler"] > 0.2e-3
     assert free["a straggler"] == pytest.approx(0.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("where", [(tempfile, "mkdtemp"), (trials.Local, "run"), (shutil, "rmtree")], ids=lambda at: at[1])
+def test_a_trial_that_is_interrupted_at_any_moment_leaves_no_folder(
+    where: tuple[Any, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also while its folder is made, and while it is removed."""
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(trials.Local, "run", lambda *_: {"outcome": "completed"})
+    monkeypatch.setattr(trials, "terms_of", lambda _: None)
+    called = getattr(*where)
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        found = called(*args, **options) if where[1] == "mkdtemp" else None
+        signal.raise_signal(signal.SIGINT)
+        return called(*args, **options) if found is None else found
+
+    monkeypatch.setattr(*where, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trials.run("digits", PlanCandidate(db.Single()), 64, 1.0)
+    assert [*tmp_path.iterdir()] == []
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.parametrize(

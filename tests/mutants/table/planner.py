@@ -244,6 +244,14 @@ MUTANTS = [
         (PLANS + "test_a_trial_that_is_interrupted_ends_the_plan_and_keeps_nothing[False]",),
     ),
     Mutant(
+        "a-trial-of-a-plan-that-is-interrupted-late-leaves-its-folder",
+        CTRL_C,
+        "planner/trials.py",
+        "        if self._raises:\n",
+        "        if self._came:\n",
+        (PLANS + "test_a_trial_that_is_interrupted_at_any_moment_leaves_no_folder[rmtree]",),
+    ),
+    Mutant(
         "a-price-of-a-plan-is-interrupted-as-a-job",
         CTRL_C,
         "planner/pricing.py",
