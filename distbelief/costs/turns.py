@@ -17,6 +17,7 @@ from distbelief.schedules.pipeline_price import SegmentCost
 from distbelief.split.inline import play
 from distbelief.split.play import HomeResult, HomeStory, RunSegment, cut_minibatch, step
 from distbelief.split.program import HomeProgram
+from distbelief.split.weights import GradientRooms
 from distbelief.tasks.task import Data, Task
 from distbelief.tasks.worker import on_device
 
@@ -57,6 +58,7 @@ class Turns:
         self._wholes: list[tuple[float, float]] = []
         self._splits: list[dict[Ran, float]] = []
         self._kept: dict[Ran | None, int] = {}
+        self._rooms: GradientRooms = {}
         self.kept = 0
         """Bytes that the whole model keeps for its way back."""
         self.busy = 1.0
@@ -114,7 +116,12 @@ class Turns:
     def _split_step(self, watch: _SegmentMeter) -> _SegmentMeter:
         _forget(program.module for program in self._programs)
         orders = zip(self._programs, self._made.orders, strict=True)
-        play([_watched(program.home, step(program, self._batches, order), watch) for program, order in orders])
+        play(
+            [
+                _watched(program.home, step(program, self._batches, order, self._rooms), watch)
+                for program, order in orders
+            ]
+        )
         watch.add_up()
         return watch
 

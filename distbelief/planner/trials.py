@@ -254,7 +254,7 @@ def run(
 
 
 class _Interrupts:
-    """Ctrl-C, where no job waits for it: it raises at once within `raising`, else when this is left, since what ends the
+    """Ctrl-C, where no job waits for it: it raises at once within `raising`, else when this is left, since what ends a
     process while a folder is made or removed leaves it there.
     """
 

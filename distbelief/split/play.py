@@ -17,7 +17,7 @@ from distbelief.schedules.pipelines import home_tasks
 from distbelief.split.graph import Transfer
 from distbelief.split.layers import mixed
 from distbelief.split.program import HomeProgram, OwnValue, Received, Segment, Source, Supplied
-from distbelief.split.weights import WeightGradients
+from distbelief.split.weights import GradientRooms, WeightGradients
 
 
 @dataclass(frozen=True)
@@ -141,13 +141,14 @@ class Passes:
     Args:
         program: of the home.
         once: whether the gradients of weights are left to `weights`.
+        rooms: of the step before; None where nothing is known of it.
     """
 
-    def __init__(self, program: HomeProgram, once: bool = False) -> None:
+    def __init__(self, program: HomeProgram, once: bool = False, rooms: GradientRooms | None = None) -> None:
         self.program = program
         self._pending: dict[int, _Pending] = {}
         own = [*program.module.parameters()] if once else []
-        self._weights = [WeightGradients(own) for _ in program.segments] if once else []
+        self._weights = [WeightGradients(own, rooms) for _ in program.segments] if once else []
 
     def forward(self, number: int, batch: Microbatch) -> HomeSteps[tuple[Any, Any]]:
         """Takes a microbatch through all segments, in order; returns loss and output where this home has them."""
@@ -296,7 +297,12 @@ class _BatchNorms:
                 count.fill_(seen + 1)
 
 
-def step(program: HomeProgram, batches: Sequence[Microbatch], order: Sequence[HomeTask] | None = None) -> HomeStory:
+def step(
+    program: HomeProgram,
+    batches: Sequence[Microbatch],
+    order: Sequence[HomeTask] | None = None,
+    rooms: GradientRooms | None = None,
+) -> HomeStory:
     """One step of one home: every microbatch goes through it forward and back, in the order of the tasks.
 
     The gradient of the minibatch is added to what the parameters' `.grad` hold.
@@ -305,9 +311,10 @@ def step(program: HomeProgram, batches: Sequence[Microbatch], order: Sequence[Ho
         program: of the home.
         batches: the minibatch, as `cut_minibatch` makes it; the same at every home.
         order: the home's of a `Pipeline`; all microbatches forward, then all back, where it is None.
+        rooms: of the step before, whose gradients nobody needs any more; None where nothing is known of it.
     """
     order = [*home_tasks(len(batches), len(batches))] if order is None else order
-    passes = Passes(program, once=any(task.direction is Pass.WEIGHTS for task in order))
+    passes = Passes(program, once=any(task.direction is Pass.WEIGHTS for task in order), rooms=rooms)
     norms = _BatchNorms(program) if len(batches) > 1 else None
     loss: float | None = None
     outputs: dict[int, object] = {}

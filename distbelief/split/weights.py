@@ -64,10 +64,18 @@ class _Linear(NamedTuple):
         return value.flatten(0, -2)
 
     def weights(
-        self, gradient: torch.Tensor, value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+        self,
+        gradient: torch.Tensor,
+        value: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        rooms: GradientRooms,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The gradients of the weight and of the bias."""
-        return gradient.t() @ value, None if bias is None else gradient.sum(0)
+        """The gradients of the weight, in the memory of the last step's, and of the bias."""
+        room = rooms.get(weight) if weight.grad is None else None
+        made = torch.mm(gradient.t(), value, out=room)
+        rooms.setdefault(weight, made)
+        return made, None if bias is None else gradient.sum(0)
 
 
 class _Convolution(NamedTuple):
@@ -93,9 +101,14 @@ class _Convolution(NamedTuple):
         return value
 
     def weights(
-        self, gradient: torch.Tensor, value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+        self,
+        gradient: torch.Tensor,
+        value: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        rooms: GradientRooms,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The gradients of the weight and of the bias."""
+        """The gradients of the weight and of the bias, in memory of their own: torch lends these none."""
         mask, sizes = [False, True, bias is not None], None if bias is None else list(bias.shape)
         _, *made = aten.convolution_backward(gradient, value, weight, sizes, *self._how, mask)
         return made[0], made[1] if bias is not None else None
@@ -107,6 +120,12 @@ class _Convolution(NamedTuple):
 
 
 Product = _Linear | _Convolution
+
+
+GradientRooms = dict[torch.Tensor, torch.Tensor]
+"""The gradients of weights that were made in the last step, by weight. Nobody needs them any more, and the next are
+made in their memory: where a gradient is large, the kernel takes longer to give new memory than the product takes.
+"""
 
 
 @dataclass
@@ -124,10 +143,10 @@ class _Factors:
         self.values.append(self.product.samples(value.detach()))
         self.gradients.append(self.product.samples(gradient))
 
-    def make(self) -> None:
+    def make(self, rooms: GradientRooms) -> None:
         """Make both gradients, and add them to what the parameters have."""
         gradient, value = _together(self.gradients), _together(self.values)
-        made = self.product.weights(gradient, value, self.weight, self.bias)
+        made = self.product.weights(gradient, value, self.weight, self.bias, rooms)
         for parameter, own in zip((self.weight, self.bias), made, strict=True):
             if parameter is not None and own is not None:
                 parameter.grad = own if parameter.grad is None else own.add_(parameter.grad)  # which may be sparse
@@ -138,6 +157,7 @@ class WeightGradients(TorchFunctionMode):
 
     Args:
         parameters: those whose gradients may be left out.
+        rooms: see there; None where nothing is known of the last step.
 
     >>> layer, x = nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 2.0]])
     >>> gradients = WeightGradients(layer.parameters())
@@ -149,8 +169,9 @@ class WeightGradients(TorchFunctionMode):
     (True, 8, tensor([[2., 4.]]))
     """
 
-    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+    def __init__(self, parameters: Iterable[torch.Tensor], rooms: GradientRooms | None = None) -> None:
         super().__init__()
+        self._rooms = {} if rooms is None else rooms
         self._own = {id(one) for one in parameters if one.requires_grad}
         self._kept: dict[tuple[object, ...], _Factors] = {}
 
@@ -196,7 +217,7 @@ class WeightGradients(TorchFunctionMode):
             _, kept = self._kept.popitem()
             size += sum(one.nbytes for one in kept.gradients)
             if kept.gradients:
-                kept.make()
+                kept.make(self._rooms)
         return size
 
 

@@ -26,6 +26,7 @@ from distbelief.split.plan import apply
 from distbelief.split.play import Give, HomeEffect, RunSegment, Take, cut_minibatch, step
 from distbelief.split.program import HomeProgram, Received, Segment, build
 from distbelief.split.tracing import EXAMPLES, examples, trace
+from distbelief.split.weights import GradientRooms
 from distbelief.tasks import Task
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
@@ -235,6 +236,7 @@ class PartitionTrainer(ModelPart):
     ) -> None:  # fmt: skip
         super().__init__(program, way, settings.data.batch_size)
         self._task, self._clock = task, clock
+        self._rooms: GradientRooms = {}
         self._data = load(task, "training")
         self._seed, self._batch_size = settings.seed, settings.data.batch_size
         self._order = Order(len(self._data), self._batch_size, settings.seed, settings.data.order)
@@ -256,7 +258,7 @@ class PartitionTrainer(ModelPart):
             self.samples = self.way.sizes(len(numbers))
             count, chance = len(self.samples), key(self._seed, batch.epoch, batch.index)
             cut = cut_minibatch((inputs,), targets, count, chance)
-            result = yield from step(self.program, cut, self.way.order(count))
+            result = yield from step(self.program, cut, self.way.order(count), self._rooms)
         except DistbeliefError:
             raise
         except (Exception, SystemExit) as error:

@@ -202,7 +202,9 @@ def test_steps_that_vary_make_one_of_those_who_wait_for_each_other_a_straggler()
     assert free["a straggler"] == pytest.approx(0.0, abs=1e-5)
 
 
-@pytest.mark.parametrize("where", [(tempfile, "mkdtemp"), (trials.Local, "run"), (shutil, "rmtree")], ids=lambda at: at[1])
+@pytest.mark.parametrize(
+    "where", [(tempfile, "mkdtemp"), (trials.Local, "run"), (shutil, "rmtree")], ids=lambda at: at[1]
+)
 def test_a_trial_that_is_interrupted_at_any_moment_leaves_no_folder(
     where: tuple[Any, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

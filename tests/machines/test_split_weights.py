@@ -24,7 +24,7 @@ from distbelief.split.plan import apply
 from distbelief.split.play import HomeStory, RunSegment, cut_minibatch, step
 from distbelief.split.program import HomeProgram, build
 from distbelief.split.tracing import trace
-from distbelief.split.weights import WeightGradients, check_once
+from distbelief.split.weights import GradientRooms, WeightGradients, check_once
 
 
 def mlp(*widths: int) -> nn.Module:
@@ -221,6 +221,39 @@ def test_layers_of_others_and_what_is_not_to_go_back_are_computed_as_ever() -> N
     other(expected(torch.ones(2, 3))).sum().backward()
     for got, wanted in zip(added, expected.parameters(), strict=True):
         torch.testing.assert_close(got, wanted.grad)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_gradients_are_made_where_those_of_the_last_step_were(shared: bool) -> None:
+    """A weight that two products share has the sum of both, of this step alone; one that has a gradient from elsewhere
+    keeps it.
+    """
+
+    def loss(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        own = layer(x).square().sum()
+        return own + F.linear(x, layer.weight).sum() if shared else own
+
+    layer, rooms = nn.Linear(3, 2), GradientRooms()
+    homes = set()
+    for begin in (0.0, 0.0, 5.0, 0.0):
+        x = torch.randn(4, 3)
+        layer.zero_grad()
+        expected = copy.deepcopy(layer)
+        loss(expected, x).backward()
+        assert expected.weight.grad is not None
+        if begin:
+            layer.weight.grad = torch.full((2, 3), begin)
+        gradients = WeightGradients(layer.parameters(), rooms)
+        with gradients:
+            given = loss(layer, x)
+        given.backward()
+        gradients.make()
+        assert layer.weight.grad is not None
+        torch.testing.assert_close(layer.weight.grad, expected.weight.grad + begin)
+        torch.testing.assert_close(layer.bias.grad, expected.bias.grad)
+        if not begin:
+            homes.add(layer.weight.grad.data_ptr())
+    assert shared or homes == {rooms[layer.weight].data_ptr()}
 
 
 def test_a_minibatch_that_is_whole_may_have_them_at_its_end_too() -> None:

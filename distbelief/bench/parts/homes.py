@@ -27,6 +27,7 @@ from distbelief.replica.home_part import home_schedule
 from distbelief.split import inline
 from distbelief.split.options import Split
 from distbelief.split.play import Give, RunSegment, Take, cut_minibatch, step
+from distbelief.split.weights import GradientRooms
 from distbelief.strategies.partition import PartitionTrainer, partition, programs, split_graph
 from distbelief.tasks import as_data, resolve
 from distbelief.tasks.on_disk import build_on_disk
@@ -224,11 +225,13 @@ def _in_turn(connection: Connection, workload: Workload, how: How) -> None:
     inputs, targets = data.batch(torch.arange(workload.batch_size))
     batches = cut_minibatch((inputs,), targets, how.microbatches)
 
+    rooms: GradientRooms = {}
+
     def compute(steps: int) -> None:
         for _ in range(steps):
             for program, _way in parts:
                 program.module.zero_grad()
-            inline.play([step(program, batches, way.order(how.microbatches)) for program, way in parts])
+            inline.play([step(program, batches, way.order(how.microbatches), rooms) for program, way in parts])
 
     compute(WARM)
     connection.send_bytes(b"ready")

@@ -35,6 +35,22 @@ MUTANTS = [
         ("tests/simulated/test_partitions.py::test_partitions_whose_link_breaks_while_both_live_do_not_wait_for_ever",),
     ),
     Mutant(
+        "a-gradient-is-made-where-one-of-this-step-is",
+        ONCE,
+        "split/weights.py",
+        "room = rooms.get(weight) if weight.grad is None else None",
+        "room = rooms.get(weight)",
+        (f"{WEIGHTS}::test_gradients_are_made_where_those_of_the_last_step_were[True]",),
+    ),
+    Mutant(
+        "each-step-has-new-memory-for-its-gradients",
+        ONCE,
+        "split/weights.py",
+        "        rooms.setdefault(weight, made)\n",
+        "",
+        (f"{WEIGHTS}::test_gradients_are_made_where_those_of_the_last_step_were[False]",),
+    ),
+    Mutant(
         "what-crosses-has-any-shape",
         TRACED,
         "replica/home_part.py",
