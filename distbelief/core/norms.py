@@ -31,9 +31,9 @@ def layers_in(layout: Layout, part: Range) -> list[tuple[int, Range]]:
     numbers: dict[str, int] = {}
     for number, entry in enumerate(layout.entries):
         layer = numbers.setdefault(entry.tensor.name, number)
-        start, stop = max(entry.start, part.start), min(entry.stop, part.stop)
-        if entry.tensor.kind == "parameter" and start < stop:
-            found.append((layer, Range(start, stop)))
+        here = Range(entry.start, entry.stop).common(part)
+        if entry.tensor.kind == "parameter" and here.size:
+            found.append((layer, here))
     return found
 
 

@@ -207,16 +207,14 @@ class Siblings:
         """
         if len(self._all) == 1:
             return tick, True
+
+        def highest(said: Sequence[partitioning.AtRound]) -> partitioning.AtRound:
+            ticks = {one.tick for one in said}
+            return partitioning.AtRound(*now, max(ticks), len(ticks) == 1)
+
         now = self._next_exchange()
-        if self.follows:
-            yield Send(self.superior, partitioning.AtRound(*now, tick))
-            [told] = yield from self._hear(partitioning.AtRound, [self.superior], wait)
-            return told.tick, told.settled
-        heard = yield from self._hear(partitioning.AtRound, self.followers, wait)
-        ticks = {tick, *(one.tick for one in heard)}
-        highest, settled = max(ticks), len(ticks) == 1
-        yield from self.tell(partitioning.AtRound(*now, highest, settled))
-        return highest, settled
+        told = yield from self._of_all(partitioning.AtRound(*now, tick), highest, wait)
+        return told.tick, told.settled
 
     def whole_norm(self, norm: float, wait: Callable[[], Steps[None]]) -> Steps[float]:
         """Tell the others the norm of this partition's part of the gradient of a step.
@@ -229,18 +227,30 @@ class Siblings:
             That of the whole gradient.
         """
         now = self._next_exchange()
-        if self.follows:
-            yield Send(self.superior, partitioning.PartNorm(*now, norm))
-            [told] = yield from self._hear(partitioning.PartNorm, [self.superior], wait)
-            return told.norm
-        heard = yield from self._hear(partitioning.PartNorm, self.followers, wait)
-        whole = math.hypot(norm, *(one.norm for one in heard))
-        yield from self.tell(partitioning.PartNorm(*now, whole))
-        return whole
+        told = yield from self._of_all(
+            partitioning.PartNorm(*now, norm),
+            lambda said: partitioning.PartNorm(*now, math.hypot(*(one.norm for one in said))),
+            wait,
+        )
+        return told.norm
 
     def _next_exchange(self) -> tuple[int, int]:
         self._exchange += 1
         return self._generation, self._exchange
+
+    def _of_all(
+        self, own: Said, summed: Callable[[Sequence[Said]], Said], wait: Callable[[], Steps[None]]
+    ) -> Steps[Said]:
+        """Say something of one's own in this exchange; returns what the lead makes of what all have said."""
+        if self.follows:
+            yield Send(self.superior, own)
+            [told] = yield from self._hear(type(own), [self.superior], wait)
+            return told
+        said = [own]
+        said += yield from self._hear(type(own), self.followers, wait)
+        told = summed(said)
+        yield from self.tell(told)
+        return told
 
     def _hear(self, kind: type[Said], others: Sequence[str], wait: Callable[[], Steps[None]]) -> Steps[list[Said]]:
         """What others say in this exchange, which is of one kind of words."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from distbelief.errors import UsageError
@@ -42,6 +43,8 @@ class Split:
     """
     modules: tuple[str, ...] = ()
     """For a model that cannot be traced: the modules that follow each other."""
+    own: str = field(default="", compare=False, repr=False)
+    """As the task that brings it has it written; "" where it was named for this job."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.partitions <= MOST:
@@ -78,10 +81,8 @@ class Split:
         ('groups', 'stages')
         """
         if text == AUTO and own:
-            try:
-                return cls.parse(own, partitions, chunks)
-            except UsageError as error:
-                raise UsageError(f"the task's own split {own!r}: {error}; --split names another") from error
+            with blamed_on_task(own):
+                return replace(cls.parse(own, partitions, chunks), own=own)
         if "=" not in text:
             return cls(text, partitions, chunks)
         found: dict[str, str | int] = {}
@@ -110,6 +111,17 @@ class Split:
         if isinstance(self.ways, str):
             return self.ways
         return next((way for pattern, way in self.ways.items() if fits(pattern, path)), None)
+
+
+@contextmanager
+def blamed_on_task(own: str) -> Iterator[None]:
+    """Say in what is refused that the task brings this split; nothing where it is ""."""
+    try:
+        yield
+    except UsageError as error:
+        if not own:
+            raise
+        raise UsageError(f"the task's own split {own!r}: {error}; --split names another") from error
 
 
 def fits(pattern: str, path: str) -> bool:

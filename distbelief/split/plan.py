@@ -10,7 +10,7 @@ from torch import fx
 from distbelief.errors import UsageError, unknown
 from distbelief.split.graph import Rewriter, SplitGraph
 from distbelief.split.layers import Divided, LossFunction, Placed
-from distbelief.split.options import Split, fits
+from distbelief.split.options import Split, blamed_on_task, fits
 from distbelief.split.registry import DIVIDING, LayerCall, rule_of, ways_of
 from distbelief.split.tracing import Traced
 from distbelief.split.ways import filters, regions
@@ -44,6 +44,14 @@ def apply(
     Raises:
         UsageError: the model cannot be split so: with the reason.
     """
+    with blamed_on_task(split.own):
+        return _applied(split, traced, loss, targets, work, everywhere)
+
+
+def _applied(
+    split: Split, traced: Traced, loss: LossFunction | None, targets: object, work: Mapping[str, float] | None,
+    everywhere: bool,
+) -> SplitGraph:  # fmt: skip
     _check_patterns(split, traced)
     traced, placed = _unrolled(split, traced)
     own = _by_samples(split, traced)

@@ -63,6 +63,10 @@ def wrongly_split() -> Task:
     return Task(model=net, train=data, split="0=stagse")
 
 
+def split_as_another() -> Task:
+    return Task(model=net, train=data, split="encoder=stages")
+
+
 def in_partitions() -> Task:
     """Whose model can be built in a process only that has what torch traces with, before it has traced anything."""
 

@@ -334,12 +334,19 @@ def test_partitions_have_what_torch_traces_with_from_the_forkserver(tmp_path: Pa
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("task", "told"),
+    [
+        ("jobs:wrongly_split", r"the task's own split '0=stagse': unknown way .* --split names another"),
+        ("jobs:split_as_another", r"'encoder=stages': unknown module .* 'encoder'.* --split names another"),
+    ],
+)
 def test_a_split_that_a_task_brings_is_refused_before_a_process_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    task: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Running, "__init__", None)  # who would start them
-    with pytest.raises(UsageError, match=r"the task's own split '0=stagse': unknown way .* --split names another"):
-        jobs.run(tmp_path, Single(partitions=2), task="jobs:wrongly_split")
+    with pytest.raises(UsageError, match=told):
+        jobs.run(tmp_path, Single(partitions=2), task=task)
 
 
 def test_no_guest_joins_a_job_of_split_replicas(tmp_path: Path) -> None:

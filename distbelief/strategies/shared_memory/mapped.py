@@ -100,18 +100,13 @@ class MappedModel:
         """The parts of dense parameters that lie in a range."""
         for entry, source in self._entries(sparse=False):
             item, whole = ITEM_SIZES[entry.tensor.dtype], Range(entry.start, entry.stop)
-            start, stop = max(part.start, whole.start), min(part.stop, whole.stop)
-            if (start, stop) == (whole.start, whole.stop):
-                yield _MappedPiece(source, source, None, start, entry.tensor.group)
-            elif start < stop:
-                view = self._vector[start:stop].view(source.dtype)
-                yield _MappedPiece(
-                    view,
-                    source,
-                    slice((start - entry.start) // item, (stop - entry.start) // item),
-                    start,
-                    entry.tensor.group,
-                )
+            here = part.common(whole)
+            if here == whole:
+                yield _MappedPiece(source, source, None, here.start, entry.tensor.group)
+            elif here.size:
+                within = slice((here.start - entry.start) // item, (here.stop - entry.start) // item)
+                view = self._vector[here.start : here.stop].view(source.dtype)
+                yield _MappedPiece(view, source, within, here.start, entry.tensor.group)
 
     def _rows(self) -> Iterator[tuple[Entry, _MappedPiece]]:
         """The parameters whose gradients are some of their rows."""

@@ -51,6 +51,14 @@ MUTANTS = [
         (f"{WEIGHTS}::test_gradients_are_made_where_those_of_the_last_step_were[False]",),
     ),
     Mutant(
+        "nobody-says-that-a-split-is-the-task-s",
+        OWN,
+        "split/plan.py",
+        "    with blamed_on_task(split.own):\n",
+        '    with blamed_on_task(""):\n',
+        (f"{PARTITIONS}::test_a_split_that_a_task_brings_is_refused_before_a_process_is_started",),
+    ),
+    Mutant(
         "what-crosses-has-any-shape",
         TRACED,
         "replica/home_part.py",
