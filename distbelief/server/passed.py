@@ -1,8 +1,9 @@
-"""A shard's slice in memory that several processes share, each with two buffers of its own: an update is made into the
-one that is not the newest, and then one store of 8 bytes says that it is.
+"""A shard's slice in memory that several processes share. Each has two buffers of its own for the parameters, since its
+model computes in one while others make updates; what the optimizer keeps beside them, which only an update reads, lies
+in two for all. An update is made into those that are not the newest, and then one store of 8 bytes says that they are.
 
-Whoever calls anything here but `newest` holds the shard's lock. Who dies in the middle leaves a buffer half written
-that nobody reads: there is nothing to repair.
+Whoever calls anything here but `newest` holds the shard's lock. Who dies in the middle leaves buffers half written that
+nobody reads: there is nothing to repair.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class _Kept(NamedTuple):
 class PassedLayout:
     """Where everything lies in the memory of all shards of a job.
 
-    Shard by shard a page with its word, then the notes; then the buffers: a whole flat vector each, so that a model can
-    live in one, and what the shards' optimizers keep of it beside.
+    Shard by shard a page with its word, then the notes, two each; then two times what the shards' optimizers keep; then
+    the buffers: a whole flat vector each, so that a model can live in one.
 
     Args:
         plan: of the job.
@@ -59,9 +60,10 @@ class PassedLayout:
         """Who has buffers: each replica, and behind them the shard."""
         self.kept = [_kept(plan, shard) for shard in range(self._shards)]
         beside = [_paged(size) for _, size in self.kept]
-        self._beside = [0, *accumulate(beside)]
-        self._vectors = self._shards * (PAGE + self.buffers * NOTE)
-        self._stride = _paged(plan.layout.total) + self._beside[-1]
+        self._offsets = [0, *accumulate(beside)]
+        self._beside = self._shards * (PAGE + 2 * NOTE)
+        self._vectors = self._beside + 2 * self._offsets[-1]
+        self._stride = _paged(plan.layout.total)
         self.length = self._vectors + self.buffers * self._stride
 
     @property
@@ -73,9 +75,9 @@ class PassedLayout:
         """A shard's numbers, each of 64 bits."""
         return memory[shard * PAGE : (shard + 1) * PAGE].numpy().data.cast("Q")
 
-    def note(self, memory: torch.Tensor, shard: int, buffer: int) -> memoryview:
-        """Room for what a shard knows, as bytes."""
-        start = self._shards * PAGE + (shard * self.buffers + buffer) * NOTE
+    def note(self, memory: torch.Tensor, shard: int, half: int) -> memoryview:
+        """Room for what a shard knows, as bytes: one of two."""
+        start = self._shards * PAGE + (2 * shard + half) * NOTE
         return memory[start : start + NOTE].numpy().data
 
     def vector(self, memory: torch.Tensor, buffer: int) -> torch.Tensor:
@@ -83,9 +85,9 @@ class PassedLayout:
         start = self._vectors + buffer * self._stride
         return memory[start : start + self.plan.layout.total]
 
-    def beside(self, memory: torch.Tensor, shard: int, buffer: int) -> torch.Tensor:
-        """What a shard keeps beside its range of a buffer: 1-D uint8."""
-        start = self._vectors + buffer * self._stride + _paged(self.plan.layout.total) + self._beside[shard]
+    def beside(self, memory: torch.Tensor, shard: int, half: int) -> torch.Tensor:
+        """What a shard keeps beside its parameters, one of two: 1-D uint8."""
+        start = self._beside + half * self._offsets[-1] + self._offsets[shard]
         return memory[start : start + self.kept[shard][1]]
 
 
@@ -127,7 +129,7 @@ class PassedSlice:
         self._words = layout.words(memory, shard)
         self._own = (2 * place, 2 * place + 1)
         self._slices: dict[int, TorchSlice] = {}
-        self._notes = [layout.note(memory, shard, buffer) for buffer in range(layout.buffers)]
+        self._notes = [layout.note(memory, shard, half) for half in (0, 1)]
         self._changed = -1
         """The buffer in which a change is under way; -1 for none."""
         self.adds = not self._kept and self._at(self._own[0]).adds
@@ -155,7 +157,14 @@ class PassedSlice:
 
     @property
     def _noted(self) -> int:
-        return (int(self._words[0]) >> 16 & 0xFFFF) - 1
+        """Where the note is, of two."""
+        return int(self._words[0]) >> 16 & 1
+
+    @property
+    def _beside(self) -> int:
+        """Where what the optimizer keeps is, of two, with the change that is under way."""
+        published = int(self._words[0]) >> 17 & 1
+        return published if self._changed < 0 else 1 - published
 
     def publish(self, note: bytes) -> None:
         """Have what was changed, and a note, be what everybody goes on from: both, or neither.
@@ -168,20 +177,19 @@ class PassedSlice:
                 f"{roles.shard(self._shard)} knows {len(note)} bytes beside its parameters, and there is room for "
                 f"{NOTE - 8}: train with --path served"
             )
-        room = self._own[self._noted == self._own[0]]
-        self._write_note(room, note)
-        buffer = self.newest if self._changed < 0 else self._changed
-        self._point_to(buffer, room)
+        noted = 1 - self._noted
+        self._write_note(noted, note)
+        self._point_to(self.now, self._beside, noted)
         self._changed = -1
 
-    def _write_note(self, buffer: int, note: bytes) -> None:
-        room = self._notes[buffer]
+    def _write_note(self, half: int, note: bytes) -> None:
+        room = self._notes[half]
         room[:8] = len(note).to_bytes(8, "little")
         room[8 : 8 + len(note)] = note
 
-    def _point_to(self, buffer: int, note: int) -> None:
+    def _point_to(self, buffer: int, beside: int, note: int) -> None:
         """The one store."""
-        self._words[0] = (self.changes + 1 & 0xFFFFFFFF) << 32 | note + 1 << 16 | buffer + 1
+        self._words[0] = (self.changes + 1 & 0xFFFFFFFF) << 32 | beside << 17 | note << 16 | buffer + 1
 
     def abandon(self) -> None:
         """Leave a change that was begun, and goes no further."""
@@ -207,7 +215,7 @@ class PassedSlice:
         return self
 
     def _at(self, buffer: int) -> TorchSlice:
-        """The slice of a buffer, with what it keeps there."""
+        """The slice of a buffer."""
         known = self._slices.get(buffer)
         if known is None:
             vector, frozen = (
@@ -223,32 +231,37 @@ class PassedSlice:
             )
         return known
 
-    def _arrays(self, buffer: int) -> dict[str, torch.Tensor]:
-        beside = self._layout.beside(self._memory, self._shard, buffer)
+    def _arrays(self) -> dict[str, torch.Tensor]:
+        beside = self._layout.beside(self._memory, self._shard, self._beside)
         return {one.name: one.of(beside) for one in self._kept}
 
-    def _is_stepped(self, buffer: int) -> bool:
-        """Whether the optimizer's state in a buffer is in use."""
-        return bool(self._words[8 + buffer])
+    @property
+    def _is_stepped(self) -> bool:
+        """Whether the optimizer's state is in use."""
+        return bool(self._words[8 + self._beside])
 
-    def _meet(self, buffer: int) -> TorchSlice:
-        """A slice as it is in its buffer, whoever wrote there last."""
-        one = self._at(buffer)
+    @_is_stepped.setter
+    def _is_stepped(self, stepped: bool) -> None:
+        self._words[8 + self._beside] = stepped
+
+    def _meet(self) -> TorchSlice:
+        """A slice as it is now, whoever wrote there last."""
+        one = self._at(self.now)
         if self._kept:
-            one.adopt(self._arrays(buffer), self._is_stepped(buffer))
+            one.adopt(self._arrays(), self._is_stepped)
         return one
 
     def _change(self) -> TorchSlice:
         """The slice to make a change in: in a buffer of one's own, a copy of the newest."""
-        if self._changed < 0:
-            idle = self._idle
-            if (newest := self.newest) >= 0:
-                self._copy(newest, idle)
-            else:
-                self._begin(idle)
-            self._changed = idle
-            return self._meet(idle)
-        return self._at(self._changed)
+        if self._changed >= 0:
+            return self._at(self._changed)
+        newest, beside = self.newest, self._beside
+        self._changed = self._idle
+        if newest >= 0:
+            self._copy(newest, beside)
+        else:
+            self._begin()
+        return self._meet()
 
     @property
     def _idle(self) -> int:
@@ -263,33 +276,34 @@ class PassedSlice:
         """The moving range in a buffer: 1-D uint8."""
         return self._layout.vector(self._memory, buffer)[self._range.start : self._range.stop]
 
-    def _copy(self, source: int, to: int) -> None:
-        copy_bytes(self._part(to), self._part(source))
+    def _copy(self, newest: int, beside: int) -> None:
+        """Begin a change with what was there before it."""
+        copy_bytes(self._part(self._changed), self._part(newest))
         if self._kept:
-            here, there = (self._layout.beside(self._memory, self._shard, one) for one in (to, source))
+            here, there = (self._layout.beside(self._memory, self._shard, one) for one in (self._beside, beside))
             copy_bytes(here, there)
-            self._words[8 + to] = self._words[8 + source]
+            self._words[8 + self._beside] = self._words[8 + beside]
 
-    def _begin(self, buffer: int) -> None:
-        """A buffer in which nothing was before: some optimizers have a state before their first step."""
+    def _begin(self) -> None:
+        """Begin the first change: some optimizers have a state before their first step."""
         fresh = TorchSlice(self._layout.plan, self._shard)
-        self._words[8 + buffer] = any(name.startswith("state.") for name in fresh.arrays())
-        self._keep(fresh, buffer)
+        self._is_stepped = any(name.startswith("state.") for name in fresh.arrays())
+        self._keep(fresh)
 
-    def _keep(self, one: TorchSlice, buffer: int) -> None:
-        """Have what a slice keeps beside its ranges lie in a buffer, wherever it was made."""
+    def _keep(self, one: TorchSlice) -> None:
+        """Have what a slice keeps beside its ranges lie in the memory, wherever it was made."""
         made = one.arrays()
-        for name, room in self._arrays(buffer).items():
+        for name, room in self._arrays().items():
             if name in made and made[name].data_ptr() != room.data_ptr():
                 room.copy_(made[name])
 
     def _settle(self) -> None:
         """After a change: the optimizer may have made its state, which it keeps in memory of its own then."""
-        if self._kept and not self._is_stepped(self._changed):
+        if self._kept and not self._is_stepped:
             one = self._slices[self._changed]
-            self._keep(one, self._changed)
-            self._words[8 + self._changed] = any(name.startswith("state.") for name in one.arrays())
-            one.adopt(self._arrays(self._changed), self._is_stepped(self._changed))
+            self._keep(one)
+            self._is_stepped = any(name.startswith("state.") for name in one.arrays())
+            one.adopt(self._arrays(), self._is_stepped)
 
     @property
     def own(self) -> tuple[int, int]:
@@ -370,11 +384,11 @@ class PassedSlice:
 
     def arrays(self) -> dict[str, torch.Tensor]:
         """Everything, by name, for a checkpoint: views, not copies."""
-        return self._meet(self.now).arrays()
+        return self._meet().arrays()
 
     def load(self, arrays: dict[str, torch.Tensor]) -> None:
         """Take back what `arrays` gave."""
         one = self._change()
         one.load(arrays)
-        self._words[8 + self._changed] = 0
+        self._is_stepped = False
         self._settle()

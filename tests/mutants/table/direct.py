@@ -42,6 +42,14 @@ MUTANTS = [
         (KILLED,),
     ),
     Mutant(
+        "a-state-is-stepped-where-everybody-reads",
+        DIRECT,
+        "server/passed.py",
+        "        return published if self._changed < 0 else 1 - published",
+        "        return published",
+        (KILLED,),
+    ),
+    Mutant(
         "what-others-have-done-is-not-looked-at",
         DIRECT,
         "runtime/direct.py",
@@ -77,7 +85,7 @@ MUTANTS = [
         "a-state-stays-with-whoever-has-made-it",
         DIRECT,
         "server/passed.py",
-        "            self._keep(one, self._changed)\n",
+        "            self._keep(one)\n",
         "",
         (PASSED + "test_whoever_makes_an_update_makes_the_bits_of_one_slice",),
     ),
