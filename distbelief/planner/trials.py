@@ -260,7 +260,8 @@ class _Interrupts:
 
     def __init__(self) -> None:
         self._raises = self._came = False
-        self._before = signal.getsignal(signal.SIGINT)
+        before = signal.getsignal(signal.SIGINT)
+        self._before = signal.default_int_handler if before is None else before
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -268,15 +269,15 @@ class _Interrupts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if threading.current_thread() is threading.main_thread() and self._before is not None:
+        if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, self._before)
         if self._came:
             raise KeyboardInterrupt
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
-        self._raises = True
         try:
+            self._raises = True
             if self._came:
                 raise KeyboardInterrupt
             yield

@@ -207,12 +207,12 @@ class Siblings:
         """
         if len(self._all) == 1:
             return tick, True
+        now = self._next_exchange()
 
         def highest(said: Sequence[partitioning.AtRound]) -> partitioning.AtRound:
             ticks = {one.tick for one in said}
             return partitioning.AtRound(*now, max(ticks), len(ticks) == 1)
 
-        now = self._next_exchange()
         told = yield from self._of_all(partitioning.AtRound(*now, tick), highest, wait)
         return told.tick, told.settled
 

@@ -1,6 +1,7 @@
 """A shard's slice in memory that several processes share. Each has two buffers of its own for the parameters, since its
-model computes in one while others make updates; what the optimizer keeps beside them, which only an update reads, lies
-in two for all. An update is made into those that are not the newest, and then one store of 8 bytes says that they are.
+model computes in one while others make updates; what the optimizer keeps beside them, which only who has the lock
+reads, lies in two for all. An update is made into those that are not the newest, and then one store of 8 bytes says
+that they are.
 
 Whoever calls anything here but `newest` holds the shard's lock. Who dies in the middle leaves buffers half written that
 nobody reads: there is nothing to repair.
@@ -151,18 +152,18 @@ class PassedSlice:
 
     def note(self) -> bytes:
         """What was published with the newest change."""
-        room = self._notes[self._noted]
+        room = self._notes[self._note_half]
         size = int.from_bytes(room[:8], "little")
         return bytes(room[8 : 8 + size])
 
     @property
-    def _noted(self) -> int:
-        """Where the note is, of two."""
+    def _note_half(self) -> int:
+        """Which of two holds the note that is published."""
         return int(self._words[0]) >> 16 & 1
 
     @property
-    def _beside(self) -> int:
-        """Where what the optimizer keeps is, of two, with the change that is under way."""
+    def _kept_half(self) -> int:
+        """Which of two holds what the optimizer keeps: that of the change under way, else the one that is published."""
         published = int(self._words[0]) >> 17 & 1
         return published if self._changed < 0 else 1 - published
 
@@ -177,9 +178,9 @@ class PassedSlice:
                 f"{roles.shard(self._shard)} knows {len(note)} bytes beside its parameters, and there is room for "
                 f"{NOTE - 8}: train with --path served"
             )
-        noted = 1 - self._noted
-        self._write_note(noted, note)
-        self._point_to(self.now, self._beside, noted)
+        half = 1 - self._note_half
+        self._write_note(half, note)
+        self._point_to(self.now, self._kept_half, half)
         self._changed = -1
 
     def _write_note(self, half: int, note: bytes) -> None:
@@ -187,9 +188,11 @@ class PassedSlice:
         room[:8] = len(note).to_bytes(8, "little")
         room[8 : 8 + len(note)] = note
 
-    def _point_to(self, buffer: int, beside: int, note: int) -> None:
-        """The one store."""
-        self._words[0] = (self.changes + 1 & 0xFFFFFFFF) << 32 | beside << 17 | note << 16 | buffer + 1
+    def _point_to(self, buffer: int, kept: int, note: int) -> None:
+        """The one store: bits 0 to 15 have the buffer, counted from 1, bit 16 the half of the note, bit 17 that of what
+        is kept, and bits 32 to 63 the changes.
+        """
+        self._words[0] = (self.changes + 1 & 0xFFFFFFFF) << 32 | kept << 17 | note << 16 | buffer + 1
 
     def abandon(self) -> None:
         """Leave a change that was begun, and goes no further."""
@@ -232,17 +235,17 @@ class PassedSlice:
         return known
 
     def _arrays(self) -> dict[str, torch.Tensor]:
-        beside = self._layout.beside(self._memory, self._shard, self._beside)
+        beside = self._layout.beside(self._memory, self._shard, self._kept_half)
         return {one.name: one.of(beside) for one in self._kept}
 
     @property
     def _is_stepped(self) -> bool:
         """Whether the optimizer's state is in use."""
-        return bool(self._words[8 + self._beside])
+        return bool(self._words[8 + self._kept_half])
 
     @_is_stepped.setter
     def _is_stepped(self, stepped: bool) -> None:
-        self._words[8 + self._beside] = stepped
+        self._words[8 + self._kept_half] = stepped
 
     def _meet(self) -> TorchSlice:
         """A slice as it is now, whoever wrote there last."""
@@ -255,10 +258,10 @@ class PassedSlice:
         """The slice to make a change in: in a buffer of one's own, a copy of the newest."""
         if self._changed >= 0:
             return self._at(self._changed)
-        newest, beside = self.newest, self._beside
+        newest, half = self.newest, self._kept_half
         self._changed = self._idle
         if newest >= 0:
-            self._copy(newest, beside)
+            self._copy(newest, half)
         else:
             self._begin()
         return self._meet()
@@ -276,13 +279,13 @@ class PassedSlice:
         """The moving range in a buffer: 1-D uint8."""
         return self._layout.vector(self._memory, buffer)[self._range.start : self._range.stop]
 
-    def _copy(self, newest: int, beside: int) -> None:
-        """Begin a change with what was there before it."""
+    def _copy(self, newest: int, half: int) -> None:
+        """Begin a change with what was there before it, in a buffer and a half."""
         copy_bytes(self._part(self._changed), self._part(newest))
         if self._kept:
-            here, there = (self._layout.beside(self._memory, self._shard, one) for one in (self._beside, beside))
+            here, there = (self._layout.beside(self._memory, self._shard, one) for one in (self._kept_half, half))
             copy_bytes(here, there)
-            self._words[8 + self._beside] = self._words[8 + beside]
+            self._words[8 + self._kept_half] = self._words[8 + half]
 
     def _begin(self) -> None:
         """Begin the first change: some optimizers have a state before their first step."""
@@ -383,7 +386,7 @@ class PassedSlice:
         return self._at(self._own[0]).frozen()
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """Everything, by name, for a checkpoint: views, not copies."""
+        """Everything, by name, for a checkpoint: views, not copies, which hold as long as the lock is held."""
         return self._meet().arrays()
 
     def load(self, arrays: dict[str, torch.Tensor]) -> None:

@@ -43,8 +43,8 @@ class Split:
     """
     modules: tuple[str, ...] = ()
     """For a model that cannot be traced: the modules that follow each other."""
-    own: str = field(default="", compare=False, repr=False)
-    """As the task that brings it has it written; "" where it was named for this job."""
+    own: str = field(default="", compare=False, repr=False, kw_only=True)
+    """The task's own split as it is written there, where this is that one: for messages only."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.partitions <= MOST:

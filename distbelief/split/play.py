@@ -141,7 +141,7 @@ class Passes:
     Args:
         program: of the home.
         once: whether the gradients of weights are left to `weights`.
-        rooms: of the step before; None where nothing is known of it.
+        rooms: where these lie from step to step; None for new memory.
     """
 
     def __init__(self, program: HomeProgram, once: bool = False, rooms: GradientRooms | None = None) -> None:
@@ -311,7 +311,8 @@ def step(
         program: of the home.
         batches: the minibatch, as `cut_minibatch` makes it; the same at every home.
         order: the home's of a `Pipeline`; all microbatches forward, then all back, where it is None.
-        rooms: of the step before, whose gradients nobody needs any more; None where nothing is known of it.
+        rooms: where weights' gradients that are made once lie from step to step (`split.weights.GradientRooms`); None
+            for new memory in each.
     """
     order = [*home_tasks(len(batches), len(batches))] if order is None else order
     passes = Passes(program, once=any(task.direction is Pass.WEIGHTS for task in order), rooms=rooms)

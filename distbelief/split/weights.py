@@ -71,8 +71,10 @@ class _Linear(NamedTuple):
         bias: torch.Tensor | None,
         rooms: GradientRooms,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The gradients of the weight, in the memory of the last step's, and of the bias."""
-        room = rooms.get(weight) if weight.grad is None else None
+        """The gradients of the weight, over that of the last step, and of the bias."""
+        room = rooms.get(weight)
+        if room is not None and weight.grad is not None and room.data_ptr() == weight.grad.data_ptr():
+            room = None  # another product of this step is there
         made = torch.mm(gradient.t(), value, out=room)
         rooms.setdefault(weight, made)
         return made, None if bias is None else gradient.sum(0)
@@ -122,9 +124,17 @@ class _Convolution(NamedTuple):
 Product = _Linear | _Convolution
 
 
+def _sum(gradient: torch.Tensor | None, own: torch.Tensor) -> torch.Tensor:
+    """What a parameter has, which may be sparse, and what was made of it."""
+    if gradient is None:
+        return own
+    return gradient.add_(own) if gradient.layout is torch.strided else own.add_(gradient)
+
+
 GradientRooms = dict[torch.Tensor, torch.Tensor]
-"""The gradients of weights that were made in the last step, by weight. Nobody needs them any more, and the next are
-made in their memory: where a gradient is large, the kernel takes longer to give new memory than the product takes.
+"""Where the gradients of weights lie from step to step, by weight: a step writes over those of the last, and adds what
+is not there. So whoever lends it needs no gradient of a step any more once the next one begins. Where a gradient is
+large, the kernel takes longer to give new memory than the product takes.
 """
 
 
@@ -149,7 +159,7 @@ class _Factors:
         made = self.product.weights(gradient, value, self.weight, self.bias, rooms)
         for parameter, own in zip((self.weight, self.bias), made, strict=True):
             if parameter is not None and own is not None:
-                parameter.grad = own if parameter.grad is None else own.add_(parameter.grad)  # which may be sparse
+                parameter.grad = _sum(parameter.grad, own)
 
 
 class WeightGradients(TorchFunctionMode):
@@ -157,7 +167,7 @@ class WeightGradients(TorchFunctionMode):
 
     Args:
         parameters: those whose gradients may be left out.
-        rooms: see there; None where nothing is known of the last step.
+        rooms: as said at `GradientRooms`; None for new memory.
 
     >>> layer, x = nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 2.0]])
     >>> gradients = WeightGradients(layer.parameters())

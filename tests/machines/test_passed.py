@@ -166,3 +166,13 @@ def test_a_gradient_that_is_left_where_it_was_made_is_numbers_alone_and_gives_wa
         flat.accrue(0, first=True, weight=0.5)
     assert not flat.lying(0)
     assert all(torch.equal(one, 0.5 * other) for one, other in zip(flat.gradients(0), made, strict=True))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "adam"])
+def test_a_replica_more_takes_two_vectors_whatever_the_optimizer_keeps(name: str) -> None:
+    layout = lay_out([Tensor("weight", (300, 700), "float32")])
+    few, many = (
+        PassedLayout(Plan(made(replicas=replicas, optimizer=Optimizer(name)), layout, cut(layout, Mesh(1), 1), 100))
+        for replicas in (2, 4)
+    )
+    assert many.length - few.length == pytest.approx(4 * layout.total, rel=0.02)

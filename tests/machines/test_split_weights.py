@@ -15,6 +15,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from distbelief.bench.parts.homes import How
+from distbelief.core import roles
+from distbelief.core.effects import Batch
 from distbelief.errors import UsageError
 from distbelief.schedules.pipeline import Pass
 from distbelief.schedules.pipelines import home_tasks, in_flight
@@ -25,6 +28,8 @@ from distbelief.split.play import HomeStory, RunSegment, cut_minibatch, step
 from distbelief.split.program import HomeProgram, build
 from distbelief.split.tracing import trace
 from distbelief.split.weights import GradientRooms, WeightGradients, check_once
+from distbelief.strategies.partition import partition, split_graph
+from distbelief.tasks import Task, TensorData
 
 
 def mlp(*widths: int) -> nn.Module:
@@ -223,15 +228,17 @@ def test_layers_of_others_and_what_is_not_to_go_back_are_computed_as_ever() -> N
         torch.testing.assert_close(got, wanted.grad)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_gradients_are_made_where_those_of_the_last_step_were(shared: bool) -> None:
-    """A weight that two products share has the sum of both, of this step alone; one that has a gradient from elsewhere
-    keeps it.
+@pytest.mark.parametrize("products", [1, 2, 3])
+def test_gradients_are_made_where_those_of_the_last_step_were(products: int) -> None:
+    """A weight that several products share has the sum of all, of this step alone; what it has from elsewhere, of a
+    product that autograd makes, or from before, counts too, and lies where it was.
     """
 
     def loss(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-        own = layer(x).square().sum()
-        return own + F.linear(x, layer.weight).sum() if shared else own
+        found = layer(x).square().sum()
+        for bias in (None, layer.bias.detach())[: products - 1]:
+            found = found + F.linear(x, layer.weight, bias).sum()
+        return found
 
     layer, rooms = nn.Linear(3, 2), GradientRooms()
     homes = set()
@@ -253,7 +260,7 @@ def test_gradients_are_made_where_those_of_the_last_step_were(shared: bool) -> N
         torch.testing.assert_close(layer.bias.grad, expected.bias.grad)
         if not begin:
             homes.add(layer.weight.grad.data_ptr())
-    assert shared or homes == {rooms[layer.weight].data_ptr()}
+    assert (homes == {rooms[layer.weight].data_ptr()}) == (products < 3)
 
 
 def test_a_minibatch_that_is_whole_may_have_them_at_its_end_too() -> None:
@@ -312,3 +319,22 @@ def test_products_of_any_form_have_their_gradients(
         assert own.grad is not None
         assert wanted.grad is not None
         torch.testing.assert_close(own.grad.to_dense(), wanted.grad.to_dense())
+
+
+def test_the_steps_of_a_partition_make_gradients_where_those_of_the_last_were() -> None:
+    settings = How("stages", microbatches=2, weight_gradients="once").settings(8)
+    data = TensorData(torch.randn(16, 6), torch.randint(0, 3, (16,)))
+    task, model = Task(model=lambda: mlp(6, 5, 3), train=lambda: data), mlp(6, 5, 3)
+    graph = split_graph(task, model, settings)
+    homes = [partition(task, model, settings, role, False, graph)[1] for role in roles.replicas(settings.mesh)]
+
+    def gradients(step: int) -> list[torch.Tensor]:
+        play([home.play(Batch(0, step)) for home in homes])
+        weights = [one for home in homes for one in home.parameters if one.dim() == 2]
+        return [one.grad for one in weights if one.grad is not None]
+
+    first = [(one.data_ptr(), one.clone()) for one in gradients(0)]
+    second = gradients(1)
+    assert [where for where, _ in first] == [one.data_ptr() for one in second]
+    assert len(first) == 2
+    assert not any(torch.equal(before, one) for (_, before), one in zip(first, second, strict=True))

@@ -71,6 +71,20 @@ def race(task: Task, strategy: Any, cluster: Simulated | None = None, **options:
     return run, run.simulation
 
 
+class Empty(nn.Module):
+    """A layer, and parameters that have no elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 3)
+        self.none = nn.ParameterList([nn.Parameter(torch.zeros(0)) for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given: torch.Tensor = self.layer(x) + sum(one.sum() for one in self.none)
+        return given
+
+
 def updater(simulation: Simulation) -> Any:
     """Who makes the updates of the first replica."""
     return simulation.common[Race].updaters["replica 0"]
@@ -728,3 +742,17 @@ def test_no_fault_loses_a_minibatch_or_leaves_anybody_waiting(plain: SimpleNames
             error.add_note(f"seed {seed}: {run.simulation.job}, {run.simulation.cluster}")
             raise
     hold_floors(found, FLOORS)
+
+
+def test_a_parameter_without_elements_is_in_no_range() -> None:
+    """Each range of a lock is stepped by itself, in as many parts as it has parameters."""
+    data = TensorData(torch.randn(16, 4, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3)
+    task = Task(model=Empty, train=lambda: data)
+    found = []
+    for locks in ("shard", "global"):
+        shards = {"shards": 8} if locks == "shard" else {}
+        strategy = Locking(locks=locks, replicas=1, optimizer=optim("adagrad", 0.1), **shards)
+        _, simulation = race(task, strategy)
+        found.append(weights(simulation))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)

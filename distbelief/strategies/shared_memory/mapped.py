@@ -101,9 +101,11 @@ class MappedModel:
         for entry, source in self._entries(sparse=False):
             item, whole = ITEM_SIZES[entry.tensor.dtype], Range(entry.start, entry.stop)
             here = part.common(whole)
+            if not here.size:
+                continue
             if here == whole:
                 yield _MappedPiece(source, source, None, here.start, entry.tensor.group)
-            elif here.size:
+            else:
                 within = slice((here.start - entry.start) // item, (here.stop - entry.start) // item)
                 view = self._vector[here.start : here.stop].view(source.dtype)
                 yield _MappedPiece(view, source, within, here.start, entry.tensor.group)
