@@ -101,7 +101,7 @@ def _figures(measured: Json, optimizer: str) -> list[Figure]:
 
 
 def _shared_figure(together: Mapping[str, float], optimizer: str) -> list[Figure]:
-    """What the direct path holds, of what the served one does: its buffers hold the optimizer's state too."""
+    """What the direct path holds, of what the served one does: two of the optimizer's state, where a shard has one."""
     if optimizer not in STATES:
         return []
     what = "2 replicas and 1 shard together, on the direct path, of the served one"
