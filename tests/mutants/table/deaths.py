@@ -80,12 +80,12 @@ MUTANTS = [
     ),
     Mutant(
         "partitions-hold-parameters-of-two-rounds", SPLIT, "replica/siblings.py",
-        "highest, settled = max(ticks), len(ticks) == 1", "highest, settled = tick, True",
+        "AtRound(*now, max(ticks), len(ticks) == 1)", "AtRound(*now, tick, True)",
         (SPLIT_ROUNDS,), seconds=20,
     ),
     Mutant(
         "a-partition-that-pushes-clips-by-its-own-norm", SPLIT, "replica/siblings.py",
-        "            return told.norm", "            return norm",
+        "        return told.norm", "        return norm",
         (f"{PARTITIONS}::test_a_gradient_is_clipped_by_the_norm_of_all_its_partitions",), seconds=20,
     ),
     Mutant(
