@@ -189,10 +189,10 @@ def doubled(value: Any) -> Any:
     return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-def check_way(name: str, way: str, applies: Sequence[int], samples: int = 3) -> None:
+def check_way(name: str, way: str, applies: Sequence[int], samples: int = 3, over: Sequence[int] = HOMES) -> None:
     """Over so many homes a task is the whole one, and over others it is refused, with the reason."""
     own = prepared(name, samples)
-    for homes in HOMES:
+    for homes in over:
         split = Split(way, homes)
         if homes in applies:
             played = play_split(own.model, own.inputs, own.targets, split, own.task.loss, traced=own.traced)

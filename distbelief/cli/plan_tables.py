@@ -39,14 +39,23 @@ def _show_measured(rows: Sequence[Row], reasons: list[str]) -> None:
         assert row.terms is not None
         of = row.measured.samples_per_second
         lines += [
-            [row.what, "predicted", *(number(1e3 * getattr(row.terms, part)) for part in PARTS),
+            [row.what, "predicted", *(_ms(getattr(row.terms, part)) for part in PARTS),
                 f"{row.terms.samples_per_second:,.0f}"],
-            ["", "measured", *(number(1e3 * getattr(row.measured, part)) for part in PARTS), f"{of:,.0f}"],
-            ["", "error", *(number(1e3 * (getattr(row.terms, part) - getattr(row.measured, part))) for part in PARTS),
+            ["", "measured", *(_ms(getattr(row.measured, part)) for part in PARTS), f"{of:,.0f}"],
+            ["", "error", *(_ms(getattr(row.terms, part) - getattr(row.measured, part)) for part in PARTS),
                 f"{row.terms.samples_per_second / of - 1:+.0%}"],
         ]  # fmt: skip
     if lines:
         show("trained with for some seconds: a step in ms", ("", "", *PARTS, "samples/s"), lines)
+
+
+def _ms(seconds: float) -> str:
+    """Seconds in ms; less than a nanosecond is what is left of sums that are rounded.
+
+    >>> _ms(0.0015), _ms(3e-19)
+    ('1.5', '0')
+    """
+    return number(round(1e3 * seconds, 6))
 
 
 def _noted(reason: str, reasons: list[str]) -> str:
@@ -69,6 +78,6 @@ def _cells(place: int, row: Row, reasons: list[str]) -> list[str]:
     parts = (terms.step, terms.compute, terms.update, terms.communicate, terms.wait)
     sent = number(terms.bytes_per_step / 1e6) if terms.bytes_per_step else ""
     return [
-        str(place), row.what, *(number(1e3 * part) for part in parts), terms.waits_for,
+        str(place), row.what, *(_ms(part) for part in parts), terms.waits_for,
         f"{terms.samples_per_second:,.0f}", f"{row.memory / 1e9:.2f}", sent, terms.binds,
     ]  # fmt: skip
