@@ -195,13 +195,17 @@ def run(out: object, strategy: object = None, on: Local | None = None, **options
     return (on or Local()).run(job(out, strategy, **options))
 
 
+def process_of(role: str) -> int:
+    """The process id of a role; 0 where it is not there."""
+    return next((one.pid for one in multiprocessing.active_children() if one.name == role and one.pid), 0)
+
+
 def kill(role: str, how: signal.Signals = signal.SIGKILL) -> int:
     """Signal the process of a role, if it is there; returns its process id, or 0."""
-    for process in multiprocessing.active_children():
-        if process.name == role and process.pid:
-            with contextlib.suppress(ProcessLookupError):  # it was killed before, and has just been waited for
-                os.kill(process.pid, how)
-                return process.pid
+    if process := process_of(role):
+        with contextlib.suppress(ProcessLookupError):  # it was killed before, and has just been waited for
+            os.kill(process, how)
+            return process
     return 0
 
 

@@ -158,14 +158,17 @@ def test_under_locks_no_update_is_lost_and_ranges_and_buffers_are_whole(
 
 def catch(role: str) -> int:
     """Stop a replica while it holds the one lock; returns its process id."""
-    locks, deadline = Locks(memory()), monotonic() + SECONDS
+    locks, process, deadline = Locks(memory()), jobs.process_of(role), monotonic() + SECONDS
     while monotonic() < deadline:
-        process = jobs.kill(role, jobs.signal.SIGSTOP)
+        if locks.holder(0) != process:
+            os.sched_yield()
+            continue
+        os.kill(process, jobs.signal.SIGSTOP)
         while not signals.is_stopped(process):
             os.sched_yield()
         if locks.holder(0) == process:
             return process
-        jobs.kill(role, jobs.signal.SIGCONT)
+        os.kill(process, jobs.signal.SIGCONT)
     raise AssertionError(f"{role} is never seen with the lock")
 
 
