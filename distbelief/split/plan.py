@@ -45,33 +45,26 @@ def apply(
         UsageError: the model cannot be split so: with the reason.
     """
     with blamed_on_task(split.own):
-        return _applied(split, traced, loss, targets, work, everywhere)
-
-
-def _applied(
-    split: Split, traced: Traced, loss: LossFunction | None, targets: object, work: Mapping[str, float] | None,
-    everywhere: bool,
-) -> SplitGraph:  # fmt: skip
-    _check_patterns(split, traced)
-    traced, placed = _unrolled(split, traced)
-    own = _by_samples(split, traced)
-    nodes = [node for node in Rewriter(traced, split.partitions).nodes if node not in placed and node not in own]
-    placed |= _placed(split, traced, nodes, work)
-    if own:
-        traced, placed = rounds(traced, placed, own, split.partitions)
-    rewriter = Rewriter(traced, split.partitions)
-    rewriter.share_out({node: home for node, home in placed.items() if isinstance(home, int)})
-    for node in rewriter.nodes:
-        where = placed.get(node)
-        if node.target is operator.getitem and node.args[0] not in traced.shapes:
-            where = rewriter.value(node.all_input_nodes[0]).owner
-        if where is None:
-            where = _followed(traced, rewriter, node)
-        if isinstance(where, Divided):
-            rewriter.divide(node, where)
-        else:
-            rewriter.place(node, where)
-    return rewriter.finish(loss, targets, everywhere)
+        _check_patterns(split, traced)
+        traced, placed = _unrolled(split, traced)
+        own = _by_samples(split, traced)
+        nodes = [node for node in Rewriter(traced, split.partitions).nodes if node not in placed and node not in own]
+        placed |= _placed(split, traced, nodes, work)
+        if own:
+            traced, placed = rounds(traced, placed, own, split.partitions)
+        rewriter = Rewriter(traced, split.partitions)
+        rewriter.share_out({node: home for node, home in placed.items() if isinstance(home, int)})
+        for node in rewriter.nodes:
+            where = placed.get(node)
+            if node.target is operator.getitem and node.args[0] not in traced.shapes:
+                where = rewriter.value(node.all_input_nodes[0]).owner
+            if where is None:
+                where = _followed(traced, rewriter, node)
+            if isinstance(where, Divided):
+                rewriter.divide(node, where)
+            else:
+                rewriter.place(node, where)
+        return rewriter.finish(loss, targets, everywhere)
 
 
 def _check_patterns(split: Split, traced: Traced) -> None:

@@ -30,6 +30,13 @@ FUNCTIONS: Mapping[object, int] = {
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """Which call them."""
 ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+Weights = tuple[torch.Tensor, torch.Tensor | None]
+"""A weight, or what belongs to it, and the same of its bias where it has one."""
+GradientRooms = dict[torch.Tensor, torch.Tensor]
+"""Where the gradients of weights lie from step to step, by weight: a step writes over those of the last, and adds what
+is not there. So whoever lends it needs no gradient of a step any more once the next one begins. Where a gradient is
+large, the kernel takes longer to give new memory than the product takes.
+"""
 
 
 def check_once(graph: SplitGraph) -> None:
@@ -63,15 +70,9 @@ class _Linear(NamedTuple):
         """What was taken, or given, with one dimension of samples."""
         return value.flatten(0, -2)
 
-    def weights(
-        self,
-        gradient: torch.Tensor,
-        value: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        rooms: GradientRooms,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def weights(self, gradient: torch.Tensor, value: torch.Tensor, of: Weights, rooms: GradientRooms) -> Weights:
         """The gradients of the weight, over that of the last step, and of the bias."""
+        weight, bias = of
         room = rooms.get(weight)
         if room is not None and weight.grad is not None and room.data_ptr() == weight.grad.data_ptr():
             room = None  # another product of this step is there
@@ -102,15 +103,9 @@ class _Convolution(NamedTuple):
         """What was taken, or given, with one dimension of samples."""
         return value
 
-    def weights(
-        self,
-        gradient: torch.Tensor,
-        value: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        rooms: GradientRooms,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The gradients of the weight and of the bias, in memory of their own: torch lends these none."""
+    def weights(self, gradient: torch.Tensor, value: torch.Tensor, of: Weights, rooms: GradientRooms) -> Weights:
+        """The gradients of the weight and of the bias, in new memory: torch writes these nowhere else."""
+        weight, bias = of
         mask, sizes = [False, True, bias is not None], None if bias is None else list(bias.shape)
         _, *made = aten.convolution_backward(gradient, value, weight, sizes, *self._how, mask)
         return made[0], made[1] if bias is not None else None
@@ -131,13 +126,6 @@ def _sum(gradient: torch.Tensor | None, own: torch.Tensor) -> torch.Tensor:
     return gradient.add_(own) if gradient.layout is torch.strided else own.add_(gradient)
 
 
-GradientRooms = dict[torch.Tensor, torch.Tensor]
-"""Where the gradients of weights lie from step to step, by weight: a step writes over those of the last, and adds what
-is not there. So whoever lends it needs no gradient of a step any more once the next one begins. Where a gradient is
-large, the kernel takes longer to give new memory than the product takes.
-"""
-
-
 @dataclass
 class _Factors:
     """What the gradients of a weight and its bias are made of."""
@@ -156,8 +144,8 @@ class _Factors:
     def make(self, rooms: GradientRooms) -> None:
         """Make both gradients, and add them to what the parameters have."""
         gradient, value = _together(self.gradients), _together(self.values)
-        made = self.product.weights(gradient, value, self.weight, self.bias, rooms)
-        for parameter, own in zip((self.weight, self.bias), made, strict=True):
+        of = self.weight, self.bias
+        for parameter, own in zip(of, self.product.weights(gradient, value, of, rooms), strict=True):
             if parameter is not None and own is not None:
                 parameter.grad = _sum(parameter.grad, own)
 

@@ -18,7 +18,7 @@ import numpy
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import library, nn
 
 from distbelief.core import roles
 from distbelief.core.settings import DataSettings, Settings
@@ -326,7 +326,7 @@ def empty_filled(size: int) -> torch.Tensor:
     return torch.from_numpy(numpy.full((size, size), 3, "float32"))
 
 
-ANOTHER = torch.library.Library("another", "DEF")
+ANOTHER = library.Library("another", "DEF")
 ANOTHER.define("empty_filled(int size) -> Tensor")
 ANOTHER.impl("empty_filled", empty_filled, "CompositeExplicitAutograd")
 
