@@ -201,6 +201,8 @@ class DirectEndpoint(SharedEndpoint):
         super().__init__(role, job, incarnation)
         self._shards: Mapping[str, SharedShard] = {}
         self._due: dict[str, deque[tuple[messages.Message, Payload | None]]] = {}
+        self._seen: dict[str, int] = {}
+        """Of a shard that could not answer what is due yet: the changes there, which it waits to be more."""
         self._answers: deque[Arrival] = deque()
         self._until = self._listened = 0.0
         self._buffers: list[torch.Tensor] = []
@@ -267,6 +269,7 @@ class DirectEndpoint(SharedEndpoint):
         """Send a message; what a shard can answer here waits for the next `poll` or `flush`."""
         if to in self._shards and type(message) in DIRECT:
             self._due.setdefault(to, deque()).append((message, payload))
+            self._seen.pop(to, None)
         else:
             super().send(to, message, payload)
 
@@ -297,9 +300,11 @@ class DirectEndpoint(SharedEndpoint):
                 return
 
     def _act(self) -> None:
-        """Take a turn at each shard for which something is due."""
+        """Take a turn at each shard for which something is due, unless nothing has changed there since it waits."""
         for to in tuple(self._due):
             due, shared = self._due[to], self._shards[to]
+            if self._seen.get(to) == shared.held.changes:
+                continue
             self._until = time.monotonic() + PATIENCE_SECONDS
             if not shared.take(self._impatient):
                 continue
@@ -310,7 +315,9 @@ class DirectEndpoint(SharedEndpoint):
                 shared.leave()
                 raise
             shared.give()
-            if not due:
+            if due:
+                self._seen[to] = shared.held.changes
+            else:
                 del self._due[to]
 
     def _impatient(self) -> bool:

@@ -19,7 +19,7 @@ from made import made
 from safetensors.torch import load_file
 
 from distbelief.core import records
-from distbelief.core.conversations import checkpointing, initialising, pushing
+from distbelief.core.conversations import attendance, checkpointing, initialising, pushing
 from distbelief.core.messages import Version
 from distbelief.core.optimizer import LEARNING_RATES, Optimizer, optim
 from distbelief.core.settings import Plan
@@ -27,7 +27,7 @@ from distbelief.errors import UsageError
 from distbelief.places.place import Deadlines
 from distbelief.places.processes import running
 from distbelief.places.processes.local import Local
-from distbelief.runtime.direct import OwnedShard, SharedShard
+from distbelief.runtime.direct import DirectEndpoint, OwnedShard, SharedShard
 from distbelief.server.passed import PassedLayout, PassedSlice
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
@@ -177,8 +177,8 @@ DEATHS = int(os.environ.get("DISTBELIEF_DEATHS", str(len(MOMENTS))))
 class Memory:
     """The memory of a job with one shard, and what a process does with it."""
 
-    def __init__(self, optimizer: str) -> None:
-        settings = made(replicas=2, optimizer=Optimizer(optimizer, 0.1))
+    def __init__(self, optimizer: str, **options: Any) -> None:
+        settings = made(replicas=2, optimizer=Optimizer(optimizer, 0.1), **options)
         self.plan = Plan(settings, LAYOUT, cut(LAYOUT, Mesh(1), 1), samples=100)
         self.layout = PassedLayout(self.plan)
         self.file = os.memfd_create("test")
@@ -415,3 +415,37 @@ def test_the_next_life_of_a_shard_goes_on_where_its_replicas_are(memory_of: Call
         assert other.shard.version == Version(1, 1)
     assert memory.push(other, "replica 1", 2, 2)
     assert heir.standing()["version"] == 2
+
+
+def test_who_waits_for_others_takes_the_lock_again_only_once_something_has_changed() -> None:
+    memory, arrived = Memory("sgd", strategy="bounded", staleness=0), list[Any]()
+    endpoint, other = DirectEndpoint("replica 0", "job"), memory.shared(1)
+    endpoint.deliver = arrived.append
+    endpoint.share(memory.plan, lambda _: memory.bytes, memory.locks(), lambda index, held: Shard(index, held))
+    endpoint.compute_there()
+    taken = []
+    take = Locks.take
+
+    def counted(*args: Any) -> bool:
+        taken.append(args)
+        return take(*args)
+
+    try:
+        for who, attends in (("replica 1", other), ("replica 0", memory.shared(0))):
+            with attends.turn():
+                attends.shard.handle(who, attendance.Attend(0, 0), None)
+        push = pushing.Push(0, 0, WHOLE.stop, 0, 1, Version(0, 0), 1, 4, ranges=(WHOLE,))
+        endpoint.send("shard 0", push, numbers(1))
+        endpoint.send("shard 0", pushing.Fetch(0, 0, WHOLE.stop, tick=1))
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Locks, "take", counted)
+            for _ in range(20):
+                endpoint.poll(1e-3)
+        assert [type(one.event) for one in arrived] == [pushing.Pushed]
+        assert len(taken) == 1
+        assert memory.push(other, "replica 1", 1, 2)
+        endpoint.poll(1.0)
+        assert [type(one.event) for one in arrived] == [pushing.Pushed, pushing.Fetched]
+    finally:
+        endpoint.close()
+        memory.close()

@@ -34,6 +34,14 @@ MUTANTS = [
         (SIMULATED + "test_a_shard_is_updated_by_one_replica_at_a_time_in_the_replicas_own_time",),
     ),
     Mutant(
+        "who-waits-for-others-takes-the-lock-again-and-again",
+        DIRECT,
+        "runtime/direct.py",
+        "            if self._seen.get(to) == shared.held.changes:",
+        "            if self._seen.get(to) == -1:",
+        (PROCESSES + "test_who_waits_for_others_takes_the_lock_again_only_once_something_has_changed",),
+    ),
+    Mutant(
         "an-update-is-made-where-everybody-reads",
         DIRECT,
         "server/passed.py",
@@ -76,9 +84,9 @@ MUTANTS = [
     Mutant(
         "of-a-parameter-that-is-cut-the-first-elements-step-every-part",
         DIRECT,
-        "server/slice.py",
-        "cut = slice((part.start - entry.start) // item, (part.stop - entry.start) // item)",
-        "cut = slice(0, part.size // item)",
+        "sharding/layout.py",
+        "slice((self.part.start - start) // item, (self.part.stop - start) // item)",
+        "slice(0, self.part.size // item)",
         (PASSED + "test_gradients_that_were_left_where_they_were_made_step_as_those_in_a_slot",),
     ),
     Mutant(
