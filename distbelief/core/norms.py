@@ -27,14 +27,10 @@ def layers_in(layout: Layout, part: Range) -> list[tuple[int, Range]]:
     """The trained tensors in a range, in order: the number of each in the layout, which is that of its first piece, and
     its bytes there.
     """
-    found = []
     numbers: dict[str, int] = {}
     for number, entry in enumerate(layout.entries):
-        layer = numbers.setdefault(entry.tensor.name, number)
-        here = Range(entry.start, entry.stop).common(part)
-        if entry.tensor.kind == "parameter" and here.size:
-            found.append((layer, here))
-    return found
+        numbers.setdefault(entry.tensor.name, number)
+    return [(numbers[one.entry.tensor.name], one.part) for one in layout.trained_in(part)]
 
 
 def cut_layers(plan: Plan) -> dict[int, set[int]]:

@@ -383,16 +383,12 @@ class _PartOfParameter(NamedTuple):
 
 def _parameters_of(layout: Layout, pieces: Sequence[_TrainedPiece]) -> Iterator[_PartOfParameter]:
     """The parameters that lie in the pieces of a slice, one by one."""
-    entries = layout.trained_entries
     for at, piece in enumerate(pieces):
-        within = Range(piece.section.start, piece.section.stop)
-        for number, entry in enumerate(entries):
-            part, item = within.common(Range(entry.start, entry.stop)), piece.tensor.itemsize
-            if part.size:
-                flat = piece.tensor[(part.start - within.start) // item : (part.stop - within.start) // item]
-                cut = slice((part.start - entry.start) // item, (part.stop - entry.start) // item)
-                whole = part.size == entry.size
-                yield _PartOfParameter(number, None if whole else cut, flat.view(entry.shape) if whole else flat, at)
+        start, item = piece.section.start, piece.tensor.itemsize
+        for one in layout.trained_in(Range(start, piece.section.stop)):
+            flat = piece.tensor[(one.part.start - start) // item : (one.part.stop - start) // item]
+            whole = one.elements is None
+            yield _PartOfParameter(one.number, one.elements, flat.view(one.entry.shape) if whole else flat, at)
 
 
 def _data(piece: _TrainedPiece) -> torch.Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -128,6 +128,30 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
         return self.start + self.size
 
 
+class TrainedPart(NamedTuple):
+    """What lies in a range of a parameter that is trained."""
+
+    number: int
+    """Of the parameter, among those that are trained."""
+    entry: Entry
+    part: Range
+    """Its bytes there."""
+
+    @property
+    def elements(self) -> slice | None:
+        """Which of its elements these are, one after another; None where it is all of them.
+
+        >>> weight = Tensor("weight", (3, 4), "float32")
+        >>> entry = Entry(weight, whole(weight), 128)
+        >>> [TrainedPart(0, entry, part).elements for part in (Range(128, 176), Range(136, 144))]
+        [None, slice(2, 4, None)]
+        """
+        if self.part.size == self.entry.size:
+            return None
+        start, item = self.entry.start, ITEM_SIZES[self.entry.tensor.dtype]
+        return slice((self.part.start - start) // item, (self.part.stop - start) // item)
+
+
 class Section(msgspec.Struct, frozen=True, array_like=True):
     """A run of the flat vector of one home, kind, dtype and parameter group."""
 
@@ -214,6 +238,14 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
     def trained_entries(self) -> list[Entry]:
         """The parameters that are trained, in their order."""
         return [entry for entry in self.entries if entry.tensor.kind == "parameter"]
+
+    def trained_in(self, within: Range) -> list[TrainedPart]:
+        """What of the parameters that are trained lies in a range, in order."""
+        parts = (
+            TrainedPart(number, entry, Range(entry.start, entry.stop).common(within))
+            for number, entry in enumerate(self.trained_entries)
+        )
+        return [one for one in parts if one.part.size]
 
     @property
     def trained(self) -> Range:

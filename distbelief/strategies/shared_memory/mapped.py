@@ -13,7 +13,7 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.errors import TrainingError, UsageError
 from distbelief.server import optimizers
 from distbelief.server.layerwise import Group
-from distbelief.sharding.layout import ITEM_SIZES, Entry, Layout, Range
+from distbelief.sharding.layout import Entry, Layout, Range
 from distbelief.strategies.shared_memory import mapping
 from distbelief.strategies.shared_memory.counts import SAMPLES, Counts
 from distbelief.strategies.shared_memory.settings import MappedSettings
@@ -98,27 +98,19 @@ class MappedModel:
 
     def _pieces(self, part: Range) -> Iterator[_MappedPiece]:
         """The parts of dense parameters that lie in a range."""
-        for entry, source in self._entries(sparse=False):
-            item, whole = ITEM_SIZES[entry.tensor.dtype], Range(entry.start, entry.stop)
-            here = part.common(whole)
-            if not here.size:
-                continue
-            if here == whole:
-                yield _MappedPiece(source, source, None, here.start, entry.tensor.group)
-            else:
-                within = slice((here.start - entry.start) // item, (here.stop - entry.start) // item)
-                view = self._vector[here.start : here.stop].view(source.dtype)
-                yield _MappedPiece(view, source, within, here.start, entry.tensor.group)
+        layout = self._plan.layout
+        for one in layout.trained_in(part):
+            if not layout.is_sparse(one.entry):
+                source, here = self.flat.trained[one.number], one.part
+                view = source if one.elements is None else self._vector[here.start : here.stop].view(source.dtype)
+                yield _MappedPiece(view, source, one.elements, here.start, one.entry.tensor.group)
 
     def _rows(self) -> Iterator[tuple[Entry, _MappedPiece]]:
         """The parameters whose gradients are some of their rows."""
-        for entry, source in self._entries(sparse=True):
-            yield entry, _MappedPiece(source, source, None, entry.start, entry.tensor.group)
-
-    def _entries(self, sparse: bool) -> list[tuple[Entry, torch.Tensor]]:
         layout = self._plan.layout
-        pairs = zip(layout.trained_entries, self.flat.trained, strict=True)
-        return [(entry, source) for entry, source in pairs if layout.is_sparse(entry) == sparse]
+        for entry, source in zip(layout.trained_entries, self.flat.trained, strict=True):
+            if layout.is_sparse(entry):
+                yield entry, _MappedPiece(source, source, None, entry.start, entry.tensor.group)
 
     def _optimizer(self, pieces: list[_MappedPiece], rows: bool = False) -> Callable[[], object]:
         """A step of torch's optimizer on some pieces, with its state in the mapping, at the learning rate of now."""

@@ -83,7 +83,7 @@ MUTANTS = [
     ),
     Mutant(
         "a-piece-of-a-layer-steps-by-its-own-norm", PAPERS, "core/norms.py",
-        "found.append((layer, here))", "found.append((number, here))",
+        "(numbers[one.entry.tensor.name], one.part)", "(one.number, one.part)",
         (f"{LARGE}::test_lars_and_lamb_are_those_of_the_papers_wherever_a_layer_is_cut",), 10,
     ),
     Mutant(
