@@ -14,7 +14,7 @@ from distbelief.core.records import Json
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
 from distbelief.record.machine import machine
-from distbelief.strategies import Allreduce, Downpour, Single, Strategy, Synchronous
+from distbelief.strategies import Allreduce, Bounded, Downpour, Single, Strategy, Synchronous
 from distbelief.tasks import as_data, resolve
 
 TASKS = {
@@ -32,6 +32,7 @@ SYNCHRONOUS = "synchronous, 2 replicas"
 ALLREDUCE = "allreduce, 2 replicas"
 DDP = "ddp on gloo, 2 ranks"
 DIRECT = "downpour on the direct path"
+BOUNDED = "bounded by 3 on the direct path, 2 replicas"
 SINGLE_ADAGRAD, DIRECT_ADAGRAD = "single with adagrad", f"{DIRECT} with adagrad, 2 replicas"
 FIGURES = (
     *(
@@ -46,6 +47,7 @@ FIGURES = (
     ("mlp", f"{DIRECT}, 2 replicas, 2 shards", SINGLE, 1.7), ("mlp", f"{DIRECT}, 4 replicas", SINGLE, 1.6),
     ("mlp", DIRECT_ADAGRAD, SINGLE_ADAGRAD, 1.6), ("mlp", SYNCHRONOUS, SINGLE, 1.5),
     ("lenet", f"{DIRECT}, 2 replicas", PAIR, 0.97), ("lenet", SYNCHRONOUS, PAIR, 0.95),
+    ("lenet", BOUNDED, PAIR, 0.97),
     ("mlp", ALLREDUCE, DDP, 1.2), ("mlp", ALLREDUCE, PAIR, 0.85),
     ("lenet", ALLREDUCE, DDP, 1.0), ("lenet", ALLREDUCE, PAIR, 0.96),
 )  # fmt: skip
@@ -134,6 +136,7 @@ def _of_model(model: str, options: TrainOptions) -> Json:
         },
         **{f"{DIRECT}, {replicas} replicas": direct(replicas) for replicas in options.replicas if shares},
         **({f"{DIRECT}, 2 replicas, 2 shards": direct(2, shards=2)} if shares else {}),
+        **({BOUNDED: job(Bounded(replicas=2, shards=1, staleness=3, optimizer=SGD), path="direct")} if shares else {}),
         SINGLE_ADAGRAD: job(Single(optimizer=ADAGRAD)),
         **({DIRECT_ADAGRAD: direct(2, optimizer=ADAGRAD)} if shares else {}),
         SYNCHRONOUS: job(Synchronous(replicas=2, shards=1, optimizer=SGD)),

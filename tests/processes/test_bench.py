@@ -129,7 +129,7 @@ def test_train_measures_every_contender_on_the_same_samples(tmp_path):
     assert {name.partition(",")[0] for name in one["of_single"]} == {
         "single", "two independent singles", "two singles in lockstep", "downpour",
         "downpour on the direct path", "downpour on the direct path with adagrad", "single with adagrad",
-        "synchronous", "allreduce", "ddp on gloo",
+        "bounded by 3 on the direct path", "synchronous", "allreduce", "ddp on gloo",
         "ddp with our hook", "hogwild",
     }  # fmt: skip
     assert one["of_single"]["single, 1 thread"] == 1
