@@ -8,13 +8,17 @@ from collections.abc import Callable
 
 import torch
 
-from distbelief.core.settings import Plan
+from distbelief.core.settings import Plan, Settings
 from distbelief.errors import UsageError
 from distbelief.runtime.player import HasStory, Part, Worker
+from distbelief.sharding.layout import Layout
 from distbelief.strategies.context import Context, Memory
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import measure
 from distbelief.transport.base import Arena
+
+LOW = ("bfloat16", "float16")
+"""Dtypes whose parameters have masters."""
 
 
 def served(context: Context, story: HasStory) -> Part:
@@ -43,11 +47,15 @@ def _attach(context: Context) -> Callable[[Plan, Arena], None]:
     """Have the module's parameters lie where answers land, or on the shards' own memory."""
     if context.flat is None:
         return Worker().attach
+    landing = _landing(context.flat)
     if context.memory is None:
-        return _landing(context.flat)
+        return landing
     flat, memory = context.flat, context.memory
 
     def attach(plan: Plan, arena: Arena) -> None:
+        if not computes_there(plan.settings, plan.layout):
+            landing(plan, arena)
+            return
         if flat.device.type != "cpu":
             raise UsageError(
                 f"--read-in-place: the model is on {flat.device}, which cannot compute on the shards' memory; leave "
@@ -62,11 +70,23 @@ def _landing(flat: FlatModule) -> Callable[[Plan, Arena], None]:
     return lambda _, arena: flat.bind(arena.gradients, arena.parameters)
 
 
+def computes_there(settings: Settings, layout: Layout) -> bool:
+    """Whether replicas that share memory with the shards compute where these hold the parameters: where that was asked
+    for, torn; and in rounds of all, since no shard makes an update while one of them computes. A model's buffers are
+    written by its forward passes, low-precision parameters have masters elsewhere, several models are fetched in turn.
+    """
+    strategy = settings.strategy
+    if strategy.pushing.read_in_place:
+        return True
+    whole = all(one.kind != "buffer" and one.dtype not in LOW for one in layout.sections)
+    return whole and not layout.models and strategy.rounds and not strategy.leaves_behind
+
+
 def common_memory(memory: Memory, plan: Plan) -> torch.Tensor:
     """The whole vector in the memory that shards and replicas share for reading in place: 1-D uint8, `layout.total`
     bytes.
     """
-    low = [s.dtype for s in plan.layout.sections if s.kind == "parameter" and s.dtype in ("bfloat16", "float16")]
+    low = [s.dtype for s in plan.layout.sections if s.kind == "parameter" and s.dtype in LOW]
     if low:
         raise UsageError(
             f"--read-in-place: {low[0]} parameters have float32 masters on the shards, which cannot be read in place; "

@@ -7,13 +7,17 @@ from pathlib import Path
 
 import jobs
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.requirements import TRANSPORTS
+from distbelief.sharding.layout import Tensor, lay_out
 from distbelief.strategies import Bounded, Softsync, Strategy, Synchronous
+from distbelief.strategies.served import computes_there
 
 ADAGRAD = optim("adagrad", lr=0.05)
 STRATEGIES = [
@@ -76,6 +80,42 @@ def test_nobody_waits_for_a_killed_replica(tmp_path: Path, watch: jobs.Watch, se
     assert [record.role for record in watch.of(records.Gone) if record.died] == [f"replica {victim}"]
     assert (result["outcome"], result["samples"]) == ("done", 30 * jobs.SAMPLES)
     assert all(record.samples >= 30 * jobs.SAMPLES for record in watch.of(records.Applied))
+
+
+@pytest.mark.parametrize(
+    ("task", "optimizer", "shards"),
+    [("jobs:tiny", "adam", 3), ("jobs:dropped", "momentum", 1), ("jobs:tiny", "lars", 2)],
+)
+def test_a_replica_that_computes_where_the_shards_step_has_the_bits_of_one_that_is_sent_them(
+    tmp_path: Path, task: str, optimizer: str, shards: int
+) -> None:
+    """Over TCP it is; a model with buffers is in shared memory too."""
+    strategy = Synchronous(replicas=1, shards=shards, optimizer=optim(optimizer, lr=0.05))
+    held = []
+    for transport in TRANSPORTS:
+        jobs.run(tmp_path / transport, strategy, Local(transport), task=task, epochs=3)
+        held.append(load_file(tmp_path / transport / "model.safetensors"))
+    first, *others = held
+    assert others
+    assert all(torch.equal(value, other[name]) for other in others for name, value in first.items())
+
+
+def test_replicas_compute_where_the_shards_step_in_rounds_of_all_only() -> None:
+    whole, buffered, low = (
+        lay_out([Tensor("weight", (64,), dtype), *more])
+        for dtype, more in (
+            ("float32", ()), ("float32", (Tensor("mean", (64,), "float32", "buffer"),)), ("bfloat16", ())
+        )
+    )  # fmt: skip
+    of_all, late = Synchronous(4), (Synchronous(4, backup_workers=1), Synchronous(4, quorum=0.5))
+    made = Job("digits", of_all).settings()
+    assert computes_there(made, whole)
+    assert not any(computes_there(made, layout) for layout in (buffered, low))
+    assert not any(computes_there(Job("digits", one).settings(), whole) for one in (*late, Bounded(4), Softsync(4)))
+    assert of_all.needs_memory(made, "shared")
+    assert not of_all.needs_memory(made, "tcp")
+    for one in (*late, Synchronous(4, standby=1), Synchronous(4, partitions=2)):
+        assert not one.needs_memory(Job("digits", one).settings(), "shared")
 
 
 def test_a_synchronous_job_goes_on_from_its_checkpoint(tmp_path: Path) -> None:

@@ -286,6 +286,19 @@ def test_a_script_that_leaves_its_loop_is_said_to(tmp_path: Path, watch: jobs.Wa
     assert "replica 1 ends its part here: its script has left the loop" in {one.text for one in watch.of(records.Note)}
 
 
+def test_a_model_whose_script_has_left_its_loop_is_changed_by_nobody_who_goes_on(tmp_path: Path) -> None:
+    """Also in rounds, where a job's own replicas compute on what the shards step."""
+    os.mkfifo(tmp_path / "seen.met")
+    source = LOOP.format(before="", inside=f"{STEP}\n            if db.join().index: break", after="")
+    last = """    kept = [parameter.clone() for parameter in model.parameters()]
+    open(sys.argv[1] + '.met', 'r' if replica.index else 'w').close()
+    assert all(map(torch.equal, kept, model.parameters()))"""
+    (tmp_path / "script.py").write_text(source.replace("    torch.save(seen, sys.argv[1])", last))
+    job = jobs.job(tmp_path / "run", Synchronous(2, 1), task="script")
+    result = Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])
+    assert (result["outcome"], result["samples"]) == ("done", 3 * jobs.SAMPLES)
+
+
 MEET = "epoch == 0 == number and open(sys.argv[1] + '.met', 'w' if db.join().index else 'r').close()"
 """Both replicas have a minibatch before either goes on."""
 AFTER = {

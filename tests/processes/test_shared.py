@@ -8,8 +8,8 @@ import socket
 import pytest
 import torch
 
-from distbelief.core import wire
-from distbelief.core.conversations.pushing import Push
+from distbelief.core import roles, wire
+from distbelief.core.conversations.pushing import Fetched, Push
 from distbelief.core.effects import Arrival
 from distbelief.core.messages import Hello, Version
 from distbelief.errors import LocalProtocolError
@@ -52,3 +52,28 @@ def test_a_push_from_outside_the_shared_memory_is_refused() -> None:
         a.send("shard 0", Push(0, 0, 128, 0, 0, NONE, 1, 1), torch.zeros(128, dtype=torch.uint8))
     a.close()
     b.close()
+
+
+def test_who_finds_what_it_asks_for_where_it_is_is_told_and_nothing_is_written_for_it() -> None:
+    shard, told = SharedEndpoint("shard 0", "job"), dict[str, list[Arrival]]()
+    shard.deliver = lambda _: None
+    address, asking = shard.listen(), [SharedEndpoint(role, "job") for role in ("replica 0", "evaluator")]
+    shard.finds = roles.is_replica
+    try:
+        for one in asking:
+            one.allocate(Range(0, 4096), 1, 1)
+            one.deliver = told.setdefault(one.role, []).append
+            one.connect("shard 0", address)
+            for _ in range(2):  # the link, and then its introduction
+                shard.poll(0)
+            shard.send(one.role, Fetched(0, 0, 4096, NONE), torch.ones(4096, dtype=torch.uint8))
+        shard.poll(0)
+        for one in asking:
+            one.poll(10)
+        assert {role: [type(arrival.event) for arrival in arrivals] for role, arrivals in told.items()} == {
+            "replica 0": [Fetched], "evaluator": [Fetched]
+        }  # fmt: skip
+        assert [int(one.arena.parameters[0].sum()) for one in asking] == [0, 4096]
+    finally:
+        for one in (*asking, shard):
+            one.close()

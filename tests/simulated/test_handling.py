@@ -85,6 +85,7 @@ def test_saying_something_costs_the_copy_of_its_bytes(
     message: Message, payload: Phantom | None, seconds: float
 ) -> None:
     assert costs(Downpour()).saying(message, payload) == seconds
+    assert costs(Downpour(), found=True).saying(message, payload) == (0 if type(message) is Fetched else seconds)
 
 
 def test_a_round_costs_an_addition_for_each_gradient_and_one_update() -> None:

@@ -68,6 +68,7 @@ from distbelief.strategies.base import Strategy, servers
 from distbelief.strategies.context import Context, LoopContext, Memory, Process, open_memory
 from distbelief.strategies.partition import PartitionTrainer, partition, split_graph, whole_of_split
 from distbelief.strategies.players import Players
+from distbelief.strategies.served import computes_there
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
@@ -316,6 +317,9 @@ class _Process:
         return Locks(open_memory(self.spec, self.spec.memory))
 
     def _slice(self, plan: Plan, shard: int) -> TorchSlice:
+        if self._memory is not None and computes_there(plan.settings, plan.layout):
+            assert isinstance(self.endpoint, SharedEndpoint)
+            self.endpoint.finds = roles.is_replica
         return self.players.served.slice(plan, shard, self._memory)
 
     def _slice_of_its_own(self, plan: Plan, shard: int) -> TorchSlice:
@@ -444,8 +448,13 @@ class _Process:
 
     @property
     def _memory(self) -> Memory | None:
-        """What the processes of the job share, where replicas are to compute on any."""
-        return None if self.spec.direct else self._common
+        """What the processes of the job share, where replicas are to compute on any. A script keeps its model, and a
+        device has its own; those are sent what others hold, unless they ask for its place.
+        """
+        spec = self.spec
+        sent = self.players.servers is not None and bool(spec.script or spec.device != "cpu")
+        asked = spec.settings.strategy.pushing.read_in_place
+        return None if spec.direct or (sent and not asked) else self._common
 
     @property
     def _common(self) -> Memory | None:

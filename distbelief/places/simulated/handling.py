@@ -94,16 +94,17 @@ class HandlingCosts:
         length: bytes of the slice that it holds, of a shard or its standby.
         adds: whether additions of pieces of an all-reduce are counted here, and not by the network.
         in_place: whether parameters are wanted where they are, on the direct path.
+        found: whether replicas compute where the shards hold the parameters, which are written to nobody.
     """
 
     def __init__(
         self, handling: Handling, settings: Settings, length: Callable[[], int], adds: bool = True,
-        in_place: bool = False,
+        in_place: bool = False, found: bool = False,
     ) -> None:  # fmt: skip
         self._message, self._second = handling.message, 1 / handling.memory
         self._update = 2 + STATES.get(settings.optimizer.name, 2)
         self._gathers, self._adds = settings.strategy.gathers, adds
-        self._length, self._in_place = length, in_place
+        self._length, self._in_place, self._found = length, in_place, found
         self._known = 0
 
     def update(self, length: int) -> float:
@@ -156,7 +157,8 @@ class HandlingCosts:
     def saying(self, message: Message, payload: Payload | None) -> float:
         """Seconds that a role works for what it says, before that leaves."""
         if payload is not None:
-            return self.copy(payload.nbytes) if type(message) in _WRITTEN else 0.0
+            found = self._found and type(message) is Fetched
+            return self.copy(payload.nbytes) if type(message) in _WRITTEN and not found else 0.0
         if self._gathers and isinstance(message, Pushed) and not message.dropped:
             # of a round: each gradient was added to its sum, and the first that is acknowledged tells of the update
             seconds, updates = self.copy(self._length()), message.version.updates

@@ -66,6 +66,7 @@ from distbelief.split.program import HomeProgram
 from distbelief.strategies.context import Context, SimulatedContext, StepTiming
 from distbelief.strategies.partition import PhantomPartition, partition, programs, split_graph, whole_of_split
 from distbelief.strategies.players import JobCoordinator
+from distbelief.strategies.served import computes_there
 from distbelief.tasks import Data, Task, resolve
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
@@ -279,8 +280,9 @@ class Simulation:
         if role != roles.EVALUATOR and self.cluster.handling != INSTANT:
             lengths, adds = self._lengths, not self.cluster.network.reduction
             endpoint.work = HandlingCosts(
-                self.cluster.handling, self.settings, lambda: lengths[roles.index_of(role)], adds, self._in_place
-            )
+                self.cluster.handling, self.settings, lambda: lengths[roles.index_of(role)], adds, self._in_place,
+                self._found,
+            )  # fmt: skip
         return endpoint
 
     def _play_story(
@@ -453,6 +455,12 @@ class Simulation:
     def _in_place(self) -> bool:
         """Whether replicas on the direct path compute where they have made their updates."""
         return self._direct and direct.reads_only(self.settings, self._layout)
+
+    @functools.cached_property
+    def _found(self) -> bool:
+        """Whether replicas on the host of the shards compute where these hold the parameters."""
+        shares = self.cluster.one_host and self.job.strategy.needs_memory(self.settings, "shared")
+        return shares and not self._direct and computes_there(self.settings, self._layout)
 
     @functools.cached_property
     def _loaded(self) -> Task:

@@ -118,6 +118,11 @@ class VirtualCluster(Checked):
         self.path_of(job.strategy, settings)
         return settings
 
+    @property
+    def one_host(self) -> bool:
+        """Whether all roles are on one."""
+        return self.hosts is not None and not self.hosts.replicas
+
     def path_of(self, strategy: Strategy, settings: Settings) -> str:
         """Who makes the updates of a job here: served or direct.
 

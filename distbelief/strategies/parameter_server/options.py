@@ -124,6 +124,11 @@ class Synchronous(ServedWithOptimizer, Scaled):
     """Gradients that a round waits for, in the place of --backup-workers: below 1 a fraction of the replicas that take
     part (0.75), which follows deaths; else their number; 0 waits for all."""
 
+    def needs_memory(self, settings: Settings, carrier: str) -> bool:
+        """Where replicas can compute on the shards' own, since a round waits for all of them."""
+        waits = not settings.strategy.leaves_behind and not settings.standby
+        return waits and carrier == "shared" and self.partitions == 1
+
 
 @dataclass(frozen=True)
 class Softsync(Asynchronous):

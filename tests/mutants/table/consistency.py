@@ -27,6 +27,7 @@ ORACLES, CONSISTENCY, SWEEP = (
 CONSISTENCY_SWEEP = (
     f"{CONSISTENCY}::test_no_fault_loses_or_repeats_a_gradient_under_any_consistency_and_every_job_ends[0]"
 )
+PROCESSES = "tests/processes/"
 DEALT_AHEAD = "tests/simulated/test_dealt_ahead.py"
 SHARDING = "tests/core/test_sharding.py"
 HOGWILD_SWEEP = "tests/simulated/test_hogwild.py::test_no_fault_loses_a_minibatch_or_leaves_anybody_waiting[0]"
@@ -266,6 +267,23 @@ MUTANTS = [
         "        self._in_flight = True\n"
         "        yield from self._request(self._landing,",
         (f"{CONSISTENCY}::test_what_is_fetched_ahead_never_lands_in_the_parameters_that_a_step_computes_with",),
+    ),
+    Mutant(
+        "who-is-left-behind-by-rounds-computes-where-they-step", FROZEN, "strategies/served.py",
+        " and strategy.rounds and not strategy.leaves_behind", " and strategy.rounds",
+        (f"{PROCESSES}test_consistency.py::test_replicas_compute_where_the_shards_step_in_rounds_of_all_only",),
+    ),
+    Mutant(
+        "a-script-keeps-a-model-that-others-step", FROZEN, "places/processes/process.py",
+        'bool(spec.script or spec.device != "cpu")', "False",
+        (f"{PROCESSES}test_scripts.py::"
+         "test_a_model_whose_script_has_left_its_loop_is_changed_by_nobody_who_goes_on",), seconds=15,
+    ),
+    Mutant(
+        "nobody-finds-what-he-asks-for", FROZEN, "transport/shared.py",
+        "            if not self.finds(link.role):\n", "            if True:\n",
+        (f"{PROCESSES}test_shared.py::"
+         "test_who_finds_what_it_asks_for_where_it_is_is_told_and_nothing_is_written_for_it",),
     ),
     Mutant(
         "a-gradient-is-written-where-shards-still-read", FROZEN, "replica/downpour.py",
