@@ -52,7 +52,7 @@ class SharedShard:
 
     def __init__(self, shard: Shard, held: PassedSlice, locks: Locks) -> None:
         self.shard, self.held, self._locks, self._numbers = shard, held, locks, (shard.index,)
-        self._known, self._note = -1, b""
+        self.known, self._note = -1, b""
         """Which change the machine is as far as, and the note that it wrote or read with it."""
 
     def take(self, told: Callable[[], bool]) -> bool:
@@ -60,8 +60,8 @@ class SharedShard:
         if not self._locks.take(self._numbers, told):
             return False
         self.held.sign(time.monotonic_ns())
-        if self._known != self.held.changes:
-            self._note, self._known = self.held.note(), self.held.changes
+        if self.known != self.held.changes:
+            self._note, self.known = self.held.note(), self.held.changes
             self.shard.follow(_decode(self._note))
         return True
 
@@ -75,12 +75,12 @@ class SharedShard:
         note = _encode(self.shard.state())
         if self.held.changed or note != self._note:
             self.held.publish(note)
-            self._note, self._known = note, self.held.changes
+            self._note, self.known = note, self.held.changes
 
     def leave(self) -> None:
         """Give the lock back, and have changed nothing: something went wrong."""
         self.held.abandon()
-        self._known = -1
+        self.known = -1
         self._locks.give(self._numbers)
 
     def held_by(self) -> str:
@@ -316,7 +316,7 @@ class DirectEndpoint(SharedEndpoint):
                 raise
             shared.give()
             if due:
-                self._seen[to] = shared.held.changes
+                self._seen[to] = shared.known  # not what there is by now: another may have changed something since
             else:
                 del self._due[to]
 

@@ -4,21 +4,19 @@ place.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import UsageError
+from distbelief.fabric.copying import copy_bytes
 from distbelief.runtime.player import HasStory, Part, Worker
 from distbelief.sharding.layout import Layout
-from distbelief.strategies.context import Context, Memory
+from distbelief.strategies.context import Context
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import measure
 from distbelief.transport.base import Arena
-
-LOW = ("bfloat16", "float16")
-"""Dtypes whose parameters have masters."""
 
 
 def served(context: Context, story: HasStory) -> Part:
@@ -53,43 +51,63 @@ def _attach(context: Context) -> Callable[[Plan, Arena], None]:
     flat, memory = context.flat, context.memory
 
     def attach(plan: Plan, arena: Arena) -> None:
-        if not computes_there(plan.settings, plan.layout):
+        if not found_there(plan.settings, plan.layout):
             landing(plan, arena)
             return
-        if flat.device.type != "cpu":
-            raise UsageError(
-                f"--read-in-place: the model is on {flat.device}, which cannot compute on the shards' memory; leave "
-                "it off"
-            )
-        flat.bind(arena.gradients, [common_memory(memory, plan)[flat.held.start : flat.held.stop]])
+        asked = plan.settings.strategy.pushing.read_in_place
+        if asked:
+            _check_torn(flat, plan)
+        there = memory(plan.layout.total)[flat.held.start : flat.held.stop]
+        if asked or (flat.only_reads and all(one.kind == "parameter" for one in plan.layout.sections)):
+            flat.bind(arena.gradients, [there], remedy="no --read-in-place" if asked else "--transport tcp")
+        else:
+            flat.bind(arena.gradients, arena.parameters, _copying(arena.parameters, there, plan.layout.moving))
 
     return attach
+
+
+def _copying(own: Sequence[torch.Tensor], there: torch.Tensor, moving: int) -> Callable[[int], int]:
+    """Have a model that writes to what it computes with go on from a copy of what the shards hold: of what is frozen,
+    which comes behind what moves, from one that is made once.
+    """
+    begun: set[int] = set()
+
+    def copied(landing: int) -> int:
+        size = moving if landing in begun else there.numel()
+        begun.add(landing)
+        copy_bytes(own[landing][:size], there[:size])
+        return landing
+
+    return copied
 
 
 def _landing(flat: FlatModule) -> Callable[[Plan, Arena], None]:
     return lambda _, arena: flat.bind(arena.gradients, arena.parameters)
 
 
-def computes_there(settings: Settings, layout: Layout) -> bool:
-    """Whether replicas that share memory with the shards compute where these hold the parameters: where that was asked
-    for, torn; and in rounds of all, since no shard makes an update while one of them computes. A model's buffers are
-    written by its forward passes, low-precision parameters have masters elsewhere, several models are fetched in turn.
+def found_there(settings: Settings, layout: Layout) -> bool:
+    """Whether replicas that share memory with the shards find the parameters where these hold them, and are sent none:
+    where that was asked for, torn; and in rounds of all, since no shard makes an update while one of them computes.
+    Several models are fetched in turn.
     """
     strategy = settings.strategy
-    if strategy.pushing.read_in_place:
-        return True
-    whole = all(one.kind != "buffer" and one.dtype not in LOW for one in layout.sections)
-    return whole and not layout.models and strategy.rounds and not strategy.leaves_behind
+    of_all = strategy.rounds and not strategy.leaves_behind
+    return strategy.pushing.read_in_place or (of_all and not layout.models)
 
 
-def common_memory(memory: Memory, plan: Plan) -> torch.Tensor:
-    """The whole vector in the memory that shards and replicas share for reading in place: 1-D uint8, `layout.total`
-    bytes.
+def _check_torn(flat: FlatModule, plan: Plan) -> None:
+    """Refuse to read in place what cannot be.
+
+    Raises:
+        UsageError: naming it.
     """
-    low = [s.dtype for s in plan.layout.sections if s.kind == "parameter" and s.dtype in LOW]
+    if flat.device.type != "cpu":
+        raise UsageError(
+            f"--read-in-place: the model is on {flat.device}, which cannot compute on the shards' memory; leave it off"
+        )
+    low = [s.dtype for s in plan.layout.sections if s.kind == "parameter" and s.dtype in ("bfloat16", "float16")]
     if low:
         raise UsageError(
             f"--read-in-place: {low[0]} parameters have float32 masters on the shards, which cannot be read in place; "
             "leave it off"
         )
-    return memory(plan.layout.total)

@@ -227,6 +227,9 @@ class FlatModule:
         self._staged = False
         self._landed: Callable[[int], int] | None = None
         self._lies = False
+        self._remedy = ""
+        self._versions: list[int] = []
+        """Of each trained parameter, how often it had been written to when the model began to compute with it."""
         self._lying: list[Sequence[torch.Tensor]] = []
         self._gradients: list[torch.Tensor] = []
         self._parameters: list[torch.Tensor] = []
@@ -241,12 +244,18 @@ class FlatModule:
         """The parameters that are trained, in the order of the layout."""
         return self._trained
 
+    @property
+    def only_reads(self) -> bool:
+        """Whether no module is known to write to a parameter as it computes; an embedding with `max_norm` does."""
+        return not any(getattr(part, "max_norm", None) for part in self.module.modules())
+
     def bind(
         self,
         gradients: Sequence[torch.Tensor],
         parameters: Sequence[torch.Tensor],
         landed: Callable[[int], int] | None = None,
         lies: bool = False,
+        remedy: str = "",
     ) -> None:
         """Use these vectors (1-D uint8, of the bytes `held` each): slots to accrue into, and vectors to compute
         with.
@@ -257,9 +266,12 @@ class FlatModule:
             landed: says, when the model is to compute with what was fetched, in which of these it is; where None, in
                 the one that was named.
             lies: whether a gradient is left where it was made, until the model is to compute with what was fetched.
+            remedy: what to do about a model that writes to its parameters as it computes, where others read these
+                vectors too; "" where nobody does.
         """
         self._gradients, self._parameters = list(gradients), list(parameters)
         self._landed, self._lies, self._lying = landed, lies, [() for _ in gradients]
+        self._remedy, self._versions = remedy, []
         self._staged = any(vector.device != self.device for vector in (*gradients, *parameters))
         self._working = (
             [torch.zeros_like(g, device=self.device) for g in gradients] if self._staged else self._gradients
@@ -339,6 +351,8 @@ class FlatModule:
             for own, view, cut in zip(self._own(), self._homes[landing], self._cut, strict=True):
                 if cut:
                     own.copy_(view)
+        if self._remedy:
+            self._versions = [tensor._version for tensor in self._trained]
 
     def _arrive(self, landing: int, parts: Sequence[Range]) -> None:
         """Copy a vector to the device, the frozen parameters once; waits, since the next fetch may land in it as soon
@@ -352,6 +366,8 @@ class FlatModule:
         """Add the step's gradient, times its weight, to a slot, or begin the slot with it; a parameter without one
         counts as zero.
         """
+        if self._versions:
+            self._check_unwritten()
         if self._lies and first:
             self._lying[slot] = ()
             if weight == 1.0 and self._leave(slot):
@@ -375,6 +391,20 @@ class FlatModule:
                     view.mul_(weight)
             else:
                 view.add_(parameter.grad, alpha=weight)
+
+    def _check_unwritten(self) -> None:
+        """Refuse a model that has written to its parameters, where others compute with them.
+
+        Raises:
+            TrainingError: naming the first of them.
+        """
+        trained = (entry.tensor.name for entry in self._entries if entry.tensor.kind == "parameter")
+        for name, tensor, version in zip(trained, self._trained, self._versions, strict=True):
+            if tensor._version != version:
+                raise TrainingError(
+                    f"the model writes to its parameter {name!r} as it computes, where other processes read it: "
+                    f"train with {self._remedy}"
+                )
 
     def _leave(self, slot: int) -> bool:
         """Leave the step's gradient where it is, if that is as in a slot: whether it is."""

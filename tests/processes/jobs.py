@@ -130,6 +130,70 @@ def dropped() -> Task:
     )
 
 
+class _Steady(nn.Module):
+    """Computes for as long as it takes, and refuses parameters that change meanwhile."""
+
+    def __init__(self, *more: nn.Module) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16), *more, nn.Tanh(), nn.Linear(16, 4))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        before = [parameter.detach().clone() for parameter in self.parameters()]
+        outputs = [self.body(inputs) for _ in range(20)]
+        if not all(map(torch.equal, before, self.parameters())):
+            raise ValueError("a parameter has changed under a forward pass")
+        return outputs[-1]  # type: ignore[no-any-return]  # a module's answer
+
+
+def steady() -> Task:
+    return Task(model=_Steady, train=data)
+
+
+def steady_with_buffers() -> Task:
+    return Task(model=lambda: _Steady(nn.BatchNorm1d(16)), train=data)
+
+
+class _Clamped(nn.Sequential):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self[1].weight.clamp_(-0.3, 0.3)
+        return super().forward(inputs)
+
+
+def clamped() -> Task:
+    return Task(model=lambda: _Clamped(nn.Tanh(), nn.Linear(8, 16), nn.Linear(16, 4)), train=data)
+
+
+class _Renormed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.head = nn.Embedding(2, 8, max_norm=0.5), nn.Linear(8, 4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(inputs + self.rows((inputs[:, 0] > 0).long()))  # type: ignore[no-any-return]  # a module's answer
+
+
+def renormed() -> Task:
+    return Task(model=_Renormed, train=data)
+
+
+class _Fading(nn.Sequential):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self[0].weight.mul_(0.9)
+        return super().forward(inputs)
+
+
+def partly_frozen() -> Task:
+    """Each forward pass changes a parameter that is not trained."""
+
+    def model() -> nn.Module:
+        made = _Fading(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+        made[0].requires_grad_(False)
+        return made
+
+    return Task(model=model, train=data)
+
+
 class _Stubborn(nn.Module):
     """In the first process that comes to its third step, that step lasts until somebody has opened the pipe `PIPE` and
     closed it.

@@ -3,6 +3,7 @@ says.
 """
 
 import random
+from dataclasses import dataclass
 from pathlib import Path
 
 import jobs
@@ -12,12 +13,13 @@ from safetensors.torch import load_file
 
 from distbelief.core import records
 from distbelief.core.optimizer import optim
+from distbelief.errors import TrainingError
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.requirements import TRANSPORTS
 from distbelief.sharding.layout import Tensor, lay_out
-from distbelief.strategies import Bounded, Softsync, Strategy, Synchronous
-from distbelief.strategies.served import computes_there
+from distbelief.strategies import Bounded, Downpour, Softsync, Strategy, Synchronous
+from distbelief.strategies.served import found_there
 
 ADAGRAD = optim("adagrad", lr=0.05)
 STRATEGIES = [
@@ -29,6 +31,12 @@ STRATEGIES = [
     Bounded(replicas=3, shards=2, optimizer=ADAGRAD, staleness=0),
     Bounded(replicas=3, shards=2, optimizer=ADAGRAD, staleness=2, prefetch=1, fetch_every=3),
 ]
+
+
+@dataclass(frozen=True)
+class OwnRounds(Synchronous):
+    """A strategy from outside the package, which may have others play its replicas."""
+
 
 EPOCHS = 16
 """Some more than all need: in rounds, who is dealt what depends on who is fast."""
@@ -84,12 +92,18 @@ def test_nobody_waits_for_a_killed_replica(tmp_path: Path, watch: jobs.Watch, se
 
 @pytest.mark.parametrize(
     ("task", "optimizer", "shards"),
-    [("jobs:tiny", "adam", 3), ("jobs:dropped", "momentum", 1), ("jobs:tiny", "lars", 2)],
+    [
+        ("jobs:tiny", "adam", 3),
+        ("jobs:dropped", "momentum", 1),
+        ("jobs:tiny", "lars", 2),
+        ("jobs:renormed", "sgd", 2),
+        ("jobs:partly_frozen", "sgd", 2),
+    ],
 )
 def test_a_replica_that_computes_where_the_shards_step_has_the_bits_of_one_that_is_sent_them(
     tmp_path: Path, task: str, optimizer: str, shards: int
 ) -> None:
-    """Over TCP it is; a model with buffers is in shared memory too."""
+    """Over TCP it is; a model with buffers, or that writes to its parameters, computes on copies of its own."""
     strategy = Synchronous(replicas=1, shards=shards, optimizer=optim(optimizer, lr=0.05))
     held = []
     for transport in TRANSPORTS:
@@ -100,22 +114,33 @@ def test_a_replica_that_computes_where_the_shards_step_has_the_bits_of_one_that_
     assert all(torch.equal(value, other[name]) for other in others for name, value in first.items())
 
 
-def test_replicas_compute_where_the_shards_step_in_rounds_of_all_only() -> None:
-    whole, buffered, low = (
-        lay_out([Tensor("weight", (64,), dtype), *more])
-        for dtype, more in (
-            ("float32", ()), ("float32", (Tensor("mean", (64,), "float32", "buffer"),)), ("bfloat16", ())
-        )
-    )  # fmt: skip
-    of_all, late = Synchronous(4), (Synchronous(4, backup_workers=1), Synchronous(4, quorum=0.5))
+def test_replicas_find_what_the_shards_step_in_rounds_of_all_only() -> None:
+    layout, of_all = lay_out([Tensor("weight", (64,), "float32")]), Synchronous(4)
+    late = Synchronous(4, backup_workers=1), Synchronous(4, quorum=0.5)
     made = Job("digits", of_all).settings()
-    assert computes_there(made, whole)
-    assert not any(computes_there(made, layout) for layout in (buffered, low))
-    assert not any(computes_there(Job("digits", one).settings(), whole) for one in (*late, Bounded(4), Softsync(4)))
+    assert found_there(made, layout)
+    assert not found_there(made, lay_out([Tensor("a", (64,), "float32")], models={"a": 0}))
+    assert not any(found_there(Job("digits", one).settings(), layout) for one in (*late, Bounded(4), Softsync(4)))
     assert of_all.needs_memory(made, "shared")
     assert not of_all.needs_memory(made, "tcp")
-    for one in (*late, Synchronous(4, standby=1), Synchronous(4, partitions=2)):
+    for one in (*late, Synchronous(4, standby=1), Synchronous(4, partitions=2), OwnRounds(4)):
         assert not one.needs_memory(Job("digits", one).settings(), "shared")
+
+
+@pytest.mark.parametrize("task", ["jobs:steady", "jobs:steady_with_buffers"])
+def test_no_parameter_changes_while_one_of_several_replicas_computes(tmp_path: Path, task: str) -> None:
+    """Its forward pass looks at them at its beginning and its end."""
+    result = jobs.run(tmp_path, Synchronous(replicas=3, shards=2, optimizer=ADAGRAD), task=task, epochs=6)
+    assert (result["outcome"], result["samples"]) == ("done", 6 * jobs.SAMPLES)
+
+
+def test_a_model_that_writes_to_a_parameter_where_others_read_it_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"writes to its parameter '1.weight' as it computes.*with --transport tcp"):
+        jobs.run(tmp_path / "rounds", Synchronous(2, 1), task="jobs:clamped")
+    with pytest.raises(TrainingError, match=r"writes to its parameter '1.weight' as it computes.*with --path served"):
+        jobs.run(tmp_path / "direct", Downpour(2, 1), task="jobs:clamped")
+    for strategy, local in ((Synchronous(2, 1), Local("tcp")), (Downpour(2, 1), Local(path="served"))):
+        assert jobs.run(tmp_path / local.carrier, strategy, local, task="jobs:clamped")["outcome"] == "done"
 
 
 def test_a_synchronous_job_goes_on_from_its_checkpoint(tmp_path: Path) -> None:

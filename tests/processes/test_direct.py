@@ -417,35 +417,62 @@ def test_the_next_life_of_a_shard_goes_on_where_its_replicas_are(memory_of: Call
     assert heir.standing()["version"] == 2
 
 
-def test_who_waits_for_others_takes_the_lock_again_only_once_something_has_changed() -> None:
+@pytest.fixture
+def bounded() -> Iterator[tuple[DirectEndpoint, Memory, SharedShard, list[Any]]]:
+    """Replica 0 of a job in which nobody may be ahead: its endpoint, the memory, what replica 1 reaches, and what has
+    arrived.
+    """
     memory, arrived = Memory("sgd", strategy="bounded", staleness=0), list[Any]()
     endpoint, other = DirectEndpoint("replica 0", "job"), memory.shared(1)
     endpoint.deliver = arrived.append
     endpoint.share(memory.plan, lambda _: memory.bytes, memory.locks(), lambda index, held: Shard(index, held))
     endpoint.compute_there()
-    taken = []
-    take = Locks.take
+    for who, attends in (("replica 1", other), ("replica 0", memory.shared(0))):
+        with attends.turn():
+            attends.shard.handle(who, attendance.Attend(0, 0), None)
+    push = pushing.Push(0, 0, WHOLE.stop, 0, 1, Version(0, 0), 1, 4, ranges=(WHOLE,))
+    endpoint.send("shard 0", push, numbers(1))
+    endpoint.send("shard 0", pushing.Fetch(0, 0, WHOLE.stop, tick=1))
+    yield endpoint, memory, other, arrived
+    endpoint.close()
+    memory.close()
+
+
+def test_who_waits_for_others_takes_the_lock_again_only_once_something_has_changed(
+    bounded: tuple[DirectEndpoint, Memory, SharedShard, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint, memory, other, arrived = bounded
+    taken, take = [], Locks.take
 
     def counted(*args: Any) -> bool:
         taken.append(args)
         return take(*args)
 
-    try:
-        for who, attends in (("replica 1", other), ("replica 0", memory.shared(0))):
-            with attends.turn():
-                attends.shard.handle(who, attendance.Attend(0, 0), None)
-        push = pushing.Push(0, 0, WHOLE.stop, 0, 1, Version(0, 0), 1, 4, ranges=(WHOLE,))
-        endpoint.send("shard 0", push, numbers(1))
-        endpoint.send("shard 0", pushing.Fetch(0, 0, WHOLE.stop, tick=1))
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(Locks, "take", counted)
-            for _ in range(20):
-                endpoint.poll(1e-3)
-        assert [type(one.event) for one in arrived] == [pushing.Pushed]
-        assert len(taken) == 1
-        assert memory.push(other, "replica 1", 1, 2)
-        endpoint.poll(1.0)
-        assert [type(one.event) for one in arrived] == [pushing.Pushed, pushing.Fetched]
-    finally:
-        endpoint.close()
-        memory.close()
+    with monkeypatch.context() as patched:
+        patched.setattr(Locks, "take", counted)
+        for _ in range(20):
+            endpoint.poll(1e-3)
+    assert [type(one.event) for one in arrived] == [pushing.Pushed]
+    assert len(taken) == 1
+    assert memory.push(other, "replica 1", 1, 2)
+    endpoint.poll(1.0)
+    assert [type(one.event) for one in arrived] == [pushing.Pushed, pushing.Fetched]
+
+
+def test_a_change_between_a_turn_and_the_wait_after_it_is_seen(
+    bounded: tuple[DirectEndpoint, Memory, SharedShard, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint, memory, other, arrived = bounded
+    give, pushed = SharedShard.give, list[bool]()
+
+    def then_the_other(shared: SharedShard) -> None:
+        give(shared)
+        if shared is not other and not pushed:
+            pushed.append(True)
+            assert memory.push(other, "replica 1", 1, 2)
+
+    monkeypatch.setattr(SharedShard, "give", then_the_other)
+    for _ in range(3):
+        endpoint.poll(1e-3)
+    assert pushed
+    assert [type(one.event) for one in arrived] == [pushing.Pushed, pushing.Fetched]

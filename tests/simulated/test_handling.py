@@ -187,6 +187,22 @@ def test_roles_that_share_cores_are_slower(
     assert slow > 1.3 * fast
 
 
+def test_who_shares_a_host_with_the_shards_is_sent_no_parameters_in_rounds_of_all(plain: SimpleNamespace) -> None:
+    """A quorum may leave one behind; and on machines of their own all are sent them."""
+    costs: dict[str, Any] = {"handling": Handling(0.0, 1e6)}
+    one_host: dict[str, Any] = {"hosts": Hosts(cores=8), "network": NetworkModel(local_latency=1e-9)}
+    apart: dict[str, Any] = {"network": NetworkModel(latency=1e-9, bandwidth=1e15)}
+
+    def step(strategy: Strategy, **options: Any) -> float:
+        short, long = (run(plain, strategy, samples=samples, **costs, **options)["seconds"] for samples in (80, 120))
+        return (long - short) / 10
+
+    of_all, some = (Synchronous(1, 1, quorum=quorum, optimizer=optim("sgd")) for quorum in (0.0, 1.0))
+    copy = 2 * plain_size(plain) / 1e6
+    assert step(some, **one_host) - step(of_all, **one_host) == pytest.approx(copy, rel=0.01)
+    assert step(some, **apart) == pytest.approx(step(of_all, **apart), rel=0.01)
+
+
 def test_four_replicas_on_one_core_take_four_times_the_time_of_one(plain: SimpleNamespace) -> None:
     """Steps of a millisecond, beside which messages are nothing."""
     own = {"handling": INSTANT, "network": NetworkModel(local_latency=1e-9), "samples": 160}

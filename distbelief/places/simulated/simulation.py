@@ -66,7 +66,7 @@ from distbelief.split.program import HomeProgram
 from distbelief.strategies.context import Context, SimulatedContext, StepTiming
 from distbelief.strategies.partition import PhantomPartition, partition, programs, split_graph, whole_of_split
 from distbelief.strategies.players import JobCoordinator
-from distbelief.strategies.served import computes_there
+from distbelief.strategies.served import found_there
 from distbelief.tasks import Data, Task, resolve
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
@@ -458,9 +458,9 @@ class Simulation:
 
     @functools.cached_property
     def _found(self) -> bool:
-        """Whether replicas on the host of the shards compute where these hold the parameters."""
+        """Whether replicas on the host of the shards find the parameters where these hold them."""
         shares = self.cluster.one_host and self.job.strategy.needs_memory(self.settings, "shared")
-        return shares and not self._direct and computes_there(self.settings, self._layout)
+        return shares and not self._direct and self.job.device == "cpu" and found_there(self.settings, self._layout)
 
     @functools.cached_property
     def _loaded(self) -> Task:

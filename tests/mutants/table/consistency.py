@@ -270,8 +270,32 @@ MUTANTS = [
     ),
     Mutant(
         "who-is-left-behind-by-rounds-computes-where-they-step", FROZEN, "strategies/served.py",
-        " and strategy.rounds and not strategy.leaves_behind", " and strategy.rounds",
-        (f"{PROCESSES}test_consistency.py::test_replicas_compute_where_the_shards_step_in_rounds_of_all_only",),
+        "of_all = strategy.rounds and not strategy.leaves_behind", "of_all = strategy.rounds",
+        (f"{PROCESSES}test_consistency.py::test_replicas_find_what_the_shards_step_in_rounds_of_all_only",),
+    ),
+    Mutant(
+        "a-model-that-renorms-its-rows-does-so-where-all-compute", FROZEN, "tasks/flat.py",
+        'return not any(getattr(part, "max_norm", None) for part in self.module.modules())', "return True",
+        (f"{PROCESSES}test_consistency.py::"
+         "test_a_replica_that_computes_where_the_shards_step_has_the_bits_of_one_that_is_sent_them",), seconds=15,
+    ),
+    Mutant(
+        "what-a-model-writes-where-all-compute-is-not-seen", FROZEN, "tasks/flat.py",
+        "            if tensor._version != version:\n", "            if False:\n",
+        (f"{PROCESSES}test_consistency.py::"
+         "test_a_model_that_writes_to_a_parameter_where_others_read_it_is_named",), seconds=15,
+    ),
+    Mutant(
+        "a-frozen-parameter-is-taken-again-at-every-step", FROZEN, "strategies/served.py",
+        "size = moving if landing in begun else there.numel()", "size = there.numel()",
+        (f"{PROCESSES}test_consistency.py::"
+         "test_a_replica_that_computes_where_the_shards_step_has_the_bits_of_one_that_is_sent_them",), seconds=15,
+    ),
+    Mutant(
+        "who-shares-a-host-is-sent-parameters", FROZEN, "places/simulated/simulation.py",
+        'return shares and not self._direct and self.job.device == "cpu"', "return False",
+        ("tests/simulated/test_handling.py::"
+         "test_who_shares_a_host_with_the_shards_is_sent_no_parameters_in_rounds_of_all",),
     ),
     Mutant(
         "a-script-keeps-a-model-that-others-step", FROZEN, "places/processes/process.py",

@@ -42,6 +42,14 @@ MUTANTS = [
         (PROCESSES + "test_who_waits_for_others_takes_the_lock_again_only_once_something_has_changed",),
     ),
     Mutant(
+        "who-waits-has-seen-what-it-was-not-judged-by",
+        DIRECT,
+        "runtime/direct.py",
+        "                self._seen[to] = shared.known",
+        "                self._seen[to] = shared.held.changes",
+        (PROCESSES + "test_a_change_between_a_turn_and_the_wait_after_it_is_seen",),
+    ),
+    Mutant(
         "an-update-is-made-where-everybody-reads",
         DIRECT,
         "server/passed.py",
@@ -61,8 +69,8 @@ MUTANTS = [
         "what-others-have-done-is-not-looked-at",
         DIRECT,
         "runtime/direct.py",
-        "        if self._known != self.held.changes:",
-        "        if self._known < 0:",
+        "        if self.known != self.held.changes:",
+        "        if self.known < 0:",
         (KILLED,),
     ),
     Mutant(
