@@ -59,7 +59,7 @@ def _attach(context: Context) -> Callable[[Plan, Arena], None]:
             _check_torn(flat, plan)
         there = memory(plan.layout.total)[flat.held.start : flat.held.stop]
         if asked or (flat.only_reads and all(one.kind == "parameter" for one in plan.layout.sections)):
-            flat.bind(arena.gradients, [there], remedy="no --read-in-place" if asked else "--transport tcp")
+            flat.bind(arena.gradients, [there], remedy="" if asked else "--transport tcp")
         else:
             flat.bind(arena.gradients, arena.parameters, _copying(arena.parameters, there, plan.layout.moving))
 

@@ -178,6 +178,15 @@ def _groups(
     return options, member
 
 
+SUMMED = 2
+"""In how many steps what a model writes to its parameters is looked for by their values: later by counts alone."""
+
+
+def _added(tensor: torch.Tensor) -> int:
+    """What the bytes of a tensor add up to."""
+    return int(tensor.detach().reshape(-1).view(torch.uint8).sum(dtype=torch.int64))
+
+
 class FlatModule:
     """A module whose parameters and buffers live in a flat vector; what a story asks of its vectors.
 
@@ -230,6 +239,9 @@ class FlatModule:
         self._remedy = ""
         self._versions: list[int] = []
         """Of each trained parameter, how often it had been written to when the model began to compute with it."""
+        self._sums: list[int] = []
+        """Of each, what its bytes added up to then; none where that is not looked at."""
+        self._summed = 0
         self._lying: list[Sequence[torch.Tensor]] = []
         self._gradients: list[torch.Tensor] = []
         self._parameters: list[torch.Tensor] = []
@@ -247,7 +259,7 @@ class FlatModule:
     @property
     def only_reads(self) -> bool:
         """Whether no module is known to write to a parameter as it computes; an embedding with `max_norm` does."""
-        return not any(getattr(part, "max_norm", None) for part in self.module.modules())
+        return all(getattr(part, "max_norm", None) is None for part in self.module.modules())
 
     def bind(
         self,
@@ -271,7 +283,7 @@ class FlatModule:
         """
         self._gradients, self._parameters = list(gradients), list(parameters)
         self._landed, self._lies, self._lying = landed, lies, [() for _ in gradients]
-        self._remedy, self._versions = remedy, []
+        self._remedy, self._versions, self._sums, self._summed = remedy, [], [], SUMMED if remedy else 0
         self._staged = any(vector.device != self.device for vector in (*gradients, *parameters))
         self._working = (
             [torch.zeros_like(g, device=self.device) for g in gradients] if self._staged else self._gradients
@@ -353,6 +365,7 @@ class FlatModule:
                     own.copy_(view)
         if self._remedy:
             self._versions = [tensor._version for tensor in self._trained]
+            self._sums = [_added(tensor) for tensor in self._trained] if self._summed else []
 
     def _arrive(self, landing: int, parts: Sequence[Range]) -> None:
         """Copy a vector to the device, the frozen parameters once; waits, since the next fetch may land in it as soon
@@ -398,13 +411,17 @@ class FlatModule:
         Raises:
             TrainingError: naming the first of them.
         """
-        trained = (entry.tensor.name for entry in self._entries if entry.tensor.kind == "parameter")
-        for name, tensor, version in zip(trained, self._trained, self._versions, strict=True):
-            if tensor._version != version:
-                raise TrainingError(
-                    f"the model writes to its parameter {name!r} as it computes, where other processes read it: "
-                    f"train with {self._remedy}"
-                )
+        changed = [tensor._version != version for tensor, version in zip(self._trained, self._versions, strict=True)]
+        if self._sums:  # of what was written past autograd there is no count
+            self._summed -= 1
+            changed = [_added(tensor) != before for tensor, before in zip(self._trained, self._sums, strict=True)]
+        if any(changed):
+            trained = (entry.tensor.name for entry in self._entries if entry.tensor.kind == "parameter")
+            name = next(name for name, one in zip(trained, changed, strict=True) if one)
+            raise TrainingError(
+                f"the model writes to its parameter {name!r} as it computes, where other processes read it: "
+                f"train with {self._remedy}"
+            )
 
     def _leave(self, slot: int) -> bool:
         """Leave the step's gradient where it is, if that is as in a slot: whether it is."""

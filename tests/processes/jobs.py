@@ -160,8 +160,18 @@ class _Clamped(nn.Sequential):
         return super().forward(inputs)
 
 
+class _ClampedPastAutograd(nn.Sequential):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self[1].weight.data.clamp_(-0.3, 0.3)
+        return super().forward(inputs)
+
+
 def clamped() -> Task:
     return Task(model=lambda: _Clamped(nn.Tanh(), nn.Linear(8, 16), nn.Linear(16, 4)), train=data)
+
+
+def clamped_past_autograd() -> Task:
+    return Task(model=lambda: _ClampedPastAutograd(nn.Tanh(), nn.Linear(8, 16), nn.Linear(16, 4)), train=data)
 
 
 class _Renormed(nn.Module):

@@ -134,13 +134,15 @@ def test_no_parameter_changes_while_one_of_several_replicas_computes(tmp_path: P
     assert (result["outcome"], result["samples"]) == ("done", 6 * jobs.SAMPLES)
 
 
-def test_a_model_that_writes_to_a_parameter_where_others_read_it_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"writes to its parameter '1.weight' as it computes.*with --transport tcp"):
-        jobs.run(tmp_path / "rounds", Synchronous(2, 1), task="jobs:clamped")
-    with pytest.raises(TrainingError, match=r"writes to its parameter '1.weight' as it computes.*with --path served"):
-        jobs.run(tmp_path / "direct", Downpour(2, 1), task="jobs:clamped")
+@pytest.mark.parametrize("task", ["jobs:clamped", "jobs:clamped_past_autograd"])
+def test_a_model_that_writes_to_a_parameter_where_others_read_it_is_named(tmp_path: Path, task: str) -> None:
+    says = r"writes to its parameter '1.weight' as it computes.*train with "
+    with pytest.raises(TrainingError, match=says + "--transport tcp"):
+        jobs.run(tmp_path / "rounds", Synchronous(2, 1), task=task)
+    with pytest.raises(TrainingError, match=says + "--path served"):
+        jobs.run(tmp_path / "direct", Downpour(2, 1), task=task)
     for strategy, local in ((Synchronous(2, 1), Local("tcp")), (Downpour(2, 1), Local(path="served"))):
-        assert jobs.run(tmp_path / local.carrier, strategy, local, task="jobs:clamped")["outcome"] == "done"
+        assert jobs.run(tmp_path / local.carrier, strategy, local, task=task)["outcome"] == "done"
 
 
 def test_a_synchronous_job_goes_on_from_its_checkpoint(tmp_path: Path) -> None:

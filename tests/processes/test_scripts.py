@@ -299,6 +299,18 @@ def test_a_model_whose_script_has_left_its_loop_is_changed_by_nobody_who_goes_on
     assert (result["outcome"], result["samples"]) == ("done", 3 * jobs.SAMPLES)
 
 
+def test_what_a_script_writes_to_a_parameter_is_undone_by_the_next_fetch_on_either_path(tmp_path: Path) -> None:
+    inside = f"{STEP}; model[0].weight.data.clamp_(-0.01, 0.01)"
+    (tmp_path / "script.py").write_text(LOOP.format(before="", inside=inside, after=""))
+    held = []
+    for path in ("direct", "served"):
+        job = jobs.job(tmp_path / path, Downpour(1, 1), task="script")
+        result = Local(path=path).launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])
+        assert (result["outcome"], result["path"]) == ("done", path)
+        held.append(load_file(tmp_path / path / "model.safetensors"))
+    assert all(torch.equal(value, held[1][name]) for name, value in held[0].items())
+
+
 MEET = "epoch == 0 == number and open(sys.argv[1] + '.met', 'w' if db.join().index else 'r').close()"
 """Both replicas have a minibatch before either goes on."""
 AFTER = {

@@ -383,8 +383,8 @@ class _Process:
         self._tell_story(*self._reaching(self.players.replica(context), flat))
 
     def _reaching(self, part: Part, flat: FlatModule | None = None) -> Part:
-        """A replica's part, that reaches shards in memory where its path is the direct one; with a model that nobody
-        else writes to, which may compute there.
+        """A replica's part, that reaches shards in memory where its path is the direct one; with a model that may
+        compute there, which a script's may not: it keeps its model, and may write to it.
         """
         endpoint, attach = self.endpoint, part.worker.attach
         if not isinstance(endpoint, DirectEndpoint):

@@ -275,13 +275,13 @@ MUTANTS = [
     ),
     Mutant(
         "a-model-that-renorms-its-rows-does-so-where-all-compute", FROZEN, "tasks/flat.py",
-        'return not any(getattr(part, "max_norm", None) for part in self.module.modules())', "return True",
+        'return all(getattr(part, "max_norm", None) is None for part in self.module.modules())', "return True",
         (f"{PROCESSES}test_consistency.py::"
          "test_a_replica_that_computes_where_the_shards_step_has_the_bits_of_one_that_is_sent_them",), seconds=15,
     ),
     Mutant(
         "what-a-model-writes-where-all-compute-is-not-seen", FROZEN, "tasks/flat.py",
-        "            if tensor._version != version:\n", "            if False:\n",
+        "        if any(changed):\n", "        if False:\n",
         (f"{PROCESSES}test_consistency.py::"
          "test_a_model_that_writes_to_a_parameter_where_others_read_it_is_named",), seconds=15,
     ),
@@ -290,6 +290,14 @@ MUTANTS = [
         "size = moving if landing in begun else there.numel()", "size = there.numel()",
         (f"{PROCESSES}test_consistency.py::"
          "test_a_replica_that_computes_where_the_shards_step_has_the_bits_of_one_that_is_sent_them",), seconds=15,
+    ),
+    Mutant(
+        "a-script-computes-where-others-read", FROZEN, "places/processes/process.py",
+        "return self._reaching(self.players.replica(context))",
+        "return self._reaching(self.players.replica(context), flat)",
+        (f"{PROCESSES}test_scripts.py::"
+         "test_what_a_script_writes_to_a_parameter_is_undone_by_the_next_fetch_on_either_path",),
+        seconds=15,
     ),
     Mutant(
         "who-shares-a-host-is-sent-parameters", FROZEN, "places/simulated/simulation.py",
