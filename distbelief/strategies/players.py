@@ -36,7 +36,7 @@ from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice, TorchSlice
 from distbelief.server.standby import Standby
 from distbelief.strategies.context import Context, Memory
-from distbelief.strategies.served import found_there, served_reader
+from distbelief.strategies.served import served_reader
 
 COORDINATOR_STATE = (
     Coordinator, Evaluations, MinibatchCount, Target, Saving, SnapshotTimer, ShardRegistry, Membership,
@@ -79,7 +79,7 @@ class Servers:
 
     def slice(self, plan: Plan, shard: int, memory: Memory | None) -> TorchSlice:
         """The slice of a shard, in memory of its own, or in that where replicas find it."""
-        if memory is None or not found_there(plan.settings, plan.layout):
+        if memory is None:
             return self.torch_slice(plan, shard, None, None)
         whole, own = memory(plan.layout.total), plan.assignments[shard]
         moving, frozen = (whole[part.start : part.stop] for part in (own.moving, own.frozen))

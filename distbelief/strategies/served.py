@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from distbelief.core.settings import Plan, Settings
+from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
 from distbelief.fabric.copying import copy_bytes
 from distbelief.runtime.player import HasStory, Part, Worker
-from distbelief.sharding.layout import Layout
 from distbelief.strategies.context import Context
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import measure
@@ -45,15 +44,11 @@ def _attach(context: Context) -> Callable[[Plan, Arena], None]:
     """Have the module's parameters lie where answers land, or on the shards' own memory."""
     if context.flat is None:
         return Worker().attach
-    landing = _landing(context.flat)
     if context.memory is None:
-        return landing
+        return _landing(context.flat)
     flat, memory = context.flat, context.memory
 
     def attach(plan: Plan, arena: Arena) -> None:
-        if not found_there(plan.settings, plan.layout):
-            landing(plan, arena)
-            return
         asked = plan.settings.strategy.pushing.read_in_place
         if asked:
             _check_torn(flat, plan)
@@ -83,16 +78,6 @@ def _copying(own: Sequence[torch.Tensor], there: torch.Tensor, moving: int) -> C
 
 def _landing(flat: FlatModule) -> Callable[[Plan, Arena], None]:
     return lambda _, arena: flat.bind(arena.gradients, arena.parameters)
-
-
-def found_there(settings: Settings, layout: Layout) -> bool:
-    """Whether replicas that share memory with the shards find the parameters where these hold them, and are sent none:
-    where that was asked for, torn; and in rounds of all, since no shard makes an update while one of them computes.
-    Several models are fetched in turn.
-    """
-    strategy = settings.strategy
-    of_all = strategy.rounds and not strategy.leaves_behind
-    return strategy.pushing.read_in_place or (of_all and not layout.models)
 
 
 def _check_torn(flat: FlatModule, plan: Plan) -> None:

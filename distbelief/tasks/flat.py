@@ -182,6 +182,45 @@ SUMMED = 2
 """In how many steps what a model writes to its parameters is looked for by their values: later by counts alone."""
 
 
+class _WriteCheck:
+    """Sees whether a model writes to its parameters as it computes, where others read them.
+
+    Args:
+        trained: the parameters, by name.
+        remedy: what to train such a model with.
+    """
+
+    def __init__(self, trained: Mapping[str, torch.Tensor], remedy: str) -> None:
+        self._trained, self._remedy = trained, remedy
+        self._summed, self._sums = 0, True
+        self._before: list[int] = []
+
+    def begin(self) -> None:
+        """The model computes with them from here on."""
+        self._sums = self._summed < SUMMED
+        self._before = self._marks()
+
+    def check(self) -> None:
+        """Nothing was written to them since.
+
+        Raises:
+            TrainingError: naming the first that was written to.
+        """
+        self._summed += self._sums
+        for name, before, after in zip(self._trained, self._before, self._marks(), strict=True):
+            if after != before:
+                raise TrainingError(
+                    f"the model writes to its parameter {name!r} as it computes, where other processes read it: "
+                    f"train with {self._remedy}"
+                )
+
+    def _marks(self) -> list[int]:
+        """What changes with each parameter: what its bytes add up to, or torch's count of the writes to it, which
+        leaves out those past autograd.
+        """
+        return [_added(one) if self._sums else one._version for one in self._trained.values()]
+
+
 def _added(tensor: torch.Tensor) -> int:
     """What the bytes of a tensor add up to."""
     return int(tensor.detach().reshape(-1).view(torch.uint8).sum(dtype=torch.int64))
@@ -236,12 +275,7 @@ class FlatModule:
         self._staged = False
         self._landed: Callable[[int], int] | None = None
         self._lies = False
-        self._remedy = ""
-        self._versions: list[int] = []
-        """Of each trained parameter, how often it had been written to when the model began to compute with it."""
-        self._sums: list[int] = []
-        """Of each, what its bytes added up to then; none where that is not looked at."""
-        self._summed = 0
+        self._unwritten: _WriteCheck | None = None
         self._lying: list[Sequence[torch.Tensor]] = []
         self._gradients: list[torch.Tensor] = []
         self._parameters: list[torch.Tensor] = []
@@ -283,7 +317,8 @@ class FlatModule:
         """
         self._gradients, self._parameters = list(gradients), list(parameters)
         self._landed, self._lies, self._lying = landed, lies, [() for _ in gradients]
-        self._remedy, self._versions, self._sums, self._summed = remedy, [], [], SUMMED if remedy else 0
+        names = [entry.tensor.name for entry in self._entries if entry.tensor.kind == "parameter"]
+        self._unwritten = _WriteCheck(dict(zip(names, self._trained, strict=True)), remedy) if remedy else None
         self._staged = any(vector.device != self.device for vector in (*gradients, *parameters))
         self._working = (
             [torch.zeros_like(g, device=self.device) for g in gradients] if self._staged else self._gradients
@@ -363,9 +398,8 @@ class FlatModule:
             for own, view, cut in zip(self._own(), self._homes[landing], self._cut, strict=True):
                 if cut:
                     own.copy_(view)
-        if self._remedy:
-            self._versions = [tensor._version for tensor in self._trained]
-            self._sums = [_added(tensor) for tensor in self._trained] if self._summed else []
+        if self._unwritten is not None:
+            self._unwritten.begin()
 
     def _arrive(self, landing: int, parts: Sequence[Range]) -> None:
         """Copy a vector to the device, the frozen parameters once; waits, since the next fetch may land in it as soon
@@ -379,8 +413,8 @@ class FlatModule:
         """Add the step's gradient, times its weight, to a slot, or begin the slot with it; a parameter without one
         counts as zero.
         """
-        if self._versions:
-            self._check_unwritten()
+        if self._unwritten is not None:
+            self._unwritten.check()
         if self._lies and first:
             self._lying[slot] = ()
             if weight == 1.0 and self._leave(slot):
@@ -404,24 +438,6 @@ class FlatModule:
                     view.mul_(weight)
             else:
                 view.add_(parameter.grad, alpha=weight)
-
-    def _check_unwritten(self) -> None:
-        """Refuse a model that has written to its parameters, where others compute with them.
-
-        Raises:
-            TrainingError: naming the first of them.
-        """
-        changed = [tensor._version != version for tensor, version in zip(self._trained, self._versions, strict=True)]
-        if self._sums:  # of what was written past autograd there is no count
-            self._summed -= 1
-            changed = [_added(tensor) != before for tensor, before in zip(self._trained, self._sums, strict=True)]
-        if any(changed):
-            trained = (entry.tensor.name for entry in self._entries if entry.tensor.kind == "parameter")
-            name = next(name for name, one in zip(trained, changed, strict=True) if one)
-            raise TrainingError(
-                f"the model writes to its parameter {name!r} as it computes, where other processes read it: "
-                f"train with {self._remedy}"
-            )
 
     def _leave(self, slot: int) -> bool:
         """Leave the step's gradient where it is, if that is as in a slot: whether it is."""

@@ -4,6 +4,7 @@ updated in place, whoever's turn it is.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 
 from distbelief.core.optimizer import LEARNING_RATES, Optimizer
 from distbelief.core.settings import Plan
+from distbelief.errors import TrainingError
 from distbelief.server.passed import PassedLayout, PassedSlice
 from distbelief.server.slice import TorchSlice
 from distbelief.sharding.assignments import cut
@@ -176,3 +178,24 @@ def test_a_replica_more_takes_two_vectors_whatever_the_optimizer_keeps(name: str
         for replicas in (2, 4)
     )
     assert many.length - few.length == pytest.approx(4 * layout.total, rel=0.02)
+
+
+def test_what_is_written_where_others_read_is_seen_by_its_value_in_two_steps_and_later_by_torchs_count() -> None:
+    """However many gradients are made between two fetches."""
+    model = nn.Linear(3, 2)
+    flat = FlatModule(model)
+    slot, vector = (torch.zeros(flat.layout.total, dtype=torch.uint8) for _ in range(2))
+    flat.write(vector)
+    for steps, written in ((0, True), (1, True), (3, False)):
+        flat.bind([slot], [vector], remedy="--path served")
+        flat.swap(0)
+        for _ in range(steps):
+            flat.accrue(0, first=True)
+        flat.swap(0)
+        model.weight.data.add_(1)
+        with pytest.raises(TrainingError, match=r"'weight'.*--path served") if written else contextlib.nullcontext():
+            flat.accrue(0, first=True)
+    with torch.no_grad():
+        model.weight.add_(1)
+    with pytest.raises(TrainingError, match="writes to its parameter 'weight' as it computes"):
+        flat.accrue(0, first=True)

@@ -68,7 +68,6 @@ from distbelief.strategies.base import Strategy, servers
 from distbelief.strategies.context import Context, LoopContext, Memory, Process, open_memory
 from distbelief.strategies.partition import PartitionTrainer, partition, split_graph, whole_of_split
 from distbelief.strategies.players import Players
-from distbelief.strategies.served import found_there
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
@@ -317,7 +316,7 @@ class _Process:
         return Locks(open_memory(self.spec, self.spec.memory))
 
     def _slice(self, plan: Plan, shard: int) -> TorchSlice:
-        if self._memory is not None and found_there(plan.settings, plan.layout):
+        if self._memory is not None:
             assert isinstance(self.endpoint, SharedEndpoint)
             self.endpoint.finds = roles.is_replica
         return self.players.served.slice(plan, shard, self._memory)
@@ -401,8 +400,9 @@ class _Process:
                     )
                 return
             endpoint.share(plan, memory, self._locks(), lambda index, held: make(index, held, 0))
-            here = flat is not None and flat.device.type == "cpu" and flat.only_reads
-            if flat is not None and here and reads_only(plan.settings, plan.layout):
+            if flat is None or flat.device.type != "cpu" or not flat.only_reads:
+                return
+            if reads_only(plan.settings, plan.layout):
                 lies = endpoint.adds and pushes_each(plan.settings)
                 buffers, landed = endpoint.compute_there(flat.lying if lies else None)
                 flat.bind(arena.gradients, buffers, landed, lies, remedy="--path served")

@@ -104,7 +104,8 @@ class HandlingCosts:
         self._message, self._second = handling.message, 1 / handling.memory
         self._update = 2 + STATES.get(settings.optimizer.name, 2)
         self._gathers, self._adds = settings.strategy.gathers, adds
-        self._length, self._in_place, self._found = length, in_place, found
+        self._length, self._in_place = length, in_place
+        self._written = _WRITTEN - {Fetched} if found else _WRITTEN
         self._known = 0
 
     def update(self, length: int) -> float:
@@ -157,8 +158,7 @@ class HandlingCosts:
     def saying(self, message: Message, payload: Payload | None) -> float:
         """Seconds that a role works for what it says, before that leaves."""
         if payload is not None:
-            found = self._found and type(message) is Fetched
-            return self.copy(payload.nbytes) if type(message) in _WRITTEN and not found else 0.0
+            return self.copy(payload.nbytes) if type(message) in self._written else 0.0
         if self._gathers and isinstance(message, Pushed) and not message.dropped:
             # of a round: each gradient was added to its sum, and the first that is acknowledged tells of the update
             seconds, updates = self.copy(self._length()), message.version.updates

@@ -66,7 +66,6 @@ from distbelief.split.program import HomeProgram
 from distbelief.strategies.context import Context, SimulatedContext, StepTiming
 from distbelief.strategies.partition import PhantomPartition, partition, programs, split_graph, whole_of_split
 from distbelief.strategies.players import JobCoordinator
-from distbelief.strategies.served import found_there
 from distbelief.tasks import Data, Task, resolve
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
@@ -459,8 +458,8 @@ class Simulation:
     @functools.cached_property
     def _found(self) -> bool:
         """Whether replicas on the host of the shards find the parameters where these hold them."""
-        shares = self.cluster.one_host and self.job.strategy.needs_memory(self.settings, "shared")
-        return shares and not self._direct and self.job.device == "cpu" and found_there(self.settings, self._layout)
+        shared = self.players.servers is not None and self.job.strategy.needs_memory(self.settings, "shared")
+        return shared and self.cluster.one_host and not self._direct and self.job.device == "cpu"
 
     @functools.cached_property
     def _loaded(self) -> Task:

@@ -125,8 +125,8 @@ class Synchronous(ServedWithOptimizer, Scaled):
     part (0.75), which follows deaths; else their number; 0 waits for all."""
 
     def needs_memory(self, settings: Settings, carrier: str) -> bool:
-        """Where replicas can compute on the shards' own, since a round waits for all of them. One that is written
-        elsewhere may have others play them.
+        """Where replicas find the parameters in the shards' own, which nobody steps while one of them computes, since
+        a round waits for all. One that is written elsewhere may have others play them.
         """
         waits = not settings.strategy.leaves_behind and not settings.standby
         return waits and carrier == "shared" and self.partitions == 1 and ":" not in self.name

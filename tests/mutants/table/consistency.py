@@ -269,8 +269,9 @@ MUTANTS = [
         (f"{CONSISTENCY}::test_what_is_fetched_ahead_never_lands_in_the_parameters_that_a_step_computes_with",),
     ),
     Mutant(
-        "who-is-left-behind-by-rounds-computes-where-they-step", FROZEN, "strategies/served.py",
-        "of_all = strategy.rounds and not strategy.leaves_behind", "of_all = strategy.rounds",
+        "who-is-left-behind-by-rounds-computes-where-they-step", FROZEN,
+        "strategies/parameter_server/options.py",
+        "waits = not settings.strategy.leaves_behind and not settings.standby", "waits = not settings.standby",
         (f"{PROCESSES}test_consistency.py::test_replicas_find_what_the_shards_step_in_rounds_of_all_only",),
     ),
     Mutant(
@@ -281,7 +282,7 @@ MUTANTS = [
     ),
     Mutant(
         "what-a-model-writes-where-all-compute-is-not-seen", FROZEN, "tasks/flat.py",
-        "        if any(changed):\n", "        if False:\n",
+        "            if after != before:\n", "            if False:\n",
         (f"{PROCESSES}test_consistency.py::"
          "test_a_model_that_writes_to_a_parameter_where_others_read_it_is_named",), seconds=15,
     ),
@@ -301,7 +302,7 @@ MUTANTS = [
     ),
     Mutant(
         "who-shares-a-host-is-sent-parameters", FROZEN, "places/simulated/simulation.py",
-        'return shares and not self._direct and self.job.device == "cpu"', "return False",
+        'return shared and self.cluster.one_host and not self._direct', "return False and not self._direct",
         ("tests/simulated/test_handling.py::"
          "test_who_shares_a_host_with_the_shards_is_sent_no_parameters_in_rounds_of_all",),
     ),
