@@ -512,17 +512,19 @@ class DownpourTraining:
         if self._links.stale(arrival):
             return
         if kind is pushing.Fetched:
-            self._links.answered(arrival.sender, event)  # type: ignore[arg-type]  # a Fetched, by its kind
-            self.server.arrive(arrival.sender, event)  # type: ignore[arg-type]  # a Fetched
+            if self._links.answered(arrival.sender, event):  # type: ignore[arg-type]  # a Fetched, by its kind
+                self.server.arrive(arrival.sender, event)  # type: ignore[arg-type]  # a Fetched
         elif kind is pushing.Pushed:
-            self._pushes.applied(arrival.sender, event.incarnation, event.clock, event.dropped)  # type: ignore[union-attr]  # a Pushed
+            free = self._pushes.applied(arrival.sender, event.incarnation, event.clock, event.dropped)  # type: ignore[union-attr]  # a Pushed
+            if free is not None:
+                self._vectors.free(free // len(self._models))
             if self._pushing.read_in_place:
                 self.server.held.applied(arrival.sender, event.version)  # type: ignore[union-attr]  # of one that was applied
         elif isinstance(event, initialising.Initialised | attendance.Excused):
             self._links.answered(arrival.sender, event)
         elif isinstance(event, attendance.Admitted):
-            self._links.answered(arrival.sender, event)
-            self._tick = max(self._tick, event.tick)
+            if self._links.answered(arrival.sender, event):
+                self._tick = max(self._tick, event.tick)
         else:
             self._told(arrival)
 

@@ -62,9 +62,9 @@ class Evaluator:
             if isinstance(event, evaluating.Evaluate):
                 number, tries = event.number, TRIES if plan.settings.strategy.rounds else 0
                 yield from self._fetch(plan, moving=True)
-            elif isinstance(event, pushing.Fetched) and not self._links.stale(arrival):
-                self._links.answered(arrival.sender, event)
-                held.arrive(arrival.sender, event)
+            elif isinstance(event, pushing.Fetched):
+                if self._links.answered(arrival.sender, event):
+                    held.arrive(arrival.sender, event)
             elif isinstance(event, events.Lost):
                 self._links.lose(arrival.sender, event)
             elif isinstance(event, membership.Welcome):
@@ -116,9 +116,7 @@ class Evaluator:
                 continue
             for part in (assignment.moving,) * moving + (assignment.frozen,) * frozen:
                 if part.size:
-                    yield self._links.ask(
-                        roles.shard(index), pushing.Fetch(0, part.start, part.stop, incarnation=self.incarnation)
-                    )
+                    yield self._links.fetch(roles.shard(index), 0, part, incarnation=self.incarnation)
 
 
 def _none(plan: Plan) -> Parameters:

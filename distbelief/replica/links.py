@@ -1,8 +1,15 @@
-"""A replica's links to its shards: where they are, which are lost, and what was asked of each and not answered yet."""
+"""A replica's links to its shards: where they are, which are lost, and what was asked of each and not answered yet.
+
+A shard that comes again is asked again what it has not answered. On the direct path the first question may still be
+answered then, since the memory outlives the shard's process. So each fetch has a number, and a new one when it is asked
+again: an answer to a question that nobody asks any more counts for nothing.
+"""
 
 from __future__ import annotations
 
 from typing import NoReturn
+
+import msgspec
 
 from distbelief.core import roles
 from distbelief.core.conversations import membership, pushing
@@ -12,9 +19,7 @@ from distbelief.core.messages import Address, Message
 from distbelief.core.protocol import ANSWERS
 from distbelief.errors import JobFailed, LayoutError, LocalProtocolError, UsageError
 from distbelief.replica.steps import Steps
-
-_VERSIONED = frozenset({pushing.Fetched, pushing.Pushed})
-"""Answers that say which life of a shard has given them."""
+from distbelief.sharding.layout import Range
 
 
 class ShardLinks:
@@ -33,6 +38,8 @@ class ShardLinks:
         self.missing = 0
         """Answers that are still to come."""
         self._sought = False
+        self._fetches = 0
+        """How many were asked for, in all."""
 
     def ask(self, shard: str, message: Message, payload: Payload | None = None) -> Send:
         """Ask something of a shard that it will answer."""
@@ -40,17 +47,24 @@ class ShardLinks:
         self.missing += 1
         return Send(shard, message, payload)
 
-    def answered(self, shard: str, answer: Message) -> None:
-        """Note an answer."""
+    def fetch(self, shard: str, landing: int, part: Range, tick: int = 0, incarnation: int = 0) -> Send:
+        """Ask a shard for a range, which lands in a parameter vector."""
+        return self.ask(shard, pushing.Fetch(landing, part.start, part.stop, tick, incarnation, self._next()))
+
+    def _next(self) -> int:
+        self._fetches += 1
+        return self._fetches
+
+    def answered(self, shard: str, answer: Message) -> bool:
+        """Note an answer; whether its question was still asked."""
         asked, answers = self._asked.get(shard, []), ANSWERS[type(answer)]
-        fetched = answer if type(answer) is pushing.Fetched else None
+        number = answer.number if type(answer) is pushing.Fetched else None
         for i, (message, _) in enumerate(asked):
-            if type(message) is answers and (
-                fetched is None or (message.slot == fetched.slot and message.start == fetched.start)  # type: ignore[attr-defined]  # a Fetch, which is what a Fetched answers
-            ):
+            if type(message) is answers and (number is None or message.number == number):  # type: ignore[attr-defined]  # a Fetch, which is what a Fetched answers
                 del asked[i]
                 self.missing -= 1
-                break
+                return True
+        return False
 
     def waits_for_lives(self) -> str:
         """Whose next lives are waited for, in words; "" where none are."""
@@ -116,11 +130,9 @@ class ShardLinks:
         return self._places[shard].incarnation
 
     def stale(self, arrival: Arrival) -> bool:
-        """Whether it is on its way since a life of a shard that another has replaced, which is asked the same."""
+        """Whether it is of a life of a shard that another has replaced, to which the same push goes again."""
         event = arrival.event
-        return (
-            type(event) in _VERSIONED and event.version.incarnation < self._places[arrival.sender].incarnation  # type: ignore[union-attr]  # of these two
-        )
+        return type(event) is pushing.Pushed and event.version.incarnation < self._places[arrival.sender].incarnation
 
     def forget(self, shard: str) -> None:
         """Expect no answers from a shard any more."""
@@ -128,7 +140,11 @@ class ShardLinks:
 
     def again(self, shard: str) -> list[Send]:
         """Ask a shard again what it has not answered."""
-        return [Send(shard, message, payload) for message, payload in self._asked.get(shard, ())]
+        asked = self._asked.get(shard, [])
+        for i, (message, payload) in enumerate(asked):
+            if isinstance(message, pushing.Fetch):
+                asked[i] = msgspec.structs.replace(message, number=self._next()), payload
+        return [Send(shard, message, payload) for message, payload in asked]
 
 
 def _named(welcome: membership.Welcome, home: int | None) -> list[tuple[str, Address]]:

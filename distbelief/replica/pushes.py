@@ -58,21 +58,22 @@ class Pushes:
         """Those that a shard has not acknowledged."""
         return [push.sent[shard] for push in self._waiting if shard in push.sent]
 
-    def applied(self, who: str, incarnation: int, clock: int, dropped: bool) -> None:
+    def applied(self, who: str, incarnation: int, clock: int, dropped: bool) -> int | None:
         """A shard, or all those of a partition, have applied or dropped a push; one that all have is done. The last of
-        a former life are nobody's any more.
+        a former life are nobody's any more. Returns the slot that no shard reads from now on, if there is one.
         """
         waiting, newest = self._waiting, self.clock
         oldest = newest - len(waiting) + 1
         if incarnation != self._incarnation or not oldest <= clock <= newest:
-            return
+            return None
         push = waiting[clock - oldest]
         if push.sent.pop(who, None) is None:
-            return
+            return None
+        slot = push.slot
         push.dropped |= dropped
         if who in self.acknowledged:
             self.acknowledged[who] = clock
-            self.busy[push.slot] -= 1
+            self.busy[slot] -= 1
         while waiting and not waiting[0].sent:
             push = waiting.popleft()
             if self._told:
@@ -80,6 +81,7 @@ class Pushes:
             self._lacking |= push.dropped
             self._pushes += not push.dropped
             self._done(push.steps, push.samples)
+        return None if self.busy[slot] else slot
 
     def close(self, steps: int, samples: int) -> None:
         """Steps are done once all pushes that were made are: they are in several, or only in the last."""

@@ -101,10 +101,7 @@ class ServerView:
     def fetch(self, landing: int, parts: Iterable[Range], tick: int = 0) -> list[Send]:
         """Ask for ranges, which land in a vector."""
         return [
-            self._links.ask(
-                self._holders[part.start, part.stop],
-                pushing.Fetch(landing, part.start, part.stop, tick, self._incarnation),
-            )
+            self._links.fetch(self._holders[part.start, part.stop], landing, part, tick, self._incarnation)
             for part in parts
         ]
 

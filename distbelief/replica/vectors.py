@@ -48,6 +48,9 @@ class Vectors(Protocol):
         """A range of a gradient slot, to be sent."""
         ...
 
+    def free(self, slot: int) -> None:
+        """All shards have applied what a gradient slot holds."""
+
 
 class PhantomVectors:
     """Vectors of a layout that hold nothing: for simulations that compute nothing."""
@@ -77,3 +80,6 @@ class PhantomVectors:
     def outgoing(self, slot: int, part: Range) -> Payload:
         """A stand-in that knows its length."""
         return Phantom(part.size)
+
+    def free(self, slot: int) -> None:
+        """Nothing to let go."""

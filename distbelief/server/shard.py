@@ -437,7 +437,8 @@ class Shard:
         asked = Range(start, stop)
         frozen = self._which(sender, asked)
         if self.sums is not None and sender == roles.EVALUATOR and not frozen:
-            return [Send(sender, pushing.Fetched(event.slot, start, stop, self.version), self.sums.measured(self))]
+            answer = pushing.Fetched(event.slot, start, stop, self.version, number=event.number)
+            return [Send(sender, answer, self.sums.measured(self))]
         if self._asks and not frozen and not self.may_fetch(sender, event.tick):
             held_back = self._fetches.get((sender, start, event.slot))
             if held_back is not None and held_back.incarnation == event.incarnation:  # each is answered once
@@ -453,7 +454,8 @@ class Shard:
             held = here.slice.moving()
         else:
             held = here.slice.of(here.parts.index(asked)).moving()
-        return [Send(sender, pushing.Fetched(event.slot, start, stop, self.version, self._floor), held)]
+        answer = pushing.Fetched(event.slot, start, stop, self.version, self._floor, event.number)
+        return [Send(sender, answer, held)]
 
     def may_fetch(self, who: str, tick: int) -> bool:
         """Whether a step may begin with the parameters as they are."""

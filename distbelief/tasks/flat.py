@@ -311,7 +311,7 @@ class FlatModule:
             parameters: the vectors.
             landed: says, when the model is to compute with what was fetched, in which of these it is; where None, in
                 the one that was named.
-            lies: whether a gradient is left where it was made, until the model is to compute with what was fetched.
+            lies: whether a gradient is left where it was made, until all shards have applied it.
             remedy: what to do about a model that writes to its parameters as it computes, where others read these
                 vectors too; "" where nobody does.
         """
@@ -384,8 +384,6 @@ class FlatModule:
         """
         if self._landed is not None:
             landing = self._landed(landing)
-        if self._lies:
-            self._lying = [() for _ in self._lying]
         if self._staged:
             self._arrive(landing, parts)
             landing = 0
@@ -453,6 +451,10 @@ class FlatModule:
     def lying(self, slot: int) -> Sequence[torch.Tensor]:
         """The gradients of `trained` that `accrue` left where they were made; none where it wrote them to the slot."""
         return self._lying[slot]
+
+    def free(self, slot: int) -> None:
+        """All shards have applied what a slot holds: let go of what `accrue` left where it was made."""
+        self._lying[slot] = ()
 
     def descend(self, rate: float) -> None:
         """One step of plain SGD on the model's own parameters."""

@@ -150,7 +150,7 @@ def test_a_change_that_is_left_changes_nothing() -> None:
     assert torch.equal(owner.moving(), expected.moving())
 
 
-def test_a_gradient_that_is_left_where_it_was_made_is_numbers_alone_and_gives_way_to_one_that_is_copied() -> None:
+def test_a_gradient_that_is_left_where_it_was_made_is_numbers_alone_until_its_push_is_made() -> None:
     model = nn.Linear(3, 2)
     flat = FlatModule(model)
     slot, vector = (torch.zeros(flat.layout.total, dtype=torch.uint8) for _ in range(2))
@@ -164,6 +164,11 @@ def test_a_gradient_that_is_left_where_it_was_made_is_numbers_alone_and_gives_wa
     flat.accrue(0, first=True)
     assert all(torch.equal(one, other) for one, other in zip(flat.lying(0), made, strict=True))
     assert not any(one.requires_grad for one in flat.lying(0))
+    flat.swap(0)
+    assert flat.lying(0), "whatever the model computes with, its push may not be made yet"
+    flat.free(0)
+    assert not flat.lying(0), "a vector that nobody needs is kept"
+    flat.accrue(0, first=True)
     with torch.no_grad():
         flat.accrue(0, first=True, weight=0.5)
     assert not flat.lying(0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+import msgspec
 import pytest
 from made import made
 
@@ -52,6 +53,8 @@ class Reader:
         self.story = story
         self.done: list[Effect] = []
         self.waits: Effect | None = None
+        self.asked: dict[tuple[str, int, int], int] = {}
+        """By shard, slot and start, the number of the fetch that was asked last."""
         self.go_on(None)
 
     def go_on(self, answer: Any) -> Reader:
@@ -64,10 +67,16 @@ class Reader:
             if effect is RECEIVE or isinstance(effect, Compute | Measure):
                 return self
             self.done.append(effect)
+            if isinstance(effect, Send) and isinstance(asked := effect.message, pushing.Fetch):
+                self.asked[effect.to, asked.slot, asked.start] = asked.number
             answer = True if isinstance(effect, Connect) else None
 
     def tell(self, sender: str, event: Event) -> Reader:
+        """Tell it something; an answer to the last question, where it has no number."""
         assert self.waits is RECEIVE
+        if isinstance(event, pushing.Fetched) and not event.number:
+            number = self.asked.get((sender, event.slot, event.start), 0)
+            event = msgspec.structs.replace(event, number=number)
         return self.go_on(Arrival(sender, event))
 
     def sent(self) -> list[messages.Message]:
@@ -192,12 +201,31 @@ def test_the_evaluator_fetches_when_it_is_to_measure_and_not_before_and_says_who
     assert player.waits() == "for the next life of shard 0"
 
 
+def test_an_answer_to_what_was_asked_of_a_life_before_counts_for_nothing() -> None:
+    """As one that a shard in memory gives after its process has come again."""
+    reader = replica()
+    reader.go_on(COMPUTED).tell("shard 0", events.Lost("killed", 0))
+    reader.sent()
+    before = reader.asked["shard 0", 0, 0]
+    again = messages.Address("unix:@a", 1)
+    reader.tell("coordinator", membership.Welcome(plan(), False, (again,)))
+    push, fetch = (one for one in reader.sent() if isinstance(one, pushing.Push | pushing.Fetch))
+    assert isinstance(push, pushing.Push)
+    assert fetch.number > before
+    reader.tell("shard 0", pushing.Fetched(0, 0, 400, Version(1, 6), number=before))
+    assert reader.waits is RECEIVE
+    reader.tell("shard 0", pushing.Pushed(0, 1, Version(1, 6))).tell(
+        "shard 0", pushing.Fetched(0, 0, 400, Version(1, 6), number=fetch.number)
+    )
+    assert isinstance(reader.waits, Compute)
+
+
 def test_the_evaluator_measures_what_it_fetched_since_it_was_told_to() -> None:
     reader = evaluator()
     assert reader.waits is RECEIVE
     reader.sent()
     reader.tell("coordinator", evaluating.Evaluate(3))
-    assert reader.sent() == [pushing.Fetch(0, 0, 400)]
+    assert reader.sent() == [pushing.Fetch(0, 0, 400, number=1)]
     reader.tell("shard 0", pushing.Fetched(0, 0, 400, Version(0, 9)))
     assert isinstance(reader.waits, Measure)
     reader.go_on(Measured(0.5, 0.9))

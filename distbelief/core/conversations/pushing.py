@@ -55,6 +55,8 @@ class Fetch(SlotRequest, frozen=True, array_like=True, tag=True, gc=False):
 
     tick: int = 0
     incarnation: int = 0
+    number: int = 0
+    """Of this question among all that the asker has asked; its answer has the same."""
 
 
 class Fetched(SlotReply, frozen=True, array_like=True, tag=True, gc=False):
@@ -64,6 +66,8 @@ class Fetched(SlotReply, frozen=True, array_like=True, tag=True, gc=False):
 
     version: Version
     floor: int = 0
+    number: int = 0
+    """Of the question."""
 
 
 PUSHING = Conversation(

@@ -216,10 +216,8 @@ class WorkUnitTraining:
                 if sent and (sent.assigned.evaluation, sent.assigned.number) == named:
                     sent.owing.pop(arrival.sender, None)
         elif isinstance(event, pushing.Fetched | initialising.Initialised):
-            if not self._links.stale(arrival):
-                self._links.answered(arrival.sender, event)
-                if isinstance(event, pushing.Fetched):
-                    self.server.held.arrive(arrival.sender, event)
+            if self._links.answered(arrival.sender, event) and isinstance(event, pushing.Fetched):
+                self.server.held.arrive(arrival.sender, event)
         else:
             self._replica.take(arrival)
 

@@ -16,7 +16,35 @@ LOST = SIMULATED + "test_a_shard_whose_process_dies_at_any_message_has_lost_noth
 COORDINATOR = "tests/machines/test_coordinator.py::"
 ENDS = COORDINATOR + "test_a_job_ends_with_everything_whenever_a_shard_dies_whose_memory_outlives_it"
 
+LEFT = PASSED + "test_a_gradient_that_is_left_where_it_was_made_is_numbers_alone_until_its_push_is_made"
+ASKED = "tests/machines/test_stories.py::test_an_answer_to_what_was_asked_of_a_life_before_counts_for_nothing"
+LATER = SIMULATED + "test_what_was_asked_of_a_shard_that_died_answers_nothing_that_is_asked_later[19]"
+
 MUTANTS = [
+    Mutant(
+        "an-answer-is-taken-for-that-to-any-question",
+        WAITS,
+        "replica/links.py",
+        "(number is None or message.number == number)",
+        "(number is None or message.number >= number)",
+        (ASKED, LATER),
+    ),
+    Mutant(
+        "what-is-asked-again-has-the-number-that-it-had",
+        WAITS,
+        "replica/links.py",
+        "msgspec.structs.replace(message, number=self._next())",
+        "msgspec.structs.replace(message, number=message.number)",
+        (ASKED,),
+    ),
+    Mutant(
+        "a-gradient-is-let-go-before-its-push-is-made",
+        WAITS,
+        "tasks/flat.py",
+        "            self._arrive(landing, parts)\n",
+        "            self._arrive(landing, parts)\n        self._lying = [() for _ in self._lying]\n",
+        (LEFT,),
+    ),
     Mutant(
         "a-simulated-holder-keeps-its-lock-when-it-dies",
         DIRECT,
