@@ -5,6 +5,7 @@ import gc
 import itertools
 import multiprocessing
 import os
+import random
 import signal
 import sys
 import time
@@ -28,6 +29,7 @@ from distbelief.job import Job
 from distbelief.places.attempt import Attempt
 from distbelief.places.processes.local import Local
 from distbelief.replica import siblings
+from distbelief.runtime.direct import DirectEndpoint, SharedShard
 from distbelief.server.passed import PassedSlice
 from distbelief.strategies import Downpour
 from distbelief.tasks import Task, TensorData
@@ -535,6 +537,51 @@ def stops_amid() -> Task:
 
     if getproctitle().endswith("replica 1"):
         setattr(PassedSlice, os.environ["AMID"], last)
+    return once()
+
+
+STEPS_OF_A_TURN: tuple[tuple[type, str], ...] = (
+    (DirectEndpoint, "send"), (SharedShard, "take"), (PassedSlice, "apply"), (PassedSlice, "_write_note"),
+    (PassedSlice, "_point_to"), (DirectEndpoint, "_land"), (SharedShard, "give"), (DirectEndpoint, "poll"),
+)  # fmt: skip
+"""What a replica does on the direct path for a push and a fetch."""
+CALM_PUSHES = 30
+"""Of a replica, at most, until it kills a shard again."""
+
+
+def kills_shards() -> Task:
+    """That of `once`; replicas kill a shard now and then, before or behind a step of a push or a fetch, by the chance
+    of `CHANCE`, and write down in the file `KILLED` where.
+    """
+    role = getproctitle()
+    chance = random.Random(f"{os.environ['CHANCE']} {role}")
+    calm, moment = CALM_PUSHES, 0
+
+    def strikes(where: str) -> None:
+        nonlocal calm, moment
+        calm -= where == "before apply"
+        moment -= calm <= 0
+        if moment >= 0:
+            return
+        shards = [pid for pid, title in descendants(os.getppid()).items() if "distbelief: shard" in title]
+        for shard in chance.sample(shards, min(1, len(shards))):
+            with contextlib.suppress(ProcessLookupError), Path(os.environ["KILLED"]).open("a") as file:
+                os.kill(shard, signal.SIGKILL)
+                file.write(where + "\n")
+        calm, moment = chance.randint(1, CALM_PUSHES), chance.randint(0, 4 * len(STEPS_OF_A_TURN))
+
+    def struck(step: Callable[..., object], name: str) -> Callable[..., object]:
+        def strike(*args: object) -> object:
+            strikes(f"before {name}")
+            answer = step(*args)
+            strikes(f"behind {name}")
+            return answer
+
+        return strike
+
+    if "replica" in role:
+        for owner, name in STEPS_OF_A_TURN:
+            setattr(owner, name, struck(getattr(owner, name), name))
     return once()
 
 
