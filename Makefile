@@ -4,34 +4,31 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train study test test-fast test-slow test-mutants test-gpu test-browser test-frameworks test-clusters scripts bench clean
+.PHONY: train study test test-all test-busy test-mutants test-gpu test-browser test-frameworks test-clusters scripts bench clean
 
 train: .venv/installed
 	@task=mnist; why=$$($(BIN)/python -c 'from distbelief.tasks import available; print(available("mnist") or "")'); \
 	if [ -n "$$why" ]; then echo "training on digits, since there is $$why"; task=digits; fi; \
 	$(BIN)/distbelief train $$task downpour --replicas 2 --shards 2 --optimizer adagrad --lr 0.02 --epochs 5
 
+# what a newcomer and CI run; `pytest` alone runs the first of it, with few draws of each sweep
 test: .venv/tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n 2 --dist worksteal tests/core tests/machines tests/simulated
+	$(BIN)/mypy & checked=$$!; $(BIN)/pytest --doctest-modules distbelief && wait $$checked
+	DISTBELIEF_SEEDS=50 $(BIN)/pytest -n 2 --dist worksteal
 	$(BIN)/pytest -n 4 --dist loadfile tests/processes
-	$(BIN)/pytest --doctest-modules distbelief
-	PYTHONPATH=tests $(BIN)/python -m mutants --minutes 3 --passed
 
-test-fast: .venv/tools
-	$(BIN)/pytest -n 2 --dist worksteal tests/core tests/machines tests/simulated
+# every sweep, kill and mutant, and the slow tests: an hour or two; again goes on where it was
+test-all: .venv/tools
+	PYTHONPATH=tests $(BIN)/python -m rings all
 
-test-slow: .venv/tools
-	DISTBELIEF_SEEDS=10000 $(BIN)/pytest -n 2 tests/simulated/test_sweep.py tests/simulated/test_consistency.py tests/simulated/test_sandblaster_faults.py
-	DISTBELIEF_DEATHS=200 $(BIN)/pytest -n 2 --timeout 0 tests/processes/test_direct.py -k killed_at
-	DISTBELIEF_DEATHS=50 $(BIN)/pytest -n 2 --timeout 0 tests/processes/test_partition_deaths.py
-	DISTBELIEF_FRAMES=100000 $(BIN)/pytest -n 2 --timeout 0 tests/processes/test_fuzz.py
-	$(BIN)/pytest tests/slow
+# the tests with processes 20 times, and `make test` three times, while both cores are busy; again goes on where it was
+test-busy: .venv/tools
+	PYTHONPATH=tests $(BIN)/python -m rings busy
 
-# a change of the code that no test notices fails it; MUTANTS names some, else all are tried
+# a change of the code that no test notices fails it; MUTANTS names some, else all are tried; again goes on where it was
 test-mutants: .venv/tools
 	PYTHONPATH=tests $(BIN)/python -m mutants $(MUTANTS)
 

@@ -1,5 +1,5 @@
 """Run mutants: `python -m mutants [NAME ...] [--minutes M] [--passed]`. Fails where the tests of one do not notice
-it.
+it. Where none is named and no time is, those that were killed are not tried again as long as no source has changed.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from rings import Log, hash_of_sources, show
 
 from mutants import Mutant, table
 from mutants.runs import LEAST_SECONDS, TIMES, Outcome, Run, Verdict, judged, play, unfit
@@ -36,21 +38,17 @@ def main(words: Sequence[str] | None = None) -> int:
     if unknown := set(options.names) - {mutant.name for mutant in mutants}:
         parser.error(f"there is no mutant {', '.join(sorted(unknown))}")
     chosen = [mutant for mutant in mutants if mutant.name in options.names or not options.names]
-    end = None
+    end, write = None, show
     if options.minutes:
         end = time.monotonic() + 60 * options.minutes
         chosen = within(chosen, 60 * options.minutes, hash_of_sources(ROOT))
-    outcomes = try_all(ROOT, chosen, passed=options.passed, end=end)
+    elif not options.names:
+        log = Log("test-mutants")
+        chosen = [mutant for mutant in chosen if mutant.name not in log.names(Verdict.KILLED.value)]
+        write = log.write
+    outcomes = try_all(ROOT, chosen, passed=options.passed, end=end, write=write)
     print(f"{len(mutants)} mutants: {len(chosen)} chosen, " + told(outcomes, len(chosen)))
     return int(not all(outcome.good for outcome in outcomes))
-
-
-def hash_of_sources(root: Path) -> str:
-    """A hash of the package and its tests."""
-    found = hashlib.sha256()
-    for path in sorted(path for folder in ("distbelief", "tests") for path in (root / folder).rglob("*.py")):
-        found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()
 
 
 def within(mutants: Sequence[Mutant], seconds: float, chance: str) -> list[Mutant]:
@@ -66,9 +64,16 @@ def within(mutants: Sequence[Mutant], seconds: float, chance: str) -> list[Mutan
     return chosen
 
 
-def try_all(root: Path, mutants: Sequence[Mutant], *, passed: bool, end: float | None = None) -> list[Outcome]:
+def try_all(
+    root: Path,
+    mutants: Sequence[Mutant],
+    *,
+    passed: bool,
+    end: float | None = None,
+    write: Callable[[str, float, str, str], object] = show,
+) -> list[Outcome]:
     """Try mutants of the project at `root`, two at once where their tests start no processes; begins none after the
-    moment `end`.
+    moment `end`, and writes down how each ended.
 
     Raises:
         ValueError: the text of one does not stand exactly once in its file.
@@ -83,10 +88,7 @@ def try_all(root: Path, mutants: Sequence[Mutant], *, passed: bool, end: float |
 
     def done(outcome: Outcome) -> None:
         outcomes.append(outcome)
-        print(
-            f"{outcome.verdict.value:9}{outcome.seconds:5.1f} s  {outcome.mutant.name}  {outcome.why}".rstrip(),
-            flush=True,
-        )
+        write(outcome.verdict.value, outcome.seconds, outcome.mutant.name, outcome.why)
 
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
         wrong = {} if passed else unmutated(root, mutants, Path(folder))
