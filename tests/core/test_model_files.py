@@ -146,6 +146,15 @@ def test_a_foreign_file_is_refused(data: bytes, told: str, tmp_path: Path) -> No
         db.load(tmp_path / "it.dbz")
 
 
+def test_a_file_over_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "it.dbz").write_bytes(header())
+    monkeypatch.setattr(files, "FILE_LIMIT", len(header()))
+    assert read(tmp_path / "it.dbz").task == "digits"
+    monkeypatch.setattr(files, "FILE_LIMIT", len(header()) - 1)
+    with pytest.raises(DataError, match="bytes long; at most"):
+        read(tmp_path / "it.dbz")
+
+
 def test_there_is_no_such_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         db.load(tmp_path / "none.dbz")

@@ -54,6 +54,30 @@ def test_who_has_the_ticket_is_let_in_and_who_guesses_or_is_of_another_job_is_no
     assert len(opened.admitted) == 1
 
 
+def test_who_runs_another_version_is_not_let_in(tmp_path: Path) -> None:
+    opened = Opened(tmp_path, None)
+    try:
+        for version, called in (("", "older"), ("0.0.1", "0.0.1")):
+            with socket.create_connection((opened.ticket.host, opened.ticket.port), 10) as link:
+                join_server._say(link, JoinRequest("job", opened.ticket.secret, version=version))
+                answer = join_server._answers.decode(join_server._hear(link, 1000))
+            told = f"it runs distbelief {join_server.VERSION}, this is {called}: install the same everywhere"
+            assert answer == JoinRefusal(told)
+        assert opened.admitted == []
+    finally:
+        opened.server.close()
+
+
+def test_no_word_is_longer_than_its_limit() -> None:
+    for length, why in ((8, "the link was closed"), (9, "a word of 9 bytes is over the limit of 8")):
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                theirs.sendall(join_server._LENGTH.pack(length))
+            with pytest.raises(ConnectionError, match=why):
+                join_server._hear(ours, 8)
+
+
 OTHERS = Authority("job").issue(join_server.GUEST)
 WRONG: dict[str, Identity] = {
     "the certificate of a replica": AUTHORITY.issue("replica 1"),

@@ -12,7 +12,7 @@ from distbelief.core import roles, wire
 from distbelief.core.conversations.pushing import Fetched, Push
 from distbelief.core.effects import Arrival
 from distbelief.core.messages import Hello, Version
-from distbelief.errors import LocalProtocolError
+from distbelief.errors import JobFailed, LocalProtocolError
 from distbelief.sharding.layout import Range
 from distbelief.transport.shared import SharedEndpoint
 
@@ -42,6 +42,21 @@ def test_shared_memory_that_is_not_there_or_can_shrink_is_refused() -> None:
         os.close(small)
         os.close(unsealed)
         shard.close()
+
+
+def test_a_process_of_another_user_is_let_in_by_neither_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard, replica, own = SharedEndpoint("shard 0", "job"), SharedEndpoint("replica 0", "job"), os.getuid()
+    address = shard.listen()
+    monkeypatch.setattr(os, "getuid", lambda: own + 1)
+    with pytest.raises(JobFailed, match=f"runs as user {own}, this one as {own + 1}; run both as one user"):
+        replica.connect("shard 0", address)
+    with socket.socket(socket.AF_UNIX) as bad:
+        bad.connect("\0" + address.removeprefix("unix:@"))
+        shard.poll(0)
+        bad.setblocking(False)
+        assert bad.recv(1) == b""
+    replica.close()
+    shard.close()
 
 
 def test_a_push_from_outside_the_shared_memory_is_refused() -> None:
