@@ -399,6 +399,25 @@ def test_a_part_that_is_longer_or_shorter_than_the_plan_fails_the_commit(tmp_pat
         store.commit(1, plan, POSITION, 0)
 
 
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda arrays: {name: one for name, one in arrays.items() if name != "master.0"}, "master.0 is missing in a"),
+        (lambda arrays: {**arrays, "state.0.age": torch.zeros(3)}, r"state.0.age has shapes \[\[64\], \[3\]\]"),
+    ],
+    ids=["a master is missing", "a state is too short"],
+)
+def test_a_part_that_does_not_hold_what_its_shard_does_is_corrupt(tmp_path, other, message):
+    tensors, store = [Tensor("a", (128,), "bfloat16")], Checkpoints(tmp_path)
+    plan = plan_of(2, tensors)
+    parts = [part_of(plan, shard, *numbered(plan)) for shard in range(2)]
+    for shard, arrays in enumerate((parts[0], other(parts[1]))):
+        store.save_part(1, f"shard-{shard}", arrays, {})
+    path = store.commit(1, plan, POSITION, 0)
+    with pytest.raises(CheckpointError, match=message):
+        load_part(path, plan_of(1, tensors), 0)
+
+
 def test_no_header_is_read_that_says_to_be_longer_than_may_be(tmp_path):
     path = tmp_path / "x.safetensors"
     path.write_bytes((HEADER_LIMIT + 1).to_bytes(8, "little"))
