@@ -35,6 +35,7 @@ from distbelief.strategies.base import servers
 
 ROOT = Path(__file__).parents[2]
 ALONE = ("coordinator", "evaluator")
+MANY = ",".join(f"n{number}" for number in range(4097))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,9 @@ def test_an_odd_hostfile_is_refused_with_its_line(text: str, told: str) -> None:
     assert told in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "a,", "a:x", "a,b,a:2", "-a", "a:0", "a b"])
+@pytest.mark.parametrize(
+    "text", ["", "a,", "a:x", "a,b,a:2", "-a", "a:0", "a:4097", "a b", MANY], ids=lambda text: text[:9]
+)
 def test_odd_hosts_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--hosts"):
         parse_hosts(text)
@@ -382,6 +385,7 @@ def test_starts_are_told_apart_and_processes_of_one_are_not() -> None:
     assert other
     assert (first.name, first.cores) == (second.name, 3)
     assert first.name != other.name
+    assert tickets.ticket_path(first, "a") == tickets.ticket_path(second, "a") != tickets.ticket_path(other, "a")
 
 
 def test_roles_see_nothing_of_the_process_that_a_launcher_has_started() -> None:

@@ -120,6 +120,7 @@ LARGE = {"shape": (files.VALUES_LIMIT // 2 + 1,)}
         (header(aliases={"b": "c"}), "'b' is a further name of no tensor"),
         (header(aliases={"a": "a"}), "'a' is a further name of no tensor"),
     ],
+    ids=["twice", "too many values", "a name of none", "a name of two"],
 )
 def test_tensors_that_cannot_be_together_are_refused(data: bytes, told: str) -> None:
     assert set(decoded(header({**LARGE, "name": "b"}, aliases={"c": "b"}), "it").tensors) == {"a", "b"}

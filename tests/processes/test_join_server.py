@@ -68,6 +68,23 @@ def test_who_runs_another_version_is_not_let_in(tmp_path: Path) -> None:
         opened.server.close()
 
 
+def test_of_more_than_may_be_served_at_once_who_has_taken_longest_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(join_server, "CROWD", 2)
+    monkeypatch.setattr(join_server, "PATIENCE", 60.0)
+    opened = Opened(tmp_path, None)
+    with contextlib.ExitStack() as closing:
+        closing.callback(opened.server.close)
+        where = opened.ticket.host, opened.ticket.port
+        first, *others = [closing.enter_context(socket.create_connection(where, 10)) for _ in range(3)]
+        assert first.recv(1) == b""
+        for one in others:
+            one.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                one.recv(1)
+
+
 def test_no_word_is_longer_than_its_limit() -> None:
     for length, why in ((8, "the link was closed"), (9, "a word of 9 bytes is over the limit of 8")):
         ours, theirs = socket.socketpair()

@@ -754,6 +754,14 @@ MUTANTS = [
         (PLACED + "test_a_ticket_is_written_for_its_owner_alone_or_not_at_all",),
     ),
     Mutant(
+        "several-starts-share-a-ticket",
+        LAUNCHED,
+        "places/cluster/tickets.py",
+        ".distbelief-{start.launcher}-{start.name}.ticket",
+        ".distbelief-{start.launcher}.ticket",
+        (PLACED + "test_starts_are_told_apart_and_processes_of_one_are_not",),
+    ),
+    Mutant(
         "any-role-comes-to-a-meeting",
         LAUNCHED,
         "places/cluster/meeting.py",

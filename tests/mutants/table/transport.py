@@ -388,6 +388,15 @@ MUTANTS = [
         seconds=70,
     ),
     Mutant(
+        "a-join-server-serves-any-number-at-once",
+        STRANGERS,
+        "places/join/join_server.py",
+        "if len(self._visitors) > CROWD:",
+        "if len(self._visitors) < 0:",
+        (JOIN_SERVER + "test_of_more_than_may_be_served_at_once_who_has_taken_longest_goes",),
+        seconds=15,
+    ),
+    Mutant(
         "a-ticket-has-the-jobs-strategy-imported",
         IMPORTS,
         "places/join/join_server.py",
