@@ -217,6 +217,12 @@ def test_a_dry_run_shows_who_would_be_where_and_asks_nobody(capsys: pytest.Captu
         "host b, 1 slot: replica 3, shard 1, standby 0",
         "links: TLS, each role at a free port of its host's address, which is found when the job starts",
     ]
+    words = "train mnist allreduce --hosts a:3,b:2 --partitions 2 --dry-run"
+    assert main.run(words.split()) == 0
+    assert capsys.readouterr().out.splitlines()[1:3] == [
+        "host a, 3 slots: replica 0.0, replica 0.1",
+        "host b, 2 slots: replica 1.0, replica 1.1",
+    ]
 
 
 def test_the_document_shows_what_a_dry_run_of_its_command_shows(capsys: pytest.CaptureFixture[str]) -> None:
