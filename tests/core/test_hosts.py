@@ -558,8 +558,9 @@ class Speaks:
 
 
 def test_no_host_of_another_version_takes_part() -> None:
-    opened = opening.Opened(None)  # type: ignore[arg-type]
-    opened.agents = [Speaks("a", Greeted(opening.VERSION, 0, 0).greeting), Speaks("b", Greeted("0.1", 0, 0).greeting)]  # type: ignore[list-item]
+    woken: Any = None
+    opened: Any = opening.Opened(woken)
+    opened.agents = [Speaks("a", Greeted(opening.VERSION, 0, 0).greeting), Speaks("b", Greeted("0.1", 0, 0).greeting)]
     with pytest.raises(UsageError, match=r"host b runs distbelief 0\.1, this is .*: install the same on all"):
         opened.greet("")
 
@@ -569,11 +570,12 @@ def test_each_host_is_tried_by_all_others_or_of_more_than_16_by_two_and_by_this_
     hosts: int, others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(network, "try_all", lambda where: {name: ["" for _ in one] for name, one in where.items()})
-    opened = opening.Opened(None)  # type: ignore[arg-type]
+    woken: Any = None
+    opened: Any = opening.Opened(woken)
     agents = [
         Speaks(f"h{at}", Greeting("", "", 1, 0, 0, "", {"eth1": f"10.0.0.{at}"}, [], 1, 0, True)) for at in range(hosts)
     ]
-    opened.agents = agents  # type: ignore[assignment]
+    opened.agents = agents
     monkeypatch.setattr(network, "own_addresses", lambda: {"eth1": "10.0.1.1"})
     opened.find_addresses("eth1")
     tries = Counter(name for one in agents for name in one.told[0].others)
@@ -624,19 +626,19 @@ def test_one_process_of_each_host_is_its_agent_and_more_of_them_offer_no_more(
 ) -> None:
     gathered = gathering()
     for attend in reversed(several):
-        gathered._admit(Speaks("", attend), attend)  # type: ignore[arg-type]
+        gathered._admit(Speaks("", attend), attend)
     gathered._name_hosts()
     assert gathered.hosts == tuple(Host(*one) for one in hosts.items())
     for name in hosts:
         gathered.start(name)
-    told = {rank: [word.processors for word in one.told] for rank, one in sorted(gathered.attendants.items())}  # type: ignore[attr-defined]
+    told = {rank: [word.processors for word in one.told] for rank, one in sorted(gathered.attendants.items())}
     assert told == {one.rank: [agents[one.rank]] if one.rank in agents else [] for one in several}
 
 
-def gathering(here: launched.Launched | None = None) -> meeting.Meeting:
+def gathering(here: launched.Launched | None = None) -> Any:
     """A meeting to which nobody has come yet."""
-    made = object.__new__(meeting.Meeting)
-    made._invitation, made.attendants, made._agents, made.restarts = SimpleNamespace(here=here), {}, {}, 0  # type: ignore[assignment]
+    made: Any = object.__new__(meeting.Meeting)
+    made._invitation, made.attendants, made._agents, made.restarts = SimpleNamespace(here=here), {}, {}, 0
     return made
 
 
@@ -645,14 +647,14 @@ def test_the_first_process_is_of_the_first_host_and_starts_its_agent(monkeypatch
     gathered = gathering(launched.launched(MPIRUN))
     for rank, where in ((1, "y"), (2, "x")):
         attend = attending(rank, 0, where, [0])
-        gathered._admit(Speaks("", attend), attend)  # type: ignore[arg-type]
+        gathered._admit(Speaks("", attend), attend)
     gathered._name_hosts()
     assert [one for one, _ in gathered._agents.values()] == [None, gathered.attendants[1]]
 
 
 def test_no_process_of_another_version_is_let_in() -> None:
     with pytest.raises(JobFailed, match=r"host n runs distbelief 0\.1, this is .*: install the same on all"):
-        gathering()._admit(Speaks(""), msgspec.structs.replace(attending(1, 0, "x", [0]), version="0.1"))  # type: ignore[arg-type]
+        gathering()._admit(Speaks(""), msgspec.structs.replace(attending(1, 0, "x", [0]), version="0.1"))
 
 
 def test_one_start_runs_one_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
