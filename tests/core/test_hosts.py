@@ -27,6 +27,8 @@ from distbelief.places.cluster.engines import RemoteShell
 from distbelief.places.cluster.hosts import Host, parse_hostfile, parse_hosts
 from distbelief.places.cluster.placement import HOME, HostSlots, Placement
 from distbelief.places.cluster.ray_cluster import RayInvitation
+from distbelief.places.cluster.shipping import list_data
+from distbelief.places.cluster.slurm import is_allocated
 from distbelief.places.cluster.words import AttendMeeting, Greeting, HostsReached, ReachHosts
 from distbelief.places.join.authority import Authority
 from distbelief.places.processes.processes import Hooks
@@ -217,6 +219,9 @@ def test_a_dry_run_shows_who_would_be_where_and_asks_nobody(capsys: pytest.Captu
         "host b, 1 slot: replica 3, shard 1, standby 0",
         "links: TLS, each role at a free port of its host's address, which is found when the job starts",
     ]
+    words = "train mnist allreduce --hosts a:1,b:1 --replicas 3 --oversubscribe --dry-run"
+    assert main.run(words.split()) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "host a, 1 slot: replica 0, replica 2"
     words = "train mnist allreduce --hosts a:3,b:2 --partitions 2 --dry-run"
     assert main.run(words.split()) == 0
     assert capsys.readouterr().out.splitlines()[1:3] == [
@@ -345,6 +350,26 @@ def test_inside_slurm_the_nodes_are_the_hosts(capsys: pytest.CaptureFixture[str]
 def test_what_means_nothing_inside_slurm_is_refused(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["train", "mnist", "downpour", *words.split(), "--dry-run"]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("allocation")
+def test_an_allocation_is_a_place_where_it_has_several_nodes_and_all_are_listed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert is_allocated(SLURM)
+    assert not is_allocated(SLURM | {"SLURM_JOB_NUM_NODES": "1"})
+    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "4(x3)")
+    assert main.run(["train", "mnist", "downpour", "--dry-run"]) == 2
+    assert "the nodes n[0-1] cannot be listed" in capsys.readouterr().err
+
+
+def test_no_more_than_256_mb_of_data_are_sent(tmp_path: Path) -> None:
+    (tmp_path / "data").touch()
+    os.truncate(tmp_path / "data", 256_000_000)
+    assert len(list_data(tmp_path)) == 1
+    (tmp_path / "more").write_text("1")
+    with pytest.raises(UsageError, match=r"holds 256 MB in 2 files, and at most 256 MB in 4096 are sent"):
+        list_data(tmp_path)
 
 
 def test_slurm_is_asked_for_where_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
@@ -524,11 +549,11 @@ class Greeted:
 @pytest.mark.parametrize(
     ("agent", "told"),
     [
-        (Greeted(opening.VERSION, 2 << 30, 0.1), []),
+        (Greeted(opening.VERSION, 1 << 30, 5.0), []),
         (Greeted("0.0.1", 2 << 30, 0.1), ["it runs distbelief 0.0.1, this is .*: install the same on all hosts"]),
         (Greeted(opening.VERSION, 2 << 30, 3600), ["its clock is 3600 s ahead: have it set by the network"]),
-        (Greeted(opening.VERSION, 2 << 30, -60), ["its clock is 60 s behind"]),
-        (Greeted(opening.VERSION, 100 << 20, 0.1), ["100 MB of memory are free: end what else runs there"]),
+        (Greeted(opening.VERSION, 2 << 30, -5.1), ["its clock is 5 s behind"]),
+        (Greeted(opening.VERSION, (1 << 30) - 1, 0.1), ["1023 MB of memory are free: end what else runs there"]),
     ],
 )
 def test_what_is_wrong_with_a_host_is_told_with_what_to_do(agent: Any, told: list[str]) -> None:

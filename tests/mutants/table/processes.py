@@ -183,6 +183,14 @@ MUTANTS = [
         seconds=15,
     ),
     Mutant(
+        "twice-as-many-data-are-sent",
+        SHIPPED,
+        "places/cluster/shipping.py",
+        "SHIP_LIMIT = 256_000_000",
+        "SHIP_LIMIT = 512_000_000",
+        (PLACED + "test_no_more_than_256_mb_of_data_are_sent",),
+    ),
+    Mutant(
         "data-are-sent-however-large",
         SHIPPED,
         "places/cluster/shipping.py",
@@ -648,6 +656,22 @@ MUTANTS = [
         "max(1, place.slots // partitions)",
         "max(1, place.slots)",
         (PLACED + "test_a_dry_run_shows_who_would_be_where_and_asks_nobody",),
+    ),
+    Mutant(
+        "no-host-is-oversubscribed-though-that-is-asked-for",
+        PLACES,
+        "places/cluster/cluster.py",
+        "servers, alone, oversubscribe=self.oversubscribe)",
+        "servers, alone)",
+        (PLACED + "test_a_dry_run_shows_who_would_be_where_and_asks_nobody",),
+    ),
+    Mutant(
+        "an-allocation-of-one-node-is-several-hosts",
+        PLACES,
+        "places/cluster/slurm.py",
+        'environment.get("SLURM_JOB_NUM_NODES", "1") != "1" and "SLURM_JOB_NODELIST" in environment',
+        '"SLURM_JOB_NODELIST" in environment',
+        (PLACED + "test_an_allocation_is_a_place_where_it_has_several_nodes_and_all_are_listed",),
     ),
     Mutant(
         "a-replica-begins-again-where-no-slot-is-left",
