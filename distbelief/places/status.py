@@ -184,10 +184,10 @@ def status(run: str | Path) -> Json:
         asked.settimeout(ASK_SECONDS)
         try:
             asked.connect(_address(run))
-            check_user(asked)
         except (ConnectionRefusedError, FileNotFoundError):
             return _ended(folder)
         try:
+            check_user(asked)
             data = b""
             while chunk := asked.recv(1 << 16):
                 data += chunk

@@ -6,10 +6,13 @@ import os
 import re
 import sys
 from collections import Counter
+from itertools import permutations, product
 from pathlib import Path
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,17 +21,23 @@ import distbelief as db
 from distbelief.cli import main
 from distbelief.core import roles
 from distbelief.errors import JobFailed, UsageError
-from distbelief.places.cluster import checking, launched, meeting, network, opening, tickets
+from distbelief.places.cluster import agent, checking, launched, meeting, network, opening, tickets
 from distbelief.places.cluster.cluster import Cluster
 from distbelief.places.cluster.engines import RemoteShell
 from distbelief.places.cluster.hosts import Host, parse_hostfile, parse_hosts
 from distbelief.places.cluster.placement import HOME, HostSlots, Placement
-from distbelief.places.cluster.words import Greeting
+from distbelief.places.cluster.ray_cluster import RayInvitation
+from distbelief.places.cluster.shipping import list_data
+from distbelief.places.cluster.slurm import is_allocated
+from distbelief.places.cluster.words import AttendMeeting, Greeting, HostsReached, ReachHosts
 from distbelief.places.join.authority import Authority
+from distbelief.places.processes.processes import Hooks
 from distbelief.sharding.mesh import Mesh
 from distbelief.strategies.base import servers
 
+ROOT = Path(__file__).parents[2]
 ALONE = ("coordinator", "evaluator")
+MANY = ",".join(f"n{number}" for number in range(4097))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +58,9 @@ def test_an_odd_hostfile_is_refused_with_its_line(text: str, told: str) -> None:
     assert told in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "a,", "a:x", "a,b,a:2", "-a", "a:0", "a b"])
+@pytest.mark.parametrize(
+    "text", ["", "a,", "a:x", "a,b,a:2", "-a", "a:0", "a:4097", "a b", MANY], ids=lambda text: text[:9]
+)
 def test_odd_hosts_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--hosts"):
         parse_hosts(text)
@@ -135,6 +146,61 @@ def test_more_replicas_than_slots_are_refused_but_where_that_is_asked_for() -> N
         Placement([HostSlots("a", 2, keeps=False)], Mesh(1), servers(1, 0), ALONE)
 
 
+@pytest.mark.parametrize("succeeds", [False, True], ids=["both begin again", "the standby is the shard"])
+@pytest.mark.parametrize("hosts", range(2, 6))
+def test_a_standby_is_never_on_its_shards_host_where_there_is_another(hosts: int, succeeds: bool) -> None:
+    """Whichever hosts are lost, one after the other; and at first no host has two servers more than another."""
+    sites = [HostSlots(f"h{at}", 1) for at in range(hosts)]
+    for shards, count in product(range(1, 8), range(hosts - 1)):
+        cast = servers(shards, 1)
+        for lost in permutations(range(hosts), count):
+            placement = Placement(sites, Mesh(1), cast, ALONE)
+            held = Counter(placement.where[role] for role in cast)
+            assert max(held.values()) - min(held[at] for at in range(hosts)) <= 1
+            for at in lost:
+                gone = [role for role in placement.on(at) if role in cast]
+                placement.lose(at)
+                begin = [roles.standby_of(role) if succeeds and role.startswith("shard") else role for role in gone]
+                for role, again in zip(gone, begin, strict=True):
+                    if role != again:
+                        placement.rename(again, role)
+                for role in begin:
+                    assert placement.again(role) not in lost[: lost.index(at) + 1]
+                assert not placement.beside, (shards, lost)
+                assert all(placement.where[roles.standby_of(one)] != placement.where[one] for one in servers(shards, 0))
+
+
+def test_shards_and_standbys_are_only_where_the_run_folder_is_seen_and_no_other_host_can_take_them() -> None:
+    placement = Placement(
+        [HostSlots(name, 2, keeps) for name, keeps in zip("abcd", (True, False, True, True), strict=True)],
+        Mesh(2), servers(6, 0), ALONE,
+    )  # fmt: skip
+    shards = servers(6, 0)
+    assert Counter(placement.where[shard] for shard in shards) == {0: 2, 2: 2, 3: 2}
+    assert placement.can_replace(0)
+    placement.lose(0)
+    assert [placement.again(shard) for shard in shards] == [2, 2, 3, 3, 2, 3]
+    placement.lose(2)
+    assert [placement.again(shard) for shard in shards] == [3] * 6
+    assert not placement.can_replace(3)
+    placement.lose(3)
+    assert [placement.again(shard) for shard in shards] == [None] * 6
+    alone = Placement([HostSlots("a", 1), HostSlots("b", 1, keeps=False)], Mesh(1), servers(1, 1), ALONE)
+    assert alone.lines()[3:] == [
+        "shard 0 and its standby are on one host, since no other sees the run folder: both die with it"
+    ]
+    assert Placement([HostSlots("a", 2, keeps=False)], Mesh(2), (), ALONE).on(0) == ["replica 0", "replica 1"]
+
+
+def test_replicas_are_spread_by_slots_and_all_of_one_begins_again_together_where_most_are_left() -> None:
+    sites = [HostSlots("a", 2), HostSlots("b", 4), HostSlots("c", 3)]
+    assert Counter(Placement(sites, Mesh(3), (), ()).where.values()) == {1: 1, 2: 1, 0: 1}
+    placement = Placement(sites, Mesh(1, 2), (), ())
+    assert placement.on(1) == ["replica 0.0", "replica 0.1"]
+    placement.lose(1)
+    assert [placement.again(role) for role in ("replica 0.0", "replica 0.1")] == [2, 2]
+
+
 def test_a_thousand_hosts_are_planned_in_two_seconds() -> None:
     text = "\n".join(f"node{number} slots=8" for number in range(1000))
     began = perf_counter()
@@ -153,6 +219,21 @@ def test_a_dry_run_shows_who_would_be_where_and_asks_nobody(capsys: pytest.Captu
         "host b, 1 slot: replica 3, shard 1, standby 0",
         "links: TLS, each role at a free port of its host's address, which is found when the job starts",
     ]
+    words = "train mnist allreduce --hosts a:1,b:1 --replicas 3 --oversubscribe --dry-run"
+    assert main.run(words.split()) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "host a, 1 slot: replica 0, replica 2"
+    words = "train mnist allreduce --hosts a:3,b:2 --partitions 2 --dry-run"
+    assert main.run(words.split()) == 0
+    assert capsys.readouterr().out.splitlines()[1:3] == [
+        "host a, 3 slots: replica 0.0, replica 0.1",
+        "host b, 2 slots: replica 1.0, replica 1.1",
+    ]
+
+
+def test_the_document_shows_what_a_dry_run_of_its_command_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    command, shown = re.findall(r"```\n(.*?)```", (ROOT / "docs" / "clusters.md").read_text(), re.DOTALL)[:2]
+    assert main.run([*command.split()[1:], "--dry-run"]) == 0
+    assert capsys.readouterr().out == shown
 
 
 @pytest.mark.parametrize(
@@ -271,6 +352,26 @@ def test_what_means_nothing_inside_slurm_is_refused(words: str, told: str, capsy
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("allocation")
+def test_an_allocation_is_a_place_where_it_has_several_nodes_and_all_are_listed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert is_allocated(SLURM)
+    assert not is_allocated(SLURM | {"SLURM_JOB_NUM_NODES": "1"})
+    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "4(x3)")
+    assert main.run(["train", "mnist", "downpour", "--dry-run"]) == 2
+    assert "the nodes n[0-1] cannot be listed" in capsys.readouterr().err
+
+
+def test_no_more_than_256_mb_of_data_are_sent(tmp_path: Path) -> None:
+    (tmp_path / "data").touch()
+    os.truncate(tmp_path / "data", 256_000_000)
+    assert len(list_data(tmp_path)) == 1
+    (tmp_path / "more").write_text("1")
+    with pytest.raises(UsageError, match=r"holds 256 MB in 2 files, and at most 256 MB in 4096 are sent"):
+        list_data(tmp_path)
+
+
 def test_slurm_is_asked_for_where_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["train", "mnist", "downpour", "--on", "slurm", "--dry-run"]) == 2
     assert "get one with salloc" in capsys.readouterr().err
@@ -315,6 +416,7 @@ def test_starts_are_told_apart_and_processes_of_one_are_not() -> None:
     assert other
     assert (first.name, first.cores) == (second.name, 3)
     assert first.name != other.name
+    assert tickets.ticket_path(first, "a") == tickets.ticket_path(second, "a") != tickets.ticket_path(other, "a")
 
 
 def test_roles_see_nothing_of_the_process_that_a_launcher_has_started() -> None:
@@ -447,11 +549,11 @@ class Greeted:
 @pytest.mark.parametrize(
     ("agent", "told"),
     [
-        (Greeted(opening.VERSION, 2 << 30, 0.1), []),
+        (Greeted(opening.VERSION, 1 << 30, 5.0), []),
         (Greeted("0.0.1", 2 << 30, 0.1), ["it runs distbelief 0.0.1, this is .*: install the same on all hosts"]),
         (Greeted(opening.VERSION, 2 << 30, 3600), ["its clock is 3600 s ahead: have it set by the network"]),
-        (Greeted(opening.VERSION, 2 << 30, -60), ["its clock is 60 s behind"]),
-        (Greeted(opening.VERSION, 100 << 20, 0.1), ["100 MB of memory are free: end what else runs there"]),
+        (Greeted(opening.VERSION, 2 << 30, -5.1), ["its clock is 5 s behind"]),
+        (Greeted(opening.VERSION, (1 << 30) - 1, 0.1), ["1023 MB of memory are free: end what else runs there"]),
     ],
 )
 def test_what_is_wrong_with_a_host_is_told_with_what_to_do(agent: Any, told: list[str]) -> None:
@@ -460,6 +562,189 @@ def test_what_is_wrong_with_a_host_is_told_with_what_to_do(agent: Any, told: lis
     assert len(report.problems) == len(told)
     for problem, pattern in zip(report.problems, told, strict=True):
         assert re.match(pattern, problem)
+
+
+class Speaks:
+    """An agent, or another process of a start, that keeps what it is told."""
+
+    def __init__(self, name: str, said: Any = None) -> None:
+        self.name, self.told = name, []
+        self.attend = self.greeting = said
+        self.line = self.bridge = self
+        self.printed, self.gone, self.over, self.told_to_end, self.address, self.reached = -1, "", False, "", "", None
+
+    def say(self, word: Any) -> None:
+        self.told.append(word)
+        if isinstance(word, ReachHosts):
+            self.reached = HostsReached({name: ["" for _ in where] for name, where in word.others.items()})
+
+    def find_mark(self) -> bool:
+        return True
+
+
+def test_no_host_of_another_version_takes_part() -> None:
+    woken: Any = None
+    opened: Any = opening.Opened(woken)
+    opened.agents = [Speaks("a", Greeted(opening.VERSION, 0, 0).greeting), Speaks("b", Greeted("0.1", 0, 0).greeting)]
+    with pytest.raises(UsageError, match=r"host b runs distbelief 0\.1, this is .*: install the same on all"):
+        opened.greet("")
+
+
+@pytest.mark.parametrize(("hosts", "others"), [(16, 15), (17, 2)])
+def test_each_host_is_tried_by_all_others_or_of_more_than_16_by_two_and_by_this_one(
+    hosts: int, others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "try_all", lambda where: {name: ["" for _ in one] for name, one in where.items()})
+    woken: Any = None
+    opened: Any = opening.Opened(woken)
+    agents = [
+        Speaks(f"h{at}", Greeting("", "", 1, 0, 0, "", {"eth1": f"10.0.0.{at}"}, [], 1, 0, True)) for at in range(hosts)
+    ]
+    opened.agents = agents
+    monkeypatch.setattr(network, "own_addresses", lambda: {"eth1": "10.0.1.1"})
+    opened.find_addresses("eth1")
+    tries = Counter(name for one in agents for name in one.told[0].others)
+    assert tries == {opening.HERE: hosts, **{one.name: others for one in agents}}
+    assert not any(one.name in one.told[0].others for one in agents)
+    with pytest.raises(UsageError, match="--interface eth0: this host has none of that name"):
+        opened.find_addresses("eth0")
+
+
+def test_a_host_sees_the_run_folder_where_it_sees_a_file_there(tmp_path: Path) -> None:
+    (tmp_path / "mark").touch()
+    assert [agent.greeting(1, str(tmp_path / name)).keeps for name in ("mark", "none")] == [True, False]
+
+
+@pytest.mark.parametrize(("device", "slots"), [("cpu", 3), ("cuda", 5)])
+def test_a_host_without_a_number_has_as_many_slots_as_cores_or_gpus(device: str, slots: int) -> None:
+    job, cluster = db.Job("digits", db.Downpour(replicas=2), device=device), Cluster(hosts="a,b:2")
+    attempt: Any = SimpleNamespace(folder=None)
+    make = cluster.make_processes(job, job.settings(), False, attempt)
+    greeting = Greeting("", "", 3, 5, 0, "", {}, [], 0, 0, False)
+    opened: Any = SimpleNamespace(
+        agents=[
+            SimpleNamespace(greeting=greeting),
+            SimpleNamespace(greeting=msgspec.structs.replace(greeting, keeps=True)),
+        ]
+    )
+    nobody: Any = Hooks(*[lambda *_: None] * 6, listens=False)
+    sites = make(nobody)._place(opened).sites
+    assert sites == (HostSlots("a", slots, False), HostSlots("b", 2, True))
+
+
+def attending(rank: int, local: int, network: str, processors: list[int], cores: int = 0) -> AttendMeeting:
+    return AttendMeeting(rank, local, network, "n", processors, cores, meeting.VERSION, 0)
+
+
+@pytest.mark.parametrize(
+    ("several", "hosts", "agents"),
+    [
+        ([attending(1, 1, "x", [1]), attending(2, 0, "x", [0])], {"n": 2}, {2: [0, 1]}),
+        ([attending(1, 0, "x", [0, 1]), attending(2, 1, "x", [0, 1])], {"n": 2}, {1: [0, 1]}),
+        ([attending(1, 0, "x", [0, 1], 3), attending(2, 1, "x", [0, 1], 3)], {"n": 3}, {1: [0, 1]}),
+        ([attending(1, 0, "y", [7]), attending(2, 0, "x", [0, 1])], {"n": 1, "n.2": 2}, {1: [7], 2: [0, 1]}),
+    ],
+    ids=["bound to one each", "several with the same", "slurm says how many", "hosts of one name"],
+)
+def test_one_process_of_each_host_is_its_agent_and_more_of_them_offer_no_more(
+    several: list[AttendMeeting], hosts: dict[str, int], agents: dict[int, list[int]]
+) -> None:
+    gathered = gathering()
+    for attend in reversed(several):
+        gathered._admit(Speaks("", attend), attend)
+    gathered._name_hosts()
+    assert gathered.hosts == tuple(Host(*one) for one in hosts.items())
+    for name in hosts:
+        gathered.start(name)
+    told = {rank: [word.processors for word in one.told] for rank, one in sorted(gathered.attendants.items())}
+    assert told == {one.rank: [agents[one.rank]] if one.rank in agents else [] for one in several}
+
+
+def gathering(here: launched.Launched | None = None) -> Any:
+    """A meeting to which nobody has come yet."""
+    made: Any = object.__new__(meeting.Meeting)
+    made._invitation, made.attendants, made._agents, made.restarts = SimpleNamespace(here=here), {}, {}, 0
+    return made
+
+
+def test_the_first_process_is_of_the_first_host_and_starts_its_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "network_identity", lambda: "x")
+    gathered = gathering(launched.launched(MPIRUN))
+    for rank, where in ((1, "y"), (2, "x")):
+        attend = attending(rank, 0, where, [0])
+        gathered._admit(Speaks("", attend), attend)
+    gathered._name_hosts()
+    assert [one for one, _ in gathered._agents.values()] == [None, gathered.attendants[1]]
+
+
+def test_no_process_of_another_version_is_let_in() -> None:
+    with pytest.raises(JobFailed, match=r"host n runs distbelief 0\.1, this is .*: install the same on all"):
+        gathering()._admit(Speaks(""), msgspec.structs.replace(attending(1, 0, "x", [0]), version="0.1"))
+
+
+def test_one_start_runs_one_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = launched.launched(MPIRUN)
+    assert start
+    monkeypatch.setattr(meeting, "_HELD", {start.name: SimpleNamespace(is_over=True)})
+    with pytest.raises(UsageError, match="for one job, and that is over: start it again for the next one"):
+        meeting.meet(start, str(tmp_path), "")
+
+
+def test_the_hosts_of_ray_are_the_nodes_that_have_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes] = []
+    task = SimpleNamespace(remote=lambda _, told: sent.append(told))
+    nodes = [
+        {
+            "NodeID": name,
+            "NodeManagerHostname": name,
+            "Alive": name != "dead",
+            "Resources": {"CPU": cores} if cores else {},
+        }
+        for name, cores in (("b", 2.0), ("dead", 4.0), ("a", 3.0), ("none", 0))
+    ]
+    ray: Any = SimpleNamespace(
+        init=lambda **_: None, nodes=lambda: nodes, put=lambda told: told, remote=lambda **_: lambda _: task
+    )
+    strategies: Any = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda *_, **__: None)
+    for name, module in (("ray", ray), ("ray.util", ray), ("ray.util.scheduling_strategies", strategies)):
+        monkeypatch.setitem(sys.modules, name, module)
+    invitation = RayInvitation("")
+    invitation.send(tickets.MeetingTicket([], Authority("a start").issue(meeting.ATTENDANT)))
+    starts = [msgspec.json.decode(told, type=tuple[launched.Launched, tickets.MeetingTicket])[0] for told in sent]
+    assert [(one.rank, one.cores) for one in starts] == [(1, 3), (2, 2)]
+    assert invitation.late([1, 2]).startswith("2 of the 2 nodes of Ray have not come (a, b)")
+    nodes[:] = [{**node, "Alive": False} for node in nodes]
+    with pytest.raises(UsageError, match="none of the cluster's nodes has processors"):
+        RayInvitation("")
+
+
+@pytest.mark.parametrize(("mode", "uid"), [(0o600, 1), (0o640, 0), (0o604, 0)])
+def test_a_ticket_that_is_not_its_readers_alone_is_refused(
+    tmp_path: Path, mode: int, uid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, own = tmp_path / "ticket", os.getuid()
+    path.touch(mode)
+    monkeypatch.setattr(os, "getuid", lambda: own + uid)
+    with pytest.raises(UsageError, match=rf"is of user {own}, mode {mode:o}; a ticket is of user {own + uid} alone"):
+        tickets.read_ticket_file(path)
+
+
+def test_a_ticket_is_written_for_its_owner_alone_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a folder gives every file a mode of its own."""
+    path, opens = tmp_path / "ticket", os.open
+    tickets._write(path, b"{}")
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.unlink()
+
+    def shared(path: Any, flags: int, *_: int) -> int:
+        made = opens(path, flags, 0o600)
+        os.fchmod(made, 0o640)
+        return made
+
+    monkeypatch.setattr(os, "open", shared)
+    with pytest.raises(UsageError, match="keeps no file for its owner alone, and a ticket must be one"):
+        tickets._write(path, b"{}")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_of_data_is_of_a_task(capsys: pytest.CaptureFixture[str]) -> None:

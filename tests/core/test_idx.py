@@ -68,6 +68,16 @@ def test_another_file_is_refused_by_name(tmp_path: Path, content: bytes, says: s
     assert "put the original file there" in str(caught.value)
 
 
+def test_a_file_that_was_packed_small_is_read_and_one_over_the_limit_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(gzip.compress(idx(10**5, 2, 3, data=bytes(6 * 10**5))))
+    assert read_idx(tmp_path / "file", (2, 3)).shape == (10**5, 2, 3)
+    monkeypatch.setattr("distbelief.tasks.data.idx.BYTES_LIMIT", 6 * 10**5 - 1)
+    with pytest.raises(DataError, match="promises 600000 bytes of data, but the limit is 599999"):
+        read_idx(tmp_path / "file", (2, 3))
+
+
 def test_no_memory_is_taken_for_a_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(np, "empty", lambda *_: pytest.fail("memory taken"))
     for number, content in enumerate(

@@ -83,7 +83,7 @@ def opened(files: tuple[io.BytesIO, io.BytesIO]) -> Journal:
     return Journal(*(io.BytesIO(file.getvalue()) for file in files))
 
 
-EVENTS = (Go(), Lost("it ended", 3), Saved(2, "", "/run/2"), Woke(HoldOver(3)))
+EVENTS = (Go(), Lost("\0" * 40, 3), Saved(2, "", "/run/2"), Woke(HoldOver(3)))
 
 
 def written(memory: bytes) -> tuple[io.BytesIO, io.BytesIO]:

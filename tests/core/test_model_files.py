@@ -99,13 +99,33 @@ def test_what_is_forged_with_its_checksum_is_refused_or_of_the_shapes_it_says(mo
     assert refused > 200
 
 
-def header(**changes: Any) -> bytes:
-    """A file of one tensor of two values, its header changed."""
+def header(*more: dict[str, Any], aliases: dict[str, str] | None = None, **changes: Any) -> bytes:
+    """A file of one tensor of two values, its header changed, and perhaps more of them that take no bytes."""
     entry = {"name": "a", "dtype": 0, "shape": (2,), "kept": None, "bits": 0, "precision": 0, "where": 0, "what": 8}
-    told = files._Header("digits", False, (files._Entry(**{**entry, **changes}),), {})
+    own = [{**entry, **changes}, *({**entry, "kept": 0, "what": 0, **one} for one in more)]
+    told = files._Header("digits", False, tuple(files._Entry(**one) for one in own), aliases or {})
     text = msgspec.msgpack.encode(told)
     body = files.MAGIC + len(text).to_bytes(4, "little") + text + bytes(8)
     return body + files.zlib.crc32(body).to_bytes(4, "little")
+
+
+LARGE = {"shape": (files.VALUES_LIMIT // 2 + 1,)}
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (header({"shape": (1,)}), "'a' is there twice"),
+        (header({**LARGE, "name": "b"}, {**LARGE, "name": "c"}), "'c' is there twice, or makes more than"),
+        (header(aliases={"b": "c"}), "'b' is a further name of no tensor"),
+        (header(aliases={"a": "a"}), "'a' is a further name of no tensor"),
+    ],
+    ids=["twice", "too many values", "a name of none", "a name of two"],
+)
+def test_tensors_that_cannot_be_together_are_refused(data: bytes, told: str) -> None:
+    assert set(decoded(header({**LARGE, "name": "b"}, aliases={"c": "b"}), "it").tensors) == {"a", "b"}
+    with pytest.raises(DataError, match=told):
+        decoded(data, "it")
 
 
 @pytest.mark.parametrize(
@@ -119,6 +139,10 @@ def header(**changes: Any) -> bytes:
         ({"bits": 13}, "is said to be"),
         ({"bits": 4, "precision": 1}, "is said to be"),
         ({"kept": 3}, "is said to be"),
+        ({"kept": -1}, "is said to be"),
+        ({"dtype": files.DTYPES.index("int64"), "bits": 4}, "is said to be"),
+        ({"where": 4, "what": 4}, "is said to be"),
+        ({"kept": 2, "where": -8, "what": 16}, "is said to be"),
         ({"where": -8, "what": 16}, "is said to be"),
         ({"what": 9}, "ends too early"),
         ({"what": 7}, "2 values of float32 in 7 bytes"),
@@ -137,6 +161,7 @@ def test_a_header_that_lies_is_refused_before_anything_is_made_of_it(changes: di
     [
         (b"", "begins with b''"),
         (b"PK\x03\x04" + bytes(99), "begins with b'PK"),
+        (b"DBZ2" + bytes(99), "begins with b'DBZ2'"),
         (files.MAGIC + b"\xff\xff\xff\xff" + bytes(99), "a header of 4,294,967,295"),
     ],
 )
@@ -144,6 +169,18 @@ def test_a_foreign_file_is_refused(data: bytes, told: str, tmp_path: Path) -> No
     (tmp_path / "it.dbz").write_bytes(data)
     with pytest.raises(DataError, match=rf"it\.dbz: .*{told}"):
         db.load(tmp_path / "it.dbz")
+
+
+def test_a_file_over_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "it.dbz").write_bytes(header())
+    monkeypatch.setattr(files, "FILE_LIMIT", len(header()))
+    assert read(tmp_path / "it.dbz").task == "digits"
+    monkeypatch.setattr(files, "FILE_LIMIT", len(header()) - 1)
+    with pytest.raises(DataError, match="bytes long; at most"):
+        read(tmp_path / "it.dbz")
+    monkeypatch.setattr(files, "HEADER_LIMIT", 9)
+    with pytest.raises(DataError, match="and a header of"):
+        decoded(header(), "it")
 
 
 def test_there_is_no_such_file(tmp_path: Path) -> None:

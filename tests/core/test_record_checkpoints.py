@@ -20,7 +20,8 @@ from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import Portion, Position
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import CheckpointError, LocalProtocolError
-from distbelief.record.checkpoints import Checkpoints, read_manifest
+from distbelief.record.checkpoints import FORMAT, Checkpoints, read_manifest
+from distbelief.record.model_file import HEADER_LIMIT, stored
 from distbelief.record.restore import load_part, load_weights
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Piece, Range, Tensor, lay_out
@@ -361,6 +362,70 @@ def test_another_optimizer_or_model_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("data", "samples", "replicas", "message"),
+    [
+        ({}, 101, 2, "was made with 100 training samples, this job has 101: .* use 100"),
+        ({"order": "shuffled"}, 100, 2, "was made with sequential order of the samples, this job has shuffled"),
+        ({"batch_size": 7}, 100, 2, "was made with 64 samples in a minibatch, this job has 7"),
+        ({}, 100, 3, "was made with 2 replicas, each with a part of the data, this job has 3"),
+    ],
+)
+def test_a_job_whose_data_would_come_in_another_order_does_not_go_on(tmp_path, data, samples, replicas, message):
+    def plan(samples, replicas, **data):
+        whole, replace = plan_of(2), msgspec.structs.replace
+        own = replace(whole.settings.data, **{"order": "sequential", **data})
+        return replace(whole, settings=replace(whole.settings, replicas=replicas, data=own), samples=samples)
+
+    path, _, _ = saved(tmp_path, plan(100, 2))
+    with pytest.raises(CheckpointError, match=message):
+        load_part(path, plan(samples, replicas, **data), 0)
+
+
+def test_other_replicas_go_on_where_the_data_are_not_cut_for_them(tmp_path):
+    plan = plan_of(2)
+    path, flat, arrays = saved(tmp_path, plan)
+    now = msgspec.structs.replace(plan, settings=msgspec.structs.replace(plan.settings, replicas=7))
+    same(load_part(path, now, 0)[0], part_of(now, 0, flat, arrays))
+
+
+@pytest.mark.parametrize("more", [-16, 16])
+@pytest.mark.parametrize("name", ["vector.moving", "vector.frozen"])
+def test_a_part_that_is_longer_or_shorter_than_the_plan_fails_the_commit(tmp_path, name, more):
+    plan, store = plan_of(1), Checkpoints(tmp_path)
+    arrays = part_of(plan, 0, *whole(plan, "sgd"))
+    arrays[name] = torch.zeros(len(arrays[name]) + more, dtype=torch.uint8)
+    store.save_part(1, "shard-0", arrays, {})
+    with pytest.raises(CheckpointError, match=f"{name} of shard-0.safetensors has {len(arrays[name])} bytes where"):
+        store.commit(1, plan, POSITION, 0)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda arrays: {name: one for name, one in arrays.items() if name != "master.0"}, "master.0 is missing in a"),
+        (lambda arrays: {**arrays, "state.0.age": torch.zeros(3)}, r"state.0.age has shapes \[\[64\], \[3\]\]"),
+    ],
+    ids=["a master is missing", "a state is too short"],
+)
+def test_a_part_that_does_not_hold_what_its_shard_does_is_corrupt(tmp_path, other, message):
+    tensors, store = [Tensor("a", (128,), "bfloat16")], Checkpoints(tmp_path)
+    plan = plan_of(2, tensors)
+    parts = [part_of(plan, shard, *numbered(plan)) for shard in range(2)]
+    for shard, arrays in enumerate((parts[0], other(parts[1]))):
+        store.save_part(1, f"shard-{shard}", arrays, {})
+    path = store.commit(1, plan, POSITION, 0)
+    with pytest.raises(CheckpointError, match=message):
+        load_part(path, plan_of(1, tensors), 0)
+
+
+def test_no_header_is_read_that_says_to_be_longer_than_may_be(tmp_path):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes((HEADER_LIMIT + 1).to_bytes(8, "little"))
+    with pytest.raises(CheckpointError, match=f"begins with a header of {HEADER_LIMIT + 1} bytes"):
+        stored(path)
+
+
+@pytest.mark.parametrize(
     ("tensors", "message"),
     [
         ((*TENSORS, Tensor("new", (1,), "float32")), "has no tensor 'new', which the model has; name"),
@@ -432,10 +497,11 @@ def test_another_format_and_a_shard_file_gone_are_told(tmp_path, good):
     (path / "shard-1.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"shard-1.safetensors is corrupt.*next older checkpoint"):
         load_part(path, plan_of(2, optimizer="adam"), 1)
-    body = msgspec.json.encode({"format": 99})
-    (path / "manifest.json").write_bytes(b'{"crc32":%d,"manifest":%s}' % (zlib.crc32(body), body))
-    with pytest.raises(CheckpointError, match="format 99"):
-        read_manifest(path)
+    for version in (FORMAT - 1, FORMAT + 1):
+        body = msgspec.json.encode({"format": version})
+        (path / "manifest.json").write_bytes(b'{"crc32":%d,"manifest":%s}' % (zlib.crc32(body), body))
+        with pytest.raises(CheckpointError, match=f"format {version}"):
+            read_manifest(path)
 
 
 def fill_disk(monkeypatch, call):
@@ -499,7 +565,8 @@ def test_shards_of_nothing_save_and_load(tmp_path):
     assert math.prod(load_weights(path, plan.layout)["w"].shape) == 40
 
 
-def test_a_manifest_that_names_more_parts_than_shards_is_corrupt(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_manifest_that_names_other_parts_than_its_shards_is_corrupt(tmp_path: Path, count: int) -> None:
     store, plan = Checkpoints(tmp_path), plan_of(2)
     arrays = [{"vector.moving": torch.zeros(own.moving.size, dtype=torch.uint8),
         "vector.frozen": torch.zeros(own.frozen.size, dtype=torch.uint8)}
@@ -508,10 +575,10 @@ def test_a_manifest_that_names_more_parts_than_shards_is_corrupt(tmp_path: Path)
         store.save_part(1, f"shard-{index}", own, {})
     manifest = store.commit(1, plan, POSITION, 0) / "manifest.json"
     inner = msgspec.json.decode(manifest.read_bytes())["manifest"]
-    inner["parts"].append(inner["parts"][0])
+    inner["parts"] = [*inner["parts"], inner["parts"][0]][:count]
     body = msgspec.json.encode(inner)
     manifest.write_bytes(b'{"crc32":%d,"manifest":%s}' % (zlib.crc32(body), body))
-    with pytest.raises(CheckpointError, match="names 3 parts of 2 shards"):
+    with pytest.raises(CheckpointError, match=f"names {count} parts of 2 shards"):
         load_part(manifest.parent, plan, 0)
 
 

@@ -103,6 +103,27 @@ def test_a_job_that_comes_second_takes_nothing_away(tmp_path: Path) -> None:
     assert not first.gone
 
 
+@pytest.mark.parametrize("taken", [False, True], ids=["deleted", "another job's"])
+def test_a_folder_that_is_gone_is_seen_and_made_again_where_no_other_job_has_made_it(
+    tmp_path: Path, taken: bool
+) -> None:
+    folder, other = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.lock()
+    assert not folder.gone
+    folder.path.rename(tmp_path / "aside")
+    assert folder.gone
+    if taken:
+        other.path.mkdir()
+        other.lock()
+        assert folder.gone
+        with pytest.raises(UsageError, match="is the run folder of a job that is running"):
+            folder.make_again({})
+    else:
+        folder.make_again({"seed": 3})
+        assert (folder.gone, other.locked, other.read_job()) == (False, True, {"seed": 3})
+
+
 HOLDER = """
 import os, pathlib, sys
 from distbelief.record.folder import RunFolder

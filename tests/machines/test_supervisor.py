@@ -505,9 +505,20 @@ def test_without_a_host_that_cannot_be_spared_the_job_ends_in_peace(
     before: tuple[Any, ...], event: Interruption
 ) -> None:
     told = Told().training()
+    told.say(HOLDS)
     for one in before:
         told.at(0.5, one) if isinstance(one, Interruption) else told.say(one)
     assert words(told.at(1.0, event)) == [Interrupt(event.why)]
+
+
+def test_neither_the_rest_of_a_replica_that_goes_nor_a_standby_on_the_same_host_spares_it() -> None:
+    alone = Told("coordinator", "replica 0.0", "replica 0.1").training()
+    event = Interruption("SIGTERM", "n1", (("replica 0.0", 0),), within=5.0)
+    assert words(alone.at(1.0, event)) == [Interrupt("SIGTERM")]
+    told = Told().training()
+    told.say(HOLDS)
+    event = msgspec.structs.replace(GOES, lives=(*GOES.lives, ("standby 0", 0)))
+    assert words(told.at(1.0, event)) == [Interrupt(GOES.why)]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any
 
 import damped_downpour
 import jobs
+import msgspec
 import pytest
 
 from distbelief.core import records
@@ -21,7 +22,7 @@ from distbelief.core.optimizer import optim
 from distbelief.core.records import Record
 from distbelief.errors import JobFailed
 from distbelief.places import status
-from distbelief.places.join import join_server
+from distbelief.places.join import guest, join_server
 from distbelief.places.processes.local import Local
 from distbelief.strategies import Allreduce, Bounded, Downpour, Strategy, Synchronous
 
@@ -371,6 +372,18 @@ def test_a_ticket_that_is_none_or_of_a_job_that_is_over_says_so(tmp_path: Path) 
     with pytest.raises(JobFailed, match=f"the job at 127.0.0.1:{port} does not answer"):
         join_server.ask(join_server.Ticket("job", "127.0.0.1", port, "", None), join_server.JoinRequest("job", ""))
     assert monotonic() - began < SECONDS
+
+
+def test_only_the_same_user_has_a_guest_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, own = tmp_path / join_server.TICKET, os.getuid()
+    ticket = join_server.Ticket(f"job of {os.getpid()}", "", 1, "", None)
+    path.write_bytes(msgspec.json.encode(ticket))
+    listener = guest._open_leave_listener(ticket)
+    assert listener
+    with listener:
+        assert (guest.leave(str(path)), guest._is_ours(listener)) == (1, True)
+        monkeypatch.setattr(os, "getuid", lambda: own + 1)
+        assert (guest.leave(str(path)), guest._is_ours(listener)) == (0, False)
 
 
 def test_a_guest_of_another_version_is_told_so(

@@ -54,6 +54,47 @@ def test_who_has_the_ticket_is_let_in_and_who_guesses_or_is_of_another_job_is_no
     assert len(opened.admitted) == 1
 
 
+def test_who_runs_another_version_is_not_let_in(tmp_path: Path) -> None:
+    opened = Opened(tmp_path, None)
+    try:
+        for version, called in (("", "older"), ("0.0.1", "0.0.1")):
+            with socket.create_connection((opened.ticket.host, opened.ticket.port), 10) as link:
+                join_server._say(link, JoinRequest("job", opened.ticket.secret, version=version))
+                answer = join_server._answers.decode(join_server._hear(link, 1000))
+            told = f"it runs distbelief {join_server.VERSION}, this is {called}: install the same everywhere"
+            assert answer == JoinRefusal(told)
+        assert opened.admitted == []
+    finally:
+        opened.server.close()
+
+
+def test_of_more_than_may_be_served_at_once_who_has_taken_longest_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(join_server, "CROWD", 2)
+    monkeypatch.setattr(join_server, "PATIENCE", 60.0)
+    opened = Opened(tmp_path, None)
+    with contextlib.ExitStack() as closing:
+        closing.callback(opened.server.close)
+        where = opened.ticket.host, opened.ticket.port
+        first, *others = [closing.enter_context(socket.create_connection(where, 10)) for _ in range(3)]
+        assert first.recv(1) == b""
+        for one in others:
+            one.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                one.recv(1)
+
+
+def test_no_word_is_longer_than_its_limit() -> None:
+    for length, why in ((8, "the link was closed"), (9, "a word of 9 bytes is over the limit of 8")):
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                theirs.sendall(join_server._LENGTH.pack(length))
+            with pytest.raises(ConnectionError, match=why):
+                join_server._hear(ours, 8)
+
+
 OTHERS = Authority("job").issue(join_server.GUEST)
 WRONG: dict[str, Identity] = {
     "the certificate of a replica": AUTHORITY.issue("replica 1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 
@@ -12,14 +13,14 @@ from distbelief.core import roles, wire
 from distbelief.core.conversations.pushing import Fetched, Push
 from distbelief.core.effects import Arrival
 from distbelief.core.messages import Hello, Version
-from distbelief.errors import LocalProtocolError
+from distbelief.errors import JobFailed, LocalProtocolError
 from distbelief.sharding.layout import Range
 from distbelief.transport.shared import SharedEndpoint
 
 NONE = Version(0, 0)
 
 
-def test_shared_memory_that_is_not_there_or_can_shrink_is_refused() -> None:
+def test_shared_memory_that_is_not_there_or_can_shrink_or_is_more_than_one_is_refused() -> None:
     shard = SharedEndpoint("shard 0", "job")
     told: list[Arrival] = []
     shard.deliver = told.append
@@ -28,20 +29,39 @@ def test_shared_memory_that_is_not_there_or_can_shrink_is_refused() -> None:
     small, unsealed = os.memfd_create("small", os.MFD_ALLOW_SEALING), os.memfd_create("unsealed")
     os.ftruncate(small, 4096)
     os.ftruncate(unsealed, 8192)
+    sealed = os.memfd_create("sealed", os.MFD_ALLOW_SEALING)
+    os.ftruncate(sealed, 8192)
+    fcntl.fcntl(sealed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     try:
-        for fds in ([], [small], [unsealed]):
+        for fds in ([], [small], [unsealed], [sealed, sealed]):
             with socket.socket(socket.AF_UNIX) as bad:
-                bad.settimeout(30)
                 bad.connect("\0" + address.removeprefix("unix:@"))
                 socket.send_fds(bad, [lends], fds)
                 for _ in range(2):  # the link, and then its introduction
                     shard.poll(0)
+                bad.setblocking(False)
                 assert bad.recv(1) == b""
         assert told == []
     finally:
+        os.close(sealed)
         os.close(small)
         os.close(unsealed)
         shard.close()
+
+
+def test_a_process_of_another_user_is_let_in_by_neither_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard, replica, own = SharedEndpoint("shard 0", "job"), SharedEndpoint("replica 0", "job"), os.getuid()
+    address = shard.listen()
+    monkeypatch.setattr(os, "getuid", lambda: own + 1)
+    with pytest.raises(JobFailed, match=f"runs as user {own}, this one as {own + 1}; run both as one user"):
+        replica.connect("shard 0", address)
+    with socket.socket(socket.AF_UNIX) as bad:
+        bad.connect("\0" + address.removeprefix("unix:@"))
+        shard.poll(0)
+        bad.setblocking(False)
+        assert bad.recv(1) == b""
+    replica.close()
+    shard.close()
 
 
 def test_a_push_from_outside_the_shared_memory_is_refused() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from distbelief.cli import main
 from distbelief.core import records
-from distbelief.errors import UsageError
+from distbelief.errors import JobFailed, UsageError
 from distbelief.places import status
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.processes.local import Local
@@ -147,6 +147,24 @@ def test_the_command(tmp_path: Path, watch: jobs.Watch, capsys: pytest.CaptureFi
     ):
         assert main.run(line) == 2
     assert "did you mean --watch" in capsys.readouterr().err
+
+
+def test_nobody_but_the_same_user_asks_and_nobody_else_is_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job.json").write_text("{}")
+    server, own = status.StatusServer(tmp_path, lambda: 0, lambda _: {}), os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: own + 1)
+    monkeypatch.setattr(status, "ASK_SECONDS", 0.1)
+    with pytest.raises(JobFailed, match=f"runs as user {own}, this one as {own + 1}; run both as one user"):
+        status.status(tmp_path)
+    server.serve(ready=True)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.connect(status._address(tmp_path))
+        server.serve(ready=True)
+        other.setblocking(False)
+        assert other.recv(1) == b""
+    server.close()
 
 
 def test_a_job_that_was_killed_says_so(tmp_path: Path) -> None:

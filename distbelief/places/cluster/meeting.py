@@ -325,17 +325,15 @@ def _reach(ticket: MeetingTicket) -> tuple[TlsSocket | None, str]:
 
 def _connect(where: str, identity: Identity) -> TlsSocket:
     host, _, port = where.rpartition(":")
-    connection = socket.create_connection((host, int(port)), GREET_SECONDS)
-    try:
-        far = context(ssl.PROTOCOL_TLS_CLIENT, identity).wrap_socket(connection)
+    with contextlib.ExitStack() as closing:
+        connection = closing.enter_context(socket.create_connection((host, int(port)), GREET_SECONDS))
+        far = closing.enter_context(context(ssl.PROTOCOL_TLS_CLIENT, identity).wrap_socket(connection))
         assert isinstance(far, TlsSocket)
         far.greet()
         if far.peer != roles.SUPERVISOR:
             raise PermissionError(f"the certificate there is of {far.peer!r}")
-    except BaseException:
-        connection.close()
-        raise
-    keep_alive(far)
+        keep_alive(far)
+        closing.pop_all()
     return far
 
 

@@ -154,7 +154,6 @@ class Placement:
     def lose(self, at: int) -> None:
         """A host is gone, with all that was there."""
         self._lost.add(at)
-        self._loads[at] = self._servers[at] = 0
 
     def can_replace(self, at: int) -> bool:
         """Whether the shards of a host could begin again on another."""

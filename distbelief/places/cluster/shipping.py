@@ -27,7 +27,7 @@ from distbelief.places.cluster.words import (
     OfferData,
 )
 
-SHIP_LIMIT = 256 << 20
+SHIP_LIMIT = 256_000_000
 """Most bytes of data that are sent to a host."""
 MOST_FILES = 1 << 12
 """Most of them, with their folders."""

@@ -30,6 +30,15 @@ ON_THE_WIRE = TLS_TESTS + "test_whatever_the_roles_of_a_job_say_to_each_other_is
 HIDDEN = TLS_TESTS + "test_keys_and_tickets_are_in_no_file_on_no_command_line_and_in_no_environment"
 
 ENCRYPTED, ENCRYPTED_TESTS = "Gradients over encrypted links", "tests/processes/test_links.py::"
+USERS = "At every Unix socket of a job"
+HELLO = "A link begins with an introduction"
+SECURE = "tests/core/test_secure.py::"
+OTHER_USER = "tests/processes/test_shared.py::test_a_process_of_another_user_is_let_in_by_neither_end"
+OTHER_STATUS = "tests/processes/test_status.py::test_nobody_but_the_same_user_asks_and_nobody_else_is_believed"
+OTHER_LEAVES = JOIN + "test_only_the_same_user_has_a_guest_leave"
+CLOCKS = SECURE + "test_a_certificate_holds_from_a_day_ahead_for_30_days"
+PARTS = SECURE + "test_a_guest_is_given_a_replica_that_nobody_has_had_or_the_next_life_of_its_own"
+
 MUTANTS = [
     Mutant(
         "what-crosses-is-written-over-while-it-is-read",
@@ -379,6 +388,15 @@ MUTANTS = [
         seconds=70,
     ),
     Mutant(
+        "a-join-server-serves-any-number-at-once",
+        STRANGERS,
+        "places/join/join_server.py",
+        "if len(self._visitors) > CROWD:",
+        "if len(self._visitors) < 0:",
+        (JOIN_SERVER + "test_of_more_than_may_be_served_at_once_who_has_taken_longest_goes",),
+        seconds=15,
+    ),
+    Mutant(
         "a-ticket-has-the-jobs-strategy-imported",
         IMPORTS,
         "places/join/join_server.py",
@@ -390,6 +408,17 @@ MUTANTS = [
         (
             JOIN + "test_a_guest_names_the_jobs_strategy_where_it_is_of_nobody_here",
             JOIN + "test_a_guest_names_a_strategy_from_outside_the_package_and_a_ticket_imports_nothing",
+        ),
+    ),
+    Mutant(
+        "settings-have-a-strategy-imported-that-is-not-known",
+        IMPORTS,
+        "core/settings.py",
+        "if not isinstance(name, str) or name not in _known:",
+        'if not isinstance(name, str) or (name not in _known and __import__(name.partition(":")[0])):',
+        (
+            "tests/core/test_wire.py::"
+            "test_settings_of_a_strategy_that_is_not_known_here_are_the_peers_error_and_nothing_is_imported",
         ),
     ),
     Mutant(
@@ -541,5 +570,208 @@ MUTANTS = [
         "    if spec.identity and not spec.advertise:\n",
         (ENCRYPTED_TESTS + "test_a_job_whose_links_are_encrypted_has_no_process_group",),
         seconds=20,
+    ),
+    Mutant(
+        "any-user-of-the-machine-is-let-in",
+        USERS,
+        "transport/secure.py",
+        "    if uid != os.getuid():",
+        "    if uid < 0:",
+        (SECURE + "test_at_a_unix_socket_only_a_process_of_the_same_user_is_let_in",),
+    ),
+    Mutant(
+        "a-link-of-another-user-is-taken",
+        USERS,
+        "transport/shared.py",
+        "        check_user(connection)\n        return connection",
+        "        return connection",
+        (OTHER_USER,),
+    ),
+    Mutant(
+        "a-link-to-another-user-is-opened",
+        USERS,
+        "transport/shared.py",
+        "            connection.connect(_name(address))\n            check_user(connection)\n",
+        "            connection.connect(_name(address))\n",
+        (OTHER_USER,),
+        seconds=15,
+    ),
+    Mutant(
+        "another-user-is-told-the-status",
+        USERS,
+        "places/status.py",
+        "            check_user(client)\n",
+        "            pass\n",
+        (OTHER_STATUS,),
+    ),
+    Mutant(
+        "a-status-that-another-user-tells-is-believed",
+        USERS,
+        "places/status.py",
+        "            check_user(asked)\n",
+        "",
+        (OTHER_STATUS,),
+    ),
+    Mutant(
+        "another-user-has-a-guest-leave",
+        USERS,
+        "places/join/guest.py",
+        "            check_user(client)\n",
+        "            pass\n",
+        (OTHER_LEAVES,),
+    ),
+    Mutant(
+        "a-guest-of-another-user-is-asked-to-leave",
+        USERS,
+        "places/join/guest.py",
+        "            check_user(asking)\n",
+        "",
+        (OTHER_LEAVES,),
+    ),
+    Mutant(
+        "what-else-a-peer-hands-over-is-kept",
+        HELLO,
+        "transport/shared.py",
+        "            if len(link.fds) != 1:",
+        "            if not link.fds:",
+        (
+            "tests/processes/test_shared.py::test_shared_memory_that_is_not_there_or_can_shrink_or_is_more_than_one_is_refused",
+        ),
+    ),
+    Mutant(
+        "a-link-of-another-job-is-taken",
+        HELLO,
+        "transport/link.py",
+        "    if message.job != job:",
+        "    if not message.job:",
+        (SECURE + "test_who_may_not_link_is_refused_with_the_reason",),
+    ),
+    Mutant(
+        "a-role-is-linked-to-itself",
+        HELLO,
+        "transport/link.py",
+        "if not message.role or message.role == role or",
+        "if not message.role or",
+        (SECURE + "test_who_may_not_link_is_refused_with_the_reason",),
+    ),
+    Mutant(
+        "a-link-that-looks-for-another-life-is-taken",
+        HELLO,
+        "transport/link.py",
+        "    if message.peer not in (-1, incarnation):",
+        "    if message.peer > incarnation:",
+        (SECURE + "test_who_may_not_link_is_refused_with_the_reason",),
+    ),
+    Mutant(
+        "a-vector-may-begin-anywhere",
+        HELLO,
+        "transport/link.py",
+        "        and 0 <= message.start <= VECTOR_LIMIT\n",
+        "",
+        (SECURE + "test_who_may_not_link_is_refused_with_the_reason",),
+    ),
+    Mutant(
+        "a-peer-may-lend-any-number-of-slots",
+        HELLO,
+        "transport/link.py",
+        "        and 0 <= message.parameters <= SLOTS_LIMIT\n",
+        "",
+        (SECURE + "test_who_may_not_link_is_refused_with_the_reason",),
+    ),
+    Mutant(
+        "the-same-life-may-link-again",
+        HELLO,
+        "transport/link.py",
+        "message.incarnation <= old.hello.incarnation",
+        "message.incarnation < old.hello.incarnation",
+        (SECURE + "test_who_may_not_link_is_refused_with_the_reason",),
+    ),
+    Mutant(
+        "a-link-that-was-opened-here-is-replaced",
+        HELLO,
+        "transport/link.py",
+        "(old.hello.incarnation < 0 or message.incarnation <= old.hello.incarnation)",
+        "message.incarnation <= old.hello.incarnation",
+        (SECURE + "test_who_may_not_link_is_refused_with_the_reason",),
+    ),
+    Mutant(
+        "certificates-hold-for-years",
+        TLS,
+        "places/join/authority.py",
+        "LIFETIME = timedelta(days=30)",
+        "LIFETIME = timedelta(days=3000)",
+        (CLOCKS,),
+    ),
+    Mutant(
+        "clocks-of-two-machines-have-to-agree",
+        TLS,
+        "places/join/authority.py",
+        "_SKEW = timedelta(days=1)",
+        "_SKEW = timedelta(seconds=1)",
+        (CLOCKS,),
+    ),
+    Mutant(
+        "who-opens-a-link-believes-any-certificate",
+        TLS,
+        "transport/secure.py",
+        "made.verify_mode = ssl.CERT_REQUIRED",
+        "made.verify_mode = ssl.CERT_REQUIRED if purpose == ssl.PROTOCOL_TLS_SERVER else ssl.CERT_NONE",
+        (SECURE + "test_neither_end_believes_a_certificate_that_is_not_of_the_jobs_authority",),
+    ),
+    Mutant(
+        "the-ticket-of-another-job-will-do",
+        TICKET,
+        "places/join/join_server.py",
+        "\n                and request.job == self.ticket.job",
+        "",
+        (JOIN_SERVER + "test_who_has_the_ticket_is_let_in_and_who_guesses_or_is_of_another_job_is_not",),
+    ),
+    Mutant(
+        "a-guest-of-any-version-is-let-in",
+        TICKET,
+        "places/join/join_server.py",
+        "same, theirs = request.version == VERSION,",
+        "same, theirs = True,",
+        (JOIN_SERVER + "test_who_runs_another_version_is_not_let_in",),
+    ),
+    Mutant(
+        "a-guest-tells-its-ticket-to-any-role",
+        TICKET,
+        "places/join/join_server.py",
+        "if connection.peer != roles.SUPERVISOR:",
+        "if not connection.peer:",
+        (JOIN_SERVER + "test_a_guest_gives_its_ticket_to_nobody_but_the_gate_of_its_job",),
+    ),
+    Mutant(
+        "a-guest-is-given-the-part-of-another",
+        TICKET,
+        "places/join/join_server.py",
+        "if self._lives.get(request.role) != request.incarnation:",
+        "if request.role not in self._lives:",
+        (PARTS,),
+    ),
+    Mutant(
+        "a-guest-has-one-life-more",
+        TICKET,
+        "places/join/join_server.py",
+        "if request.incarnation >= self._restarts:",
+        "if request.incarnation > self._restarts:",
+        (PARTS,),
+    ),
+    Mutant(
+        "guests-are-given-parts-without-end",
+        TICKET,
+        "places/join/join_server.py",
+        "min(MOST, replicas + most)",
+        "MOST",
+        (PARTS,),
+    ),
+    Mutant(
+        "a-word-to-a-join-server-has-no-limit",
+        TICKET,
+        "places/join/join_server.py",
+        "    if length > limit:",
+        "    if length < 0:",
+        (JOIN_SERVER + "test_no_word_is_longer_than_its_limit",),
     ),
 ]
