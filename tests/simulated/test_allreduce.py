@@ -4,7 +4,6 @@ at whatever step.
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import SEEDS, in_chunks, some
 from torch import nn
 
 from distbelief.core import records, roles
@@ -37,7 +37,6 @@ from distbelief.testing.simulations import Observed, draw_outages, draw_revivals
 from distbelief.testing.tally import NAME, Tallied, tallied
 from distbelief.transport.virtual import NetworkModel
 
-SEEDS = int(os.environ.get("DISTBELIEF_SEEDS", "200"))
 OPTIONS = ("replicas", "optimizer", "algorithm", "bucket_mb", "buffers", "on_death", "per_host", "restarts")
 
 
@@ -404,7 +403,7 @@ def test_a_death_at_any_message_is_survived_by_the_others(plain: SimpleNamespace
         plain, replicas=4, per_host=per_host(algorithm), algorithm=algorithm, bucket_mb=0.0002, task=task
     )
     run.run()
-    for message in range(1, counted.counts[roles.replica(who)] + 1):
+    for message in some(range(1, counted.counts[roles.replica(who)] + 1), SEEDS // 3):
         run, _ = dying(plain, algorithm, who, message, task=task)
         run.run()
         assert (run.outcome, run.simulation.killed) == ("done", [roles.replica(who)])
@@ -505,11 +504,11 @@ def test_without_any_life_left_the_job_fails(plain: SimpleNamespace) -> None:
     assert summary(run)["reason"].startswith("every replica is gone")
 
 
-@pytest.mark.parametrize("chunk", range(10))
-def test_sweep(plain: SimpleNamespace, chunk: int) -> None:
+@in_chunks(200)
+def test_sweep(plain: SimpleNamespace, seeds: range) -> None:
     """Seeds x deaths, late messages and outages: every minibatch is in one update, and all end with the same bits."""
     ways = Counter[str]()
-    for seed in range(chunk * SEEDS // 10, (chunk + 1) * SEEDS // 10):
+    for seed in seeds:
         chance = random.Random(f"allreduce {seed}")
         replicas = chance.randint(1, 6)
         restarts = chance.choice((0, 0, 1, 2))
@@ -556,4 +555,4 @@ def test_sweep(plain: SimpleNamespace, chunk: int) -> None:
         assert told["samples"] == 39 * epochs, f"seed {seed}"
         assert_each_once(run)
         ways["went back" if rewound else "went on" if died else "undisturbed"] += 1
-    assert min(ways["went on"], ways["undisturbed"]) >= SEEDS // 100, ways
+    assert len(seeds) < 50 or min(ways["went on"], ways["undisturbed"]) > 0, ways

@@ -4,7 +4,6 @@ against whole replicas, and under deaths.
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import in_chunks, sweep
 from split_jobs import SAMPLES, WIDTH, marked, normed, play, smooth, weights
 
 import distbelief as db
@@ -32,7 +32,7 @@ from distbelief.testing.checkers import attach
 from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_revivals
 from distbelief.transport.virtual import NetworkModel
 
-SEEDS = int(os.environ.get("DISTBELIEF_SEEDS", "200")) // 5
+SEEDS_AT_ONCE = 50
 SPLITS = {
     "stages": {"split": "stages", "partitions": 2},
     "neurons": {"split": "neurons", "partitions": 2},
@@ -363,18 +363,16 @@ def draw(seed: int) -> tuple[Allreduce, dict[str, Any], Simulated]:
     return strategy, {"batch_size": pick((2, 3)), "seed": seed, "snapshot_every": pick(("0", "3", "5ms"))}, cluster
 
 
-def test_no_fault_loses_or_repeats_a_minibatch_of_split_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: Counter[str] = Counter()
-    for seed in range(SEEDS):
+@in_chunks(SEEDS_AT_ONCE)
+def test_no_fault_loses_or_repeats_a_minibatch_of_split_replicas(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
+    def ended(seed: int) -> Counter[str]:
         strategy, options, cluster = draw(seed)
-        try:
-            run = hold(monkeypatch, strategy, cluster, **options)
-        except BaseException as error:
-            error.add_note(f"seed {seed}: {draw(seed)}")
-            raise
+        run = hold(monkeypatch, strategy, cluster, **options)
         died = any(role != "coordinator" for role in run.simulation.killed)
-        found[f"{run.outcome}, {'a partition' if died else 'nobody'} died"] += 1
-    if SEEDS >= 40:
+        return Counter([f"{run.outcome}, {'a partition' if died else 'nobody'} died"])
+
+    found = sweep(seeds, ended, draw)
+    if len(seeds) == SEEDS_AT_ONCE:
         assert found["done, a partition died"] > 5
         assert found["done, nobody died"] > 5
         assert len(found) > 2

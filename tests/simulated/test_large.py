@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import SEEDS, some
 from split_jobs import state_of
 from torch import nn
 
@@ -360,7 +361,7 @@ def test_a_death_in_the_middle_of_an_exchange_ends_in_the_same_job(
     """Shards die at every message of several rounds; with a standby nobody goes back, and nothing is lost. The
     parameters are those of the paper.
     """
-    for moment in range(20, 62, 3):
+    for moment in some(range(20, 62, 3), SEEDS // 3):
         run, accounting = strike(
             plain, Synchronous(2, 3, made_of(name), standby=standby), Simulated(crashes=(Crash(which, moment),), **WILD)
         )
@@ -379,7 +380,7 @@ def test_a_death_in_the_middle_of_an_exchange_ends_in_the_same_job(
 @pytest.mark.parametrize("name", ["lars", "lamb"])
 def test_dying_replicas_and_shards_leave_nobody_waiting(plain: SimpleNamespace, name: str) -> None:
     """What replicas had pushed to some shards only is made again: at least once."""
-    for moment in range(4, 40, 2):
+    for moment in some(range(4, 40, 2), SEEDS // 2):
         crashes = (
             Crash("replica 1", moment),
             Crash("replica 2", moment + 5),
@@ -423,7 +424,7 @@ def test_replicas_that_die_in_allreduce_leave_the_parameters_of_the_paper(
         update(whole, *asked)
 
     monkeypatch.setattr(TorchWhole, "update", note)
-    for moment in (2, 4, 6, 8) if replicas == 1 else (4, 12, 20, 28):
+    for moment in some((2, 4, 6, 8) if replicas == 1 else (4, 12, 20, 28), SEEDS // 3):
         made.clear()
         crashes = tuple(Crash(f"replica {i}", moment + i) for i in range(max(1, replicas - 1)))
         job = Job(
@@ -469,7 +470,8 @@ def test_partitions_that_die_at_whatever_message_leave_the_parameters_of_the_pap
 
     monkeypatch.setattr(AllreduceReplica, "_compute", remember)
     monkeypatch.setattr(TorchWhole, "update", note)
-    for message in range(8, 60, 3):
+    messages = some(range(8, 60, 3), SEEDS // 3)
+    for message in messages:
         computed.clear()
         made.clear()
         strategy = Allreduce(2, made_of(name), partitions=2, split="neurons", restarts=1, algorithm="ring")
@@ -480,7 +482,7 @@ def test_partitions_that_die_at_whatever_message_leave_the_parameters_of_the_pap
         assert run.outcome == "done", f"at message {message}"
         assert_as_in_the_paper(plain, run, name, [group for _, group in sorted(made.items())])
         died += victim in run.simulation.killed
-    assert died > 12
+    assert died > 0.7 * len(messages)
 
 
 def minibatches_in(whole: TorchWhole) -> list[Minibatch]:

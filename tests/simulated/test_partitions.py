@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import random
 from collections import Counter
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import in_chunks, sweep
 from split_jobs import smooth, state_of
 from torch import nn
 
@@ -32,7 +32,7 @@ from distbelief.testing.endings import Endings
 from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_revivals
 from distbelief.transport.virtual import NetworkModel
 
-SEEDS = int(os.environ.get("DISTBELIEF_SEEDS", "1000")) // 10
+CHUNK = 50
 SPLITS = {
     "stages": {"split": "stages", "partitions": 2},
     "neurons": {"split": "neurons", "partitions": 2},
@@ -332,27 +332,12 @@ def hold(plain: SimpleNamespace, seed: int) -> str:
     return f"{run.outcome}, {who} died"
 
 
-@pytest.mark.parametrize("part", range(2))
-def test_no_fault_loses_or_repeats_a_gradient_of_split_replicas(plain: SimpleNamespace, part: int) -> None:
-    found: Counter[str] = Counter()
-    for seed in range(part, SEEDS, 2):
-        try:
-            found[hold(plain, seed)] += 1
-        except Exception as error:
-            error.add_note(
-                f"seed {seed}: {draw(seed)}\nreplay: DISTBELIEF_SEED={seed} python -m pytest {__file__} -k replay -s"
-            )
-            raise
-    if SEEDS >= 100:
-        assert found["done, a partition died"] > 8
-        assert found["done, nobody died"] > 5
-
-
-@pytest.mark.skipif("DISTBELIEF_SEED" not in os.environ, reason="replays DISTBELIEF_SEED")
-def test_replay(plain: SimpleNamespace) -> None:
-    seed = int(os.environ["DISTBELIEF_SEED"])
-    print(draw(seed))
-    print(hold(plain, seed))
+@in_chunks(CHUNK)
+def test_no_fault_loses_or_repeats_a_gradient_of_split_replicas(plain: SimpleNamespace, seeds: range) -> None:
+    found = sweep(seeds, lambda seed: Counter([hold(plain, seed)]), draw)
+    if len(seeds) == CHUNK:
+        assert found["done, a partition died"] > 4
+        assert found["done, nobody died"] > 2
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from drawn import some
 from scipy import optimize
 from split_jobs import state_of
 from torch import Tensor, nn
@@ -88,31 +91,30 @@ def train(task: Task, iterations: int, cluster: Simulated | None = None, **optio
     return torch.frombuffer(bytearray(run.vector()), dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
-    ("split", "partitions", "more"),
-    [
-        ("stages", 2, {}),
-        ("neurons", 2, {}),
-        ("neurons", 3, {}),
-        ("stages", 2, {"microbatches": 3, "schedule": "gpipe"}),
-    ],
-)
-@pytest.mark.parametrize("method", ["lbfgs", "cg"])
-def test_split_replicas_make_the_iterates_of_whole_ones(
-    split: str, partitions: int, more: dict[str, Any], method: str
-) -> None:
+@functools.cache
+def of_whole(method: str, batch_size: int) -> dict[str, Tensor]:
+    return of_split(method, batch_size)
+
+
+def of_split(method: str, batch_size: int, **split: Any) -> dict[str, Tensor]:
+    asked = job(CASES["mlp"](), 4, method=method, shards=4, deterministic=True, batch_size=batch_size, **split)
+    return state_of(Observed(asked).run())
+
+
+SPLITS: list[dict[str, Any]] = [
+    {"split": "stages", "partitions": 2}, {"split": "neurons", "partitions": 2}, {"split": "neurons", "partitions": 3},
+    {"split": "stages", "partitions": 2, "microbatches": 3, "schedule": "gpipe"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("split", "method", "batch_size"), some(product(SPLITS, ["lbfgs", "cg"], [0, 60])))
+def test_split_replicas_make_the_iterates_of_whole_ones(split: dict[str, Any], method: str, batch_size: int) -> None:
     """Those of which torch's L-BFGS and the plain methods are held against below; on every batch, or on some that
     overlap.
     """
-    for batch in ({}, {"batch_size": 60}):
-        one, other = (
-            state_of(
-                Observed(job(CASES["mlp"](), 4, method=method, shards=4, deterministic=True, **batch, **own)).run()
-            )
-            for own in ({}, {"partitions": partitions, "split": split, **more})
-        )
-        for name, value in one.items():
-            torch.testing.assert_close(other[name], value, rtol=1e-9, atol=1e-9)
+    other = of_split(method, batch_size, **split)
+    for name, value in of_whole(method, batch_size).items():
+        torch.testing.assert_close(other[name], value, rtol=1e-9, atol=1e-9)
 
 
 def test_a_lead_says_whose_parts_of_its_work_unit_are_not_there() -> None:

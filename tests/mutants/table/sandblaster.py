@@ -19,7 +19,7 @@ BYTES = (
 )
 SWEEP = (
     "tests/simulated/test_sandblaster_faults.py"
-    "::test_no_fault_loses_or_repeats_a_portion_and_the_result_has_the_same_bits[whole-0]"
+    "::test_no_fault_loses_or_repeats_a_portion_and_the_result_has_the_same_bits[0]"
 )
 SPLIT_SWEEP, WAITED = (
     SWEEP.replace("whole", "split"),
