@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -161,8 +162,7 @@ def wide() -> nn.Module:
 # the oracles
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 3, 5])
-@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "auto"])
+@pytest.mark.parametrize(("algorithm", "replicas"), some(product([*ALGORITHMS, "auto"], [1, 2, 3, 5]), 3 * SEEDS))
 def test_n_replicas_are_sequential_sgd_on_the_union(plain: SimpleNamespace, algorithm: str, replicas: int) -> None:
     """22 samples in minibatches of four: the last round is short, and so is its last minibatch."""
     task = plain.classes(lambda: wide().double(), dtype=torch.float64)
@@ -415,10 +415,10 @@ def test_a_death_at_any_message_is_survived_by_the_others(plain: SimpleNamespace
 @pytest.mark.parametrize("who", [0, 2])
 def test_who_comes_again_is_given_what_the_others_hold(plain: SimpleNamespace, who: int, restarts: int) -> None:
     """With momentum, whose state must come along: with the next life there are four again, else three."""
-    task = tallied(plain.classes(normed, samples=400), 4, epochs=4)
+    task = tallied(plain.classes(normed, samples=160), 4, epochs=4)
     run, _ = dying(plain, "ring", who, 40, task=task, restarts=restarts, optimizer=optim("momentum", lr=0.01), epochs=4)
     run.run()
-    assert summary(run)["samples"] == 1600
+    assert summary(run)["samples"] == 640
     assert_each_once(run)
     last = [r.role for r in run.records if isinstance(r, records.Stepped)][-4:]
     assert (roles.replica(who) in last) is bool(restarts)
@@ -439,7 +439,7 @@ def test_on_death_stop_ends_the_job_with_the_reason(plain: SimpleNamespace) -> N
 def test_when_all_die_the_next_lives_go_back_to_the_newest_checkpoint(plain: SimpleNamespace) -> None:
     """Before the first of them, and after each: there is one for every epoch."""
     task, back = tallied(plain.classes(plain.mlp, samples=46), 4, epochs=6), Counter[int]()
-    for message in range(3, 42, 2):
+    for message in some(range(3, 42, 2)):
         crashes = tuple(Crash(roles.replica(i), message + i) for i in range(2))
         run, _ = begin(
             plain,
@@ -458,7 +458,8 @@ def test_when_all_die_the_next_lives_go_back_to_the_newest_checkpoint(plain: Sim
         assert len(rewound) == made, f"at message {message}"
         assert summary(run)["epochs"] == 6
         assert_each_once(run)
-    assert set(back) == {46 * epoch for epoch in range(6)}
+    epochs = {46 * epoch for epoch in range(6)}
+    assert epochs == set(back) if SEEDS >= 20 else len(epochs & set(back)) > 2
 
 
 def test_a_group_that_breaks_up_before_any_round_is_no_end_of_all(plain: SimpleNamespace) -> None:

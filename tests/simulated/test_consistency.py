@@ -51,7 +51,7 @@ FLOORS = {
 """How many of `CHUNK` seeds end in each way, at least."""
 MANY = SEEDS >= 1000
 """Whether laws are held with the numbers of the papers, or with fewer."""
-DRAWS = 4000 if MANY else 800
+DRAWS, APART = (4000, 0.05) if MANY else (1000, 0.1)
 INSTANT = NetworkModel(latency=0.0, bandwidth=float("inf"))
 UNEVEN = Simulated(
     network=NetworkModel(jitter=5.0, delay_chance=0.05, delay=3e-3),
@@ -297,8 +297,8 @@ def test_the_first_round_of_100_machines_takes_the_time_of_its_order_statistic(m
     """
     compute, table = TABLE[mix]
     draws = [sorted(compute.stopwatch(i, seed).draw() for i in range(100)) for seed in range(DRAWS)]
-    for backups, expected in table.items():
-        assert statistics.mean(drawn[99 - backups] for drawn in draws) == pytest.approx(expected, rel=0.05), (
+    for backups, expected in some(table.items(), SEEDS // 2):
+        assert statistics.mean(drawn[99 - backups] for drawn in draws) == pytest.approx(expected, rel=APART), (
             f"{backups} backup workers"
         )
         for seed in range(1 + 3 * MANY):
@@ -422,10 +422,10 @@ def test_what_softsync_has_acknowledged_is_in_every_checkpoint(plain: SimpleName
 # bounded
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"prefetch": 1}, {"fetch_every": 4}, {"prefetch": 1, "fetch_every": 3, "push_every": 2}], ids=str
-)
-@pytest.mark.parametrize("bound", [0, 1, 3])
+OLDER = [{}, {"prefetch": 1}, {"fetch_every": 4}, {"prefetch": 1, "fetch_every": 3, "push_every": 2}]
+
+
+@pytest.mark.parametrize(("bound", "options"), some(product([0, 1, 3], OLDER)), ids=str)
 def test_no_step_begins_more_than_the_bound_ahead_of_what_is_applied(
     plain: SimpleNamespace, bound: int, options: dict[str, int]
 ) -> None:
@@ -585,7 +585,7 @@ def line(samples: int) -> Task:
 
 
 def final_loss(plain: SimpleNamespace, strategy: Strategy) -> float:
-    task = line(6000)
+    task = line(6000 if MANY else 1500)
     run, _ = play(plain, strategy, Simulated(compute=ComputeModel(step=1e-2)), task=task)
     weights, data = vector(run, torch.float64), task.train()
     inputs, targets = data.batch(torch.arange(len(data)))

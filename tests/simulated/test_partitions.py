@@ -96,9 +96,15 @@ def test_in_rounds_a_split_replica_clips_as_a_plain_loop_does(plain: SimpleNames
         torch.testing.assert_close(tensor, oracle[name], rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("weight_gradients", ["each", "once"])
-@pytest.mark.parametrize(("schedule", "microbatches"), [("gpipe", 3), ("1f1b", 3), ("1f1b", 4), ("auto", 2)])
-@pytest.mark.parametrize("how", ["stages", "three stages", "neurons", "samples"])
+@pytest.mark.parametrize(
+    ("how", "schedule", "microbatches", "weight_gradients"),
+    [
+        ("stages", "gpipe", 3, "each"), ("stages", "1f1b", 4, "once"), ("stages", "auto", 2, "each"),
+        ("three stages", "1f1b", 3, "each"), ("three stages", "gpipe", 3, "once"), ("three stages", "1f1b", 4, "once"),
+        ("neurons", "gpipe", 3, "once"), ("neurons", "1f1b", 4, "each"),
+        ("samples", "1f1b", 3, "each"), ("samples", "auto", 2, "once"),
+    ],
+)  # fmt: skip
 def test_microbatches_make_the_step_of_the_minibatch(
     plain: SimpleNamespace, how: str, schedule: str, microbatches: int, weight_gradients: str
 ) -> None:

@@ -230,8 +230,10 @@ def test_its_staleness_is_told(plain: SimpleNamespace) -> None:
     assert applied.staleness == {0: full + 2, 1: (full - 1) + 1, 2: full - 2}
 
 
-@pytest.mark.parametrize("evaluate_every", [0, "6minibatches"])
-@pytest.mark.parametrize("victim", ["replica 0.0", "replica 0.1", "replica 0.2"])
+@pytest.mark.parametrize(
+    ("victim", "evaluate_every"),
+    [("replica 0.0", 0), ("replica 0.1", "6minibatches"), ("replica 0.2", 0), ("replica 0.2", "6minibatches")],
+)
 def test_where_a_stage_dies_all_begin_anew_where_they_were_saved(
     plain: SimpleNamespace, victim: str, evaluate_every: int | str
 ) -> None:
