@@ -39,19 +39,15 @@ def test_mutants_change_one_place_each_and_name_tests_that_there_are() -> None:
 
 def what_is_wrong(mutant: Mutant) -> str:
     """Nothing, mostly."""
-    text = source(mutant.file)
-    before, *after = text.split(mutant.text)
-    if len(after) != 1:
-        return f"its text stands {len(after)} times in {mutant.file}"
-    if mutant.replacement == mutant.text or not mutant.tests:
-        return "it changes nothing" if mutant.tests else "it names no tests"
-    try:
-        # the function or class that it changes; between these are two empty lines
+    before, *after = source(mutant.file).split(mutant.text)
+    if len(after) != 1 or mutant.replacement == mutant.text or not mutant.tests:
+        return f"its text stands {len(after)} times in {mutant.file}, or it changes nothing, or it names no tests"
+    try:  # the function or class that it changes; between these are two empty lines
         ast.parse(before.rpartition("\n\n\n")[2] + mutant.replacement + after[0].partition("\n\n\n")[0])
     except SyntaxError as error:
         return str(error)
     named = [test.partition("::") for test in mutant.tests]
-    return ", ".join(file for file, _, name in named if name.partition("[")[0] not in functions_of(file))
+    return ", ".join(name for file, _, name in named if name.partition("[")[0] not in functions_of(file))
 
 
 def test_every_promise_names_its_mutants_and_every_mutant_its_promise() -> None:

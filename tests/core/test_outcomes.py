@@ -21,16 +21,9 @@ def test_somebody_gives_every_cause() -> None:
         if name != "core/outcomes.py"
     }
     errors = {
-        "LOSS_NOT_FINITE",
-        "TASK_RAISED",
-        "WRONG_OPTION",
-        "WRONG_DATA",
-        "WRONG_MODEL",
-        "WRONG_CHECKPOINT",
-        "CUT_SHORT",
-        "PROCESS_DIED",
-        "BUG",
-    }
+        "LOSS_NOT_FINITE", "TASK_RAISED", "WRONG_OPTION", "WRONG_DATA", "WRONG_MODEL", "WRONG_CHECKPOINT", "CUT_SHORT",
+        "PROCESS_DIED", "BUG",
+    }  # fmt: skip
     assert given | errors == {cause.name for cause in Cause}
 
 

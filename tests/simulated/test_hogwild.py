@@ -561,18 +561,6 @@ def test_a_holder_dies_in_the_middle_of_its_update(plain: SimpleNamespace) -> No
     ) == ("done", held)
 
 
-@pytest.mark.parametrize("message", some(range(1, 16)))
-@pytest.mark.parametrize("victim", ["replica 0", "replica 1"])
-def test_a_death_at_any_message_ends_in_a_whole_job(plain: SimpleNamespace, victim: str, message: int) -> None:
-    cluster = Simulated(network=SLOW, compute=STEADY, crashes=(Crash(victim, message),), restart_seconds=0.01)
-    run, simulation = race(
-        plain.classes(plain.mlp, samples=60), Hogwild(replicas=2), cluster, epochs=2, snapshot_every="10"
-    )
-    assert run.outcome == "done"
-    assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 120
-    assert updater(simulation).held().counts.facts()["updates"] >= 30
-
-
 def test_a_checkpoint_whose_writer_dies_is_made_by_another(plain: SimpleNamespace) -> None:
     job = Job(
         task=plain.classes(plain.mlp, samples=60),
