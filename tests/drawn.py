@@ -20,8 +20,9 @@ def some(cases: Iterable[T], most: int = SEEDS) -> list[T]:
 
 
 def in_chunks(size: int, seeds: int = SEEDS) -> pytest.MarkDecorator:
-    """Gives a test its `seeds`, no more than so many at once; or the one of DISTBELIEF_SEED, to replay it."""
-    chunks = [range(first, min(first + size, seeds)) for first in range(0, seeds, size)]
+    """Gives a test its `seeds`, about so many at once; or the one of DISTBELIEF_SEED, to replay it."""
+    parts = max(1, seeds // size)
+    chunks = [range(first, seeds, parts) for first in range(parts)]
     if seed := os.environ.get("DISTBELIEF_SEED"):
         chunks = [range(int(seed), int(seed) + 1)]
     return pytest.mark.parametrize("seeds", chunks, ids=lambda chunk: str(chunk.start))

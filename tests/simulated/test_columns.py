@@ -372,7 +372,7 @@ def test_no_fault_loses_or_repeats_a_minibatch_of_split_replicas(monkeypatch: py
         return Counter([f"{run.outcome}, {'a partition' if died else 'nobody'} died"])
 
     found = sweep(seeds, ended, draw)
-    if len(seeds) == SEEDS_AT_ONCE:
+    if len(seeds) >= SEEDS_AT_ONCE:
         assert found["done, a partition died"] > 5
         assert found["done, nobody died"] > 5
         assert len(found) > 2

@@ -79,7 +79,7 @@ def test_one_replica_is_sequential_sgd(plain: SimpleNamespace, name: str, shards
 
 
 @pytest.mark.parametrize(
-    ("name", "schedule"), zip(FLAT, itertools.cycle(["linear", "cosine", "step", "polynomial"]), strict=False)
+    ("name", "schedule"), [*zip(FLAT, itertools.cycle(["linear", "cosine", "step", "polynomial"]), strict=False)]
 )
 def test_one_replica_is_sequential_sgd_with_decay_schedule_and_clipping(
     plain: SimpleNamespace, name: str, schedule: str

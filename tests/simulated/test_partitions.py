@@ -341,7 +341,7 @@ def hold(plain: SimpleNamespace, seed: int) -> str:
 @in_chunks(CHUNK)
 def test_no_fault_loses_or_repeats_a_gradient_of_split_replicas(plain: SimpleNamespace, seeds: range) -> None:
     found = sweep(seeds, lambda seed: Counter([hold(plain, seed)]), draw)
-    if len(seeds) == CHUNK:
+    if len(seeds) >= CHUNK:
         assert found["done, a partition died"] > 4
         assert found["done, nobody died"] > 2
 

@@ -332,7 +332,7 @@ def test_it_ends_where_a_calm_run_does_however_slow_anybody_is_and_whoever_dies(
         return Counter(role.partition(" ")[0] for role in run.simulation.killed)
 
     killed = sweep(seeds, hold, draw)
-    if len(seeds) == CHUNK:
+    if len(seeds) >= CHUNK:
         assert min(killed["replica"], killed["coordinator"]) > 5
 
 

@@ -210,7 +210,7 @@ def hold(seed: int, replicas: str = "whole") -> Counter[str]:
 
 def hold_all(seeds: range, replicas: str) -> None:
     found = sweep(seeds, lambda seed: hold(seed, replicas), DRAWS[replicas])
-    if len(seeds) == CHUNK:
+    if len(seeds) >= CHUNK:
         hold_floors(found, FLOORS | {"copies": CHUNK})
 
 
