@@ -5,12 +5,10 @@ import re
 from collections import Counter
 from pathlib import Path
 
-import pytest
+from sources import FILES, NODES, TREES
 
 from distbelief.cli.commands import BENCHES
 
-PACKAGE = Path(__file__).parents[2] / "distbelief"
-FILES = {str(path.relative_to(PACKAGE)): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
 STARTED = {"__main__.py", "cli/main.py", "places/cluster/agent.py", *(f"bench/{name}.py" for name in BENCHES)}
 """Files that a command starts, by name or by a word of the user's, and nobody imports."""
 REFERENCES = ("testing/", "transport/inline.py", "split/inline.py", "split/plan.py")
@@ -18,47 +16,49 @@ REFERENCES = ("testing/", "transport/inline.py", "split/inline.py", "split/plan.
 FUNCTION_LINES = 70
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_says_what_it_is(name: str) -> None:
-    text = FILES[name]
-    first = text.split("\n", 1)[0]
-    assert re.match(r'r?"""\S.*', first), f"{name} opens with {first!r}: open it with one line that says what it is"
+def found(pattern: str) -> dict[str, list[str]]:
+    """What of each file matches."""
+    matches = {name: re.findall(pattern, text) for name, text in FILES.items()}
+    return {name: matched for name, matched in matches.items() if matched}
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_functions_fit_a_screen_and_what_is_public_is_documented(name: str) -> None:
-    tree = ast.parse(FILES[name])
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            lines = (node.end_lineno or 0) - node.lineno + 1
-            assert lines <= FUNCTION_LINES, (
-                f"{name}: {node.name} has {lines} lines, {FUNCTION_LINES} are allowed: cut it"
-            )
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
-            assert ast.get_docstring(node), f"{name}: {node.name} is public and has no docstring"
+def test_a_file_says_what_it_is() -> None:
+    opened = {name: text.split("\n", 1)[0] for name, text in FILES.items()}
+    wrong = {name: first for name, first in opened.items() if not re.match(r'r?"""\S.*', first)}
+    assert not wrong, f"open each with one line that says what it is: {wrong}"
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_nothing_is_put_off_and_nothing_is_unpickled(name: str) -> None:
-    text = FILES[name]
-    assert not (found := re.findall(r"\b(?:TODO|FIXME|XXX)\b", text)), f"{name} puts off work: {found}"
-    # a pickle from a file or a peer runs whatever it likes
-    assert not (
-        found := re.findall(r"import (?:pickle|marshal|shelve|dill|cloudpickle)\b|from pickle\b|torch\.load\(", text)
-    ), f"{name}: {found}"
+def test_functions_fit_a_screen_and_what_is_public_is_documented() -> None:
+    long, silent = [], []
+    for name, nodes in NODES.items():
+        for node in nodes:
+            if isinstance(node, ast.FunctionDef):
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                long += [f"{name}: {node.name} has {lines} lines"] * (lines > FUNCTION_LINES)
+        for node in TREES[name].body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                silent += [f"{name}: {node.name}"] * (not ast.get_docstring(node))
+    assert not long, f"{FUNCTION_LINES} are allowed, cut them: {long}"
+    assert not silent, f"they are public and have no docstring: {silent}"
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != "core/roles.py"])
-def test_the_text_of_a_role_is_made_and_taken_apart_in_one_place(name: str) -> None:
+def test_nothing_is_put_off() -> None:
+    assert not found(r"\b(?:TODO|FIXME|XXX)\b")
+
+
+def test_nothing_is_unpickled() -> None:
+    """A pickle from a file or a peer runs whatever it likes."""
+    assert not found(r"import (?:pickle|marshal|shelve|dill|cloudpickle)\b|from pickle\b|torch\.load\(")
+
+
+def test_the_text_of_a_role_is_made_and_taken_apart_in_one_place() -> None:
     kind = r"(?:replica|shard|standby)"
     made = rf"""f["'](?:[^"'{{]*[ (:])?{kind} \{{"""
     taken = (
         rf"""\.(?:startswith|removeprefix)\(\(?["']{kind} ?["']|\.(?:r?partition|split)\(["'] ["'](?:, 1)?\)\[[01]\]"""
     )
-    assert not (found := re.findall(f"{made}|{taken}", FILES[name])), (
-        f"{name} does with a role's text what core/roles.py is for: {found}"
-    )
+    done = found(f"{made}|{taken}")
+    assert done.keys() <= {"core/roles.py"}, f"they do with a role's text what core/roles.py is for: {done}"
 
 
 ROOM_FILES = 20
@@ -91,28 +91,28 @@ ANYS = {
 is left; may only fall."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name
-        for name in FILES
-        if name.startswith(("coordination/", "core/", "schedules/", "server/", "sharding/", "strategies/"))
-    ],
-)
-def test_any_is_for_what_is_opaque(name: str) -> None:
-    said = sum(isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(ast.parse(FILES[name])))
-    allowed = ANYS.get(name, 0)
-    assert said <= allowed, f"{name} says Any {said} times, {allowed} are allowed: name the type"
-    assert said == allowed, f"{name} says Any {said} times, ANYS says {allowed}: lower it"
+ROOMS = ("coordination/", "core/", "schedules/", "server/", "sharding/", "strategies/")
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_what_the_type_checker_is_told_to_ignore_has_its_reason(name: str) -> None:
-    told = [line.strip() for line in FILES[name].splitlines() if "# type: ignore" in line]
-    bare = [line for line in told if not re.search(r"# type: ignore\[[a-z-]+\]  # \w", line)]
-    assert not bare, f"{name}: say which error is ignored and why, as `# type: ignore[code]  # why`, in {bare}"
+def test_any_is_for_what_is_opaque() -> None:
+    said = {
+        name: sum(isinstance(node, ast.Name) and node.id == "Any" for node in nodes)
+        for name, nodes in NODES.items()
+        if name.startswith(ROOMS)
+    }
+    more = {name: count for name, count in said.items() if count > ANYS.get(name, 0)}
+    assert not more, f"they say Any more often than ANYS allows, name the types: {more}"
+    less = {name: said.get(name, 0) for name, allowed in ANYS.items() if said.get(name, 0) < allowed}
+    assert not less, f"they say Any less often than ANYS has it, lower it: {less}"
 
 
+def test_what_the_type_checker_is_told_to_ignore_has_its_reason() -> None:
+    told = [f"{name}: {line.strip()}" for name, text in FILES.items() for line in text.splitlines() if IGNORE in line]
+    bare = [line for line in told if not re.search(IGNORE + r"\[[a-z-]+\]  # \w", line)]
+    assert not bare, f"say which error is ignored and why, as `{IGNORE}[code]  # why`, in {bare}"
+
+
+IGNORE = "# type: ignore"
 DECLARING = ("Struct", "NamedTuple", "Protocol", "TypedDict", "Enum", "StrEnum", "IntEnum")
 """Bases whose classes declare their fields."""
 
@@ -120,8 +120,8 @@ DECLARING = ("Struct", "NamedTuple", "Protocol", "TypedDict", "Enum", "StrEnum",
 def classes() -> dict[str, list[ast.ClassDef]]:
     """The classes of the package, by name."""
     found: dict[str, list[ast.ClassDef]] = {}
-    for text in FILES.values():
-        for node in ast.walk(ast.parse(text)):
+    for nodes in NODES.values():
+        for node in nodes:
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(node)
     return found
@@ -181,24 +181,24 @@ def declared(node: ast.ClassDef) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_every_attribute_is_born_in_init_or_declared(name: str) -> None:
+def test_every_attribute_is_born_in_init_or_declared() -> None:
     late: list[str] = []
-    for node in ast.walk(ast.parse(FILES[name])):
-        if isinstance(node, ast.ClassDef):
-            own = {attribute for part in node.body if isinstance(part, ast.FunctionDef) for attribute in set_in(part)}
-            known = {attribute for one in lineage(node) for attribute in declared(one)}
-            late += [f"{node.name}.{attribute}" for attribute in sorted(own - known)]
-    assert not late, f"{name}: {late} are set and declared nowhere: give each a value in __init__"
+    for name, nodes in NODES.items():
+        for node in nodes:
+            if isinstance(node, ast.ClassDef):
+                own = {one for part in node.body if isinstance(part, ast.FunctionDef) for one in set_in(part)}
+                known = {attribute for one in lineage(node) for attribute in declared(one)} if own else set()
+                late += [f"{name}: {node.name}.{attribute}" for attribute in sorted(own - known)]
+    assert not late, f"{late} are set and declared nowhere: give each a value in __init__"
 
 
 MODULES = {"distbelief." + name.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): name for name in FILES}
 
 
-def imports(tree: ast.AST) -> set[str]:
+def imports(nodes: list[ast.AST]) -> set[str]:
     """The files of the package that a file imports anywhere, for types alone and in functions too."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -209,7 +209,7 @@ def imports(tree: ast.AST) -> set[str]:
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    above = {name: imports(ast.parse(text)) - {name} for name, text in FILES.items()}
+    above = {name: imports(nodes) - {name} for name, nodes in NODES.items()}
     while ends := {name for name, needs in above.items() if not needs & above.keys()}:
         above = {name: needs for name, needs in above.items() if name not in ends}
     circle: list[str] = []
@@ -224,7 +224,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 def test_every_file_is_imported_by_another() -> None:
     imported: set[str] = set()
     for name, text in FILES.items():
-        for node in ast.walk(ast.parse(text)):
+        for node in NODES[name]:
             if isinstance(node, ast.Import):
                 imported |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -84,7 +84,7 @@ def test_what_is_forged_with_its_checksum_is_refused_or_of_the_shapes_it_says(mo
     monkeypatch.setattr(files.zlib, "crc32", lambda _: 0)
     data, chance = compressed(small()).encode(), np.random.default_rng(6)
     refused = 0
-    for number in range(600):
+    for number in range(120):
         forged = bytearray(data)
         within = 300 if number % 2 else len(data) - 4
         for at in chance.integers(4, within, chance.integers(1, 4)):
@@ -96,7 +96,7 @@ def test_what_is_forged_with_its_checksum_is_refused_or_of_the_shapes_it_says(mo
                     assert stored.dense().shape == stored.shape
         except DataError:
             refused += 1
-    assert refused > 200
+    assert refused > 40
 
 
 def header(*more: dict[str, Any], aliases: dict[str, str] | None = None, **changes: Any) -> bytes:

@@ -742,6 +742,7 @@ def test_cores_that_slow_each_other_down_make_a_step_longer(monkeypatch: pytest.
 
 
 HERE = str(planning.this_machine())
+FEW = ("single", "hogwild")
 
 
 def at(rate: float) -> Any:
@@ -791,17 +792,17 @@ def test_what_this_machine_cannot_hold_is_not_run_but_the_next_is(monkeypatch: p
 def test_other_machines_are_corrected_by_no_trial_of_this_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(trials, "run", at(1000.0))
     file = tmp_path / "own.json"
-    made(HERE, run=1, calibration=file)
-    assert all(row.corrected == 1.0 for row in made("3x7", calibration=file).rows)
-    made(HERE, run=1)
+    made(HERE, run=1, calibration=file, strategies=FEW)
+    assert all(row.corrected == 1.0 for row in made("3x7", calibration=file, strategies=FEW).rows)
+    made(HERE, run=1, strategies=FEW)
     monkeypatch.setattr(trials, "this_kind", lambda: "another")
-    found = made(HERE)  # a usual file is that of all machines which share a home
+    found = made(HERE, strategies=FEW)  # a usual file is that of all machines which share a home
     assert all(row.corrected == 1.0 for row in found.rows)
     assert any("1 trials" in note and "of another machine" in note for note in found.notes)
     # one that is named is to be of use; of a plan for other machines it is not asked
     with pytest.raises(UsageError, match=r"own\.json: its trials are of .*, and this is another; name a file"):
-        made(HERE, calibration=file)
-    assert made("3x7", calibration=file).rows[0].terms is not None
+        made(HERE, calibration=file, strategies=FEW)
+    assert made("3x7", calibration=file, strategies=FEW).rows[0].terms is not None
 
 
 @pytest.mark.parametrize("rate", [0.0, -5.0])

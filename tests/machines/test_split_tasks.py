@@ -1,10 +1,14 @@
 """Every way on every task, over two to four homes: in float64 the split model is the whole one, or it is refused."""
 
+import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
+from drawn import SEEDS, some
 from splitting import HOMES, WAYS, check_equal, check_way, prepared
+from torch import nn
 
 from distbelief.schedules.pipelines import home_tasks
 from distbelief.split.inline import play
@@ -12,8 +16,8 @@ from distbelief.split.options import Split
 from distbelief.split.plan import apply
 from distbelief.split.play import Give, HomeResult, HomeStory, Passes, cut_minibatch
 from distbelief.split.program import HomeProgram, build
-from distbelief.split.tracing import trace
-from distbelief.tasks import as_data, resolve
+from distbelief.split.tracing import Traced, trace
+from distbelief.tasks import Task, as_data, resolve
 from distbelief.tasks.registry import BUILTINS
 from distbelief.tasks.worker import on_device
 
@@ -80,10 +84,18 @@ def test_a_task_split_in_several_ways_is_the_whole_one(task: str, way: str, home
     check(task, way, homes)
 
 
-@pytest.mark.parametrize(("task", "way", "homes"), FIRST)
+@pytest.mark.parametrize(("task", "way", "homes"), some(FIRST, 5 * SEEDS))
 def test_a_task_whose_weights_gradients_are_made_once_is_the_whole_one(task: str, way: str, homes: int) -> None:
     """Of two microbatches, one of them longer."""
     check(task, way, homes, microbatches=2, order=[*home_tasks(2, 2, once=True)])
+
+
+@functools.lru_cache(maxsize=1)
+def in_float32(name: str) -> tuple[Task, nn.Module, Any, Any, Traced]:
+    """A task, six of its samples, and its model traced; whoever asks for one after the other has it made once."""
+    task = resolve(name)
+    model, (inputs, targets) = task.model(), as_data(task.train()).batch(torch.arange(6))
+    return task, model, inputs, targets, trace(model, (inputs,))
 
 
 META = torch.device("meta")
@@ -92,12 +104,11 @@ META = torch.device("meta")
 
 @pytest.mark.parametrize(
     ("name", "way", "homes"),
-    SPLITS + [(task, way, homes[0]) for task, ways in APPLIES.items() for way, homes in ways.items() if homes],
+    some(sorted({*SPLITS, *FIRST}), 5 * SEEDS),
 )
 def test_all_that_a_home_computes_with_is_on_its_device(name: str, way: str, homes: int) -> None:
-    task = resolve(name)
-    model, (inputs, targets) = task.model(), as_data(task.train()).batch(torch.arange(6))
-    graph = apply(Split.parse(way, homes), trace(model, (inputs,)), task.loss, targets)
+    task, model, inputs, targets, traced = in_float32(name)
+    graph = apply(Split.parse(way, homes), traced, task.loss, targets)
     programs = [build(graph, home, model, META) for home in range(homes)]
     batches, gave = cut_minibatch((on_device(inputs, META),), on_device(targets, META), 1), list[Give]()
 

@@ -159,9 +159,10 @@ class Recurrent(nn.Module):
         return self.head(last.sum(0))
 
 
-@pytest.mark.parametrize("homes", [2, 3])
-@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
-@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "homes", "batch_first"),
+    [(nn.GRU, 2, True), (nn.GRU, 3, False), (nn.LSTM, 2, False), (nn.LSTM, 3, True), (nn.RNN, 2, True)],
+)
 def test_time_is_the_whole_model(kind, homes, batch_first):
     torch.manual_seed(0)
     x, y = torch.randn(4, 11, 5, dtype=torch.float64), torch.randint(0, 10, (4,))

@@ -35,6 +35,8 @@ class Mutant:
     """Names as pytest has them. Every one must fail; of one with parameters that are not named, at least one case."""
     seconds: float = 5.0
     """How long these tests take with the change made, about: ten times that and half a minute more is a hang."""
+    seeds: int = 50
+    """How many are drawn of sweeps, where so many as `make test` draws do not find it."""
     hangs: bool = False
     """That the tests never end counts as noticed: they wait for what the change keeps from happening."""
 

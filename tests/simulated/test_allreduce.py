@@ -4,14 +4,15 @@ at whatever step.
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from drawn import SEEDS, in_chunks, some
 from torch import nn
 
 from distbelief.core import records, roles
@@ -37,7 +38,6 @@ from distbelief.testing.simulations import Observed, draw_outages, draw_revivals
 from distbelief.testing.tally import NAME, Tallied, tallied
 from distbelief.transport.virtual import NetworkModel
 
-SEEDS = int(os.environ.get("DISTBELIEF_SEEDS", "200"))
 OPTIONS = ("replicas", "optimizer", "algorithm", "bucket_mb", "buffers", "on_death", "per_host", "restarts")
 
 
@@ -162,8 +162,7 @@ def wide() -> nn.Module:
 # the oracles
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 3, 5])
-@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "auto"])
+@pytest.mark.parametrize(("algorithm", "replicas"), some(product([*ALGORITHMS, "auto"], [1, 2, 3, 5]), 3 * SEEDS))
 def test_n_replicas_are_sequential_sgd_on_the_union(plain: SimpleNamespace, algorithm: str, replicas: int) -> None:
     """22 samples in minibatches of four: the last round is short, and so is its last minibatch."""
     task = plain.classes(lambda: wide().double(), dtype=torch.float64)
@@ -404,7 +403,7 @@ def test_a_death_at_any_message_is_survived_by_the_others(plain: SimpleNamespace
         plain, replicas=4, per_host=per_host(algorithm), algorithm=algorithm, bucket_mb=0.0002, task=task
     )
     run.run()
-    for message in range(1, counted.counts[roles.replica(who)] + 1):
+    for message in some(range(1, counted.counts[roles.replica(who)] + 1), SEEDS // 3):
         run, _ = dying(plain, algorithm, who, message, task=task)
         run.run()
         assert (run.outcome, run.simulation.killed) == ("done", [roles.replica(who)])
@@ -416,10 +415,10 @@ def test_a_death_at_any_message_is_survived_by_the_others(plain: SimpleNamespace
 @pytest.mark.parametrize("who", [0, 2])
 def test_who_comes_again_is_given_what_the_others_hold(plain: SimpleNamespace, who: int, restarts: int) -> None:
     """With momentum, whose state must come along: with the next life there are four again, else three."""
-    task = tallied(plain.classes(normed, samples=400), 4, epochs=4)
+    task = tallied(plain.classes(normed, samples=160), 4, epochs=4)
     run, _ = dying(plain, "ring", who, 40, task=task, restarts=restarts, optimizer=optim("momentum", lr=0.01), epochs=4)
     run.run()
-    assert summary(run)["samples"] == 1600
+    assert summary(run)["samples"] == 640
     assert_each_once(run)
     last = [r.role for r in run.records if isinstance(r, records.Stepped)][-4:]
     assert (roles.replica(who) in last) is bool(restarts)
@@ -440,7 +439,7 @@ def test_on_death_stop_ends_the_job_with_the_reason(plain: SimpleNamespace) -> N
 def test_when_all_die_the_next_lives_go_back_to_the_newest_checkpoint(plain: SimpleNamespace) -> None:
     """Before the first of them, and after each: there is one for every epoch."""
     task, back = tallied(plain.classes(plain.mlp, samples=46), 4, epochs=6), Counter[int]()
-    for message in range(3, 42, 2):
+    for message in some(range(3, 42, 2)):
         crashes = tuple(Crash(roles.replica(i), message + i) for i in range(2))
         run, _ = begin(
             plain,
@@ -459,7 +458,8 @@ def test_when_all_die_the_next_lives_go_back_to_the_newest_checkpoint(plain: Sim
         assert len(rewound) == made, f"at message {message}"
         assert summary(run)["epochs"] == 6
         assert_each_once(run)
-    assert set(back) == {46 * epoch for epoch in range(6)}
+    epochs = {46 * epoch for epoch in range(6)}
+    assert epochs == set(back) if SEEDS >= 20 else len(epochs & set(back)) > 2
 
 
 def test_a_group_that_breaks_up_before_any_round_is_no_end_of_all(plain: SimpleNamespace) -> None:
@@ -505,11 +505,11 @@ def test_without_any_life_left_the_job_fails(plain: SimpleNamespace) -> None:
     assert summary(run)["reason"].startswith("every replica is gone")
 
 
-@pytest.mark.parametrize("chunk", range(10))
-def test_sweep(plain: SimpleNamespace, chunk: int) -> None:
+@in_chunks(200)
+def test_sweep(plain: SimpleNamespace, seeds: range) -> None:
     """Seeds x deaths, late messages and outages: every minibatch is in one update, and all end with the same bits."""
     ways = Counter[str]()
-    for seed in range(chunk * SEEDS // 10, (chunk + 1) * SEEDS // 10):
+    for seed in seeds:
         chance = random.Random(f"allreduce {seed}")
         replicas = chance.randint(1, 6)
         restarts = chance.choice((0, 0, 1, 2))
@@ -556,4 +556,4 @@ def test_sweep(plain: SimpleNamespace, chunk: int) -> None:
         assert told["samples"] == 39 * epochs, f"seed {seed}"
         assert_each_once(run)
         ways["went back" if rewound else "went on" if died else "undisturbed"] += 1
-    assert min(ways["went on"], ways["undisturbed"]) >= SEEDS // 100, ways
+    assert len(seeds) < 50 or min(ways["went on"], ways["undisturbed"]) > 0, ways

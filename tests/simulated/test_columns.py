@@ -4,7 +4,6 @@ against whole replicas, and under deaths.
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import SEEDS, in_chunks, some, sweep
 from split_jobs import SAMPLES, WIDTH, marked, normed, play, smooth, weights
 
 import distbelief as db
@@ -32,7 +32,7 @@ from distbelief.testing.checkers import attach
 from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_revivals
 from distbelief.transport.virtual import NetworkModel
 
-SEEDS = int(os.environ.get("DISTBELIEF_SEEDS", "200")) // 5
+SEEDS_AT_ONCE = 50
 SPLITS = {
     "stages": {"split": "stages", "partitions": 2},
     "neurons": {"split": "neurons", "partitions": 2},
@@ -329,8 +329,8 @@ def test_whoever_dies_at_whatever_message_each_minibatch_is_in_one_update(
     monkeypatch: pytest.MonkeyPatch, victim: str
 ) -> None:
     """A partition takes its replica with it, which comes again; the other goes on, and nothing is half updated."""
-    ended: Counter[str] = Counter()
-    for message in range(1, 38, 3):
+    ended, messages = Counter[str](), some(range(1, 38, 3), SEEDS // 2)
+    for message in messages:
         strategy = Allreduce(2, optimizer=Optimizer("sgd", 0.1), partitions=2, split="stages", restarts=1)
         cluster = Simulated(crashes=(Crash(victim, message),), restart_seconds=1e-3)
         try:
@@ -340,7 +340,7 @@ def test_whoever_dies_at_whatever_message_each_minibatch_is_in_one_update(
             raise
         assert run.outcome == "done"
         ended["died"] += victim in run.simulation.killed
-    assert ended["died"] > 7
+    assert ended["died"] > len(messages) // 2
 
 
 def draw(seed: int) -> tuple[Allreduce, dict[str, Any], Simulated]:
@@ -363,18 +363,16 @@ def draw(seed: int) -> tuple[Allreduce, dict[str, Any], Simulated]:
     return strategy, {"batch_size": pick((2, 3)), "seed": seed, "snapshot_every": pick(("0", "3", "5ms"))}, cluster
 
 
-def test_no_fault_loses_or_repeats_a_minibatch_of_split_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: Counter[str] = Counter()
-    for seed in range(SEEDS):
+@in_chunks(SEEDS_AT_ONCE)
+def test_no_fault_loses_or_repeats_a_minibatch_of_split_replicas(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
+    def ended(seed: int) -> Counter[str]:
         strategy, options, cluster = draw(seed)
-        try:
-            run = hold(monkeypatch, strategy, cluster, **options)
-        except BaseException as error:
-            error.add_note(f"seed {seed}: {draw(seed)}")
-            raise
+        run = hold(monkeypatch, strategy, cluster, **options)
         died = any(role != "coordinator" for role in run.simulation.killed)
-        found[f"{run.outcome}, {'a partition' if died else 'nobody'} died"] += 1
-    if SEEDS >= 40:
+        return Counter([f"{run.outcome}, {'a partition' if died else 'nobody'} died"])
+
+    found = sweep(seeds, ended, draw)
+    if len(seeds) >= SEEDS_AT_ONCE:
         assert found["done, a partition died"] > 5
         assert found["done, nobody died"] > 5
         assert len(found) > 2

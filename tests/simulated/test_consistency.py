@@ -5,16 +5,17 @@ papers' numbers.
 from __future__ import annotations
 
 import dataclasses
-import os
 import random
 import statistics
 from collections import Counter
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from drawn import SEEDS, in_chunks, some, sweep
 from torch import nn
 
 from distbelief.core import records, roles
@@ -40,8 +41,7 @@ from distbelief.testing.endings import Endings, hold_floors, ways
 from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_outages, draw_revivals
 from distbelief.transport.virtual import NetworkModel
 
-SEEDS, CHUNK = int(os.environ.get("DISTBELIEF_SEEDS", "1000")), 250
-PARTS = max(1, SEEDS // CHUNK)
+CHUNK = 250
 FLOORS = {
     "EPOCHS_DONE": 100, "INTERRUPTED": 30, "REPLICAS_DIED": 15, "SHARD_SPENT": 15, "SHARD_UNSAVED": 3,
     "done, and nobody died": 30, "done after a replica died": 40, "done after the coordinator died": 15,
@@ -49,6 +49,9 @@ FLOORS = {
     "done with pushes forgotten": 1,
 }  # fmt: skip
 """How many of `CHUNK` seeds end in each way, at least."""
+MANY = SEEDS >= 1000
+"""Whether laws are held with the numbers of the papers, or with fewer."""
+DRAWS, APART = (4000, 0.05) if MANY else (1000, 0.1)
 INSTANT = NetworkModel(latency=0.0, bandwidth=float("inf"))
 UNEVEN = Simulated(
     network=NetworkModel(jitter=5.0, delay_chance=0.05, delay=3e-3),
@@ -128,11 +131,15 @@ def vector(run: Observed, dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)], ids=["float32", "float64"]
-)
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", "rmsprop"])
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("replicas", [1, 2, 3, 4, 5])
+    ("replicas", "shards", "optimizer", "dtype", "tolerance"),
+    [
+        (1, 1, "sgd", torch.float32, 1e-6), (1, 3, "momentum", torch.float64, 1e-12),
+        (2, 3, "adagrad", torch.float32, 1e-6), (2, 1, "rmsprop", torch.float64, 1e-12),
+        (3, 1, "momentum", torch.float32, 1e-6), (3, 3, "sgd", torch.float64, 1e-12),
+        (4, 3, "rmsprop", torch.float32, 1e-6), (4, 1, "adagrad", torch.float64, 1e-12),
+        (5, 3, "sgd", torch.float32, 1e-6), (5, 1, "momentum", torch.float64, 1e-12),
+    ],
+)  # fmt: skip
 def test_synchronous_replicas_are_sgd_on_the_union_batch(
     plain: SimpleNamespace, replicas: int, shards: int, optimizer: str, dtype: torch.dtype, tolerance: float
 ) -> None:
@@ -289,12 +296,12 @@ def test_the_first_round_of_100_machines_takes_the_time_of_its_order_statistic(m
     the table's.
     """
     compute, table = TABLE[mix]
-    draws = [sorted(compute.stopwatch(i, seed).draw() for i in range(100)) for seed in range(4000)]
-    for backups, expected in table.items():
-        assert statistics.mean(drawn[99 - backups] for drawn in draws) == pytest.approx(expected, rel=0.05), (
+    draws = [sorted(compute.stopwatch(i, seed).draw() for i in range(100)) for seed in range(DRAWS)]
+    for backups, expected in some(table.items(), SEEDS // 2):
+        assert statistics.mean(drawn[99 - backups] for drawn in draws) == pytest.approx(expected, rel=APART), (
             f"{backups} backup workers"
         )
-        for seed in range(4):
+        for seed in range(1 + 3 * MANY):
             job = Job(task=points(100), strategy=Synchronous(100, 1, backup_workers=backups), batch_size=1, seed=seed)
             run = Observed(job, Simulated(network=INSTANT, compute=compute, handling=handling.INSTANT, phantom=True))
             accounting = Accounting(run)
@@ -335,11 +342,12 @@ def points(samples: int) -> Task:
     return Task(model=lambda: nn.Linear(4, 4), train=lambda: data)
 
 
-@pytest.mark.parametrize("n", [1, 2, 6, 15, 30])
+@pytest.mark.parametrize("n", some([1, 2, 6, 15, 30], SEEDS // 2))
 def test_softsyncs_staleness_is_about_n_and_almost_never_above_2n(plain: SimpleNamespace, n: int) -> None:
     """Zhang et al. 2016, section 3: 30 learners, mean about n, P(> 2n) under 1e-4."""
+    samples = 30 * (700 if MANY else 150)
     run, accounting = play(
-        plain, Softsync(30, 1, n=n), Simulated(network=INSTANT, phantom=True), task=points(30 * 700), batch_size=1
+        plain, Softsync(30, 1, n=n), Simulated(network=INSTANT, phantom=True), task=points(samples), batch_size=1
     )
     groups, pushes = accounting.groups["shard 0"], accounting.sent_pushes
     # while all have work: with fewer replicas, fewer pushes make an update
@@ -351,7 +359,7 @@ def test_softsyncs_staleness_is_about_n_and_almost_never_above_2n(plain: SimpleN
     ]
     assert statistics.mean(found) == pytest.approx(n, rel=0.07)
     assert sum(staleness > 2 * n for staleness in found) / len(found) < 1e-4
-    assert sum(run.simulation.shards[0].staleness.values()) == 30 * 700
+    assert sum(run.simulation.shards[0].staleness.values()) == samples
 
 
 @pytest.mark.parametrize(("n", "size"), [(1, 4), (2, 2), (3, 1), (4, 1)])
@@ -414,10 +422,10 @@ def test_what_softsync_has_acknowledged_is_in_every_checkpoint(plain: SimpleName
 # bounded
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"prefetch": 1}, {"fetch_every": 4}, {"prefetch": 1, "fetch_every": 3, "push_every": 2}], ids=str
-)
-@pytest.mark.parametrize("bound", [0, 1, 3])
+OLDER = [{}, {"prefetch": 1}, {"fetch_every": 4}, {"prefetch": 1, "fetch_every": 3, "push_every": 2}]
+
+
+@pytest.mark.parametrize(("bound", "options"), some(product([0, 1, 3], OLDER)), ids=str)
 def test_no_step_begins_more_than_the_bound_ahead_of_what_is_applied(
     plain: SimpleNamespace, bound: int, options: dict[str, int]
 ) -> None:
@@ -440,7 +448,7 @@ def test_no_step_begins_more_than_the_bound_ahead_of_what_is_applied(
 
 def test_the_bound_holds_whichever_message_a_replica_dies_at(plain: SimpleNamespace) -> None:
     """Seed 1,009,988 of the sweep died between saying from where on it takes part, and its step."""
-    for message in range(1, 80):
+    for message in some(range(1, 80)):
         strategy = Bounded(3, 3, staleness=2, fetch_every=3, warm_start_steps=4)
         job = Job(plain.classes(lambda: smooth(torch.float32), samples=43), strategy, batch_size=4, epochs=2)
         run = Observed(job, Simulated(crashes=(Crash("replica 0", message),)))
@@ -577,7 +585,7 @@ def line(samples: int) -> Task:
 
 
 def final_loss(plain: SimpleNamespace, strategy: Strategy) -> float:
-    task = line(6000)
+    task = line(6000 if MANY else 1500)
     run, _ = play(plain, strategy, Simulated(compute=ComputeModel(step=1e-2)), task=task)
     weights, data = vector(run, torch.float64), task.train()
     inputs, targets = data.batch(torch.arange(len(data)))
@@ -867,29 +875,13 @@ def test_what_failed_once_does_not_fail_again(plain: SimpleNamespace, why: str) 
     hold(plain, ONCE[why])
 
 
-@pytest.mark.parametrize("first", range(PARTS))
+@in_chunks(CHUNK)
 def test_no_fault_loses_or_repeats_a_gradient_under_any_consistency_and_every_job_ends(
-    plain: SimpleNamespace, first: int
+    plain: SimpleNamespace, seeds: range
 ) -> None:
-    found: Counter[str] = Counter()
-    seeds = range(first, SEEDS, PARTS)
-    for seed in seeds:
-        try:
-            found += hold(plain, seed)
-        except Exception as error:
-            error.add_note(
-                f"seed {seed}: {draw(seed)}\nreplay: DISTBELIEF_SEED={seed} python -m pytest {__file__} -k replay -s"
-            )
-            raise
+    found = sweep(seeds, lambda seed: hold(plain, seed), draw)
     if len(seeds) >= CHUNK:
         hold_floors(found, FLOORS)
-
-
-@pytest.mark.skipif("DISTBELIEF_SEED" not in os.environ, reason="replays DISTBELIEF_SEED")
-def test_replay(plain: SimpleNamespace) -> None:
-    seed = int(os.environ["DISTBELIEF_SEED"])
-    print(draw(seed))
-    print(hold(plain, seed))
 
 
 @pytest.mark.parametrize(
@@ -942,8 +934,7 @@ def test_an_evaluation_in_rounds_is_of_one_round(
     assert len(asked) < 2 * len(made) * (len(measured) + 1)
 
 
-@pytest.mark.parametrize("message", [27, 30, 33, 36, 39])
-@pytest.mark.parametrize("pause", [0.0, 1e-3, 5e-3])
+@pytest.mark.parametrize(("message", "pause"), some(product([27, 30, 33, 36, 39], [0.0, 1e-3, 5e-3])))
 def test_an_evaluator_that_comes_again_measures_although_shards_wait_for_their_standbys(
     plain: SimpleNamespace, message: int, pause: float
 ) -> None:

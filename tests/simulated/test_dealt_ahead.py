@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from drawn import SEEDS, some
 
 import distbelief as db
 from distbelief.core import records
@@ -71,9 +73,9 @@ def test_a_round_costs_few_words_with_the_coordinator(plain: SimpleNamespace) ->
     assert said.sent_by_kind[dealing.Recall] == 0
 
 
-@pytest.mark.parametrize("compute", [STEADY, UNEVEN], ids=["even", "uneven"])
-@pytest.mark.parametrize("batches", [7, 40, 399, 402])
-@pytest.mark.parametrize("replicas", [2, 3, 5])
+@pytest.mark.parametrize(
+    ("replicas", "batches", "compute"), some(product([2, 3, 5], [7, 40, 399, 402], [STEADY, UNEVEN]))
+)
 def test_all_come_to_the_end_of_the_data_together(
     plain: SimpleNamespace, replicas: int, batches: int, compute: db.ComputeModel
 ) -> None:
@@ -133,7 +135,7 @@ def test_where_the_slow_are_left_behind_each_is_dealt_one_after_the_other(
     assert len(said.dealt) == 400 + sum(len(accounting.pushes[key]) for key in accounting.dropped)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_no_death_loses_what_was_dealt_ahead(plain: SimpleNamespace, seed: int) -> None:
     """Of anybody, at any message, while checkpoints are made: the accounting holds that each minibatch is applied, once
     where no replica died, and each checkpoint against what its shards had applied.

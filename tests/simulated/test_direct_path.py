@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, product
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from drawn import SEEDS, some
 
 from distbelief.core import roles
 from distbelief.core.conversations import pushing
@@ -31,7 +31,6 @@ from distbelief.testing.simulations import Observed
 from distbelief.transport.processors import Hosts
 
 STEADY = ComputeModel(step=1e-3, spread="constant")
-SEEDS = int(os.environ.get("DISTBELIEF_SEEDS", "10"))
 STRATEGIES = {
     "downpour": Downpour(3, 2), "sums": Downpour(2, 3, push_every=2, fetch_every=3),
     "bounded": Bounded(3, 2, staleness=0), "ahead": Downpour(2, 1, prefetch=1), "softsync": Softsync(2, 2, n=2),
@@ -114,7 +113,7 @@ def test_a_replica_that_dies_at_any_message_keeps_no_lock_and_loses_nothing(plai
     said = Pushes(calm)
     calm.run()
     assert calm.outcome == "done"
-    for message in range(1, said.said["replica 1"] + 1):
+    for message in some(range(1, said.said["replica 1"] + 1), SEEDS // 2):
         run = observe(plain, STRATEGIES[name], crashes=(Crash("replica 1", message),), restart_seconds=1e-3)
         accounting = Accounting(run)
         run.run()
@@ -123,16 +122,17 @@ def test_a_replica_that_dies_at_any_message_keeps_no_lock_and_loses_nothing(plai
         assert not any(memory.turns for memory in run.simulation.network.memories.values()), f"message {message}"
 
 
-@pytest.mark.parametrize("restart_seconds", [1e-3, 1.0], ids=["soon", "after the replicas have left"])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_shard_whose_process_dies_at_any_message_has_lost_nothing_as_the_job_ends(
-    plain: SimpleNamespace, name: str, restart_seconds: float
+    plain: SimpleNamespace, name: str
 ) -> None:
+    """It comes again soon, or after the replicas have left."""
     calm = observe(plain, STRATEGIES[name])
     said = Pushes(calm)
     calm.run()
     last, notes = said.said["shard 0"], Counter[bool]()
-    for message in [*range(1, last - 12, 3), *range(last - 12, last + 1)]:
+    messages = [*range(1, last - 12, 3), *range(last - 12, last + 1)]
+    for message, restart_seconds in some(product(messages, (1e-3, 1.0))):
         crashes = (Crash("shard 0", message),)
         run = observe(plain, STRATEGIES[name], crashes=crashes, restart_seconds=restart_seconds)
         accounting, endings = Accounting(run), Endings(run)
@@ -143,7 +143,9 @@ def test_a_shard_whose_process_dies_at_any_message_has_lost_nothing_as_the_job_e
         assert accounting.checkpoints
         told = [record.text for record in run.records if isinstance(record, Note)]
         notes[any("nothing that was applied is lost" in text for text in told)] += 1
-    assert notes[True] > 3 * notes[False], "only before its first parameters has it nothing to go on from"
+    assert notes[True] > (3 if SEEDS >= 50 else 1) * notes[False], (
+        "only before its first parameters has it nothing to go on from"
+    )
 
 
 @pytest.mark.parametrize("seed", [19, *range(100, 100 + SEEDS)])

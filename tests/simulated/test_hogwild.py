@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from drawn import SEEDS, in_chunks, some, sweep
 from safetensors.torch import load_file
 from torch import nn
 
@@ -142,8 +143,11 @@ def bags() -> Task:
     return Task(model=Bag, train=data)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("optimizer", PLAIN)
+@pytest.mark.parametrize(
+    ("way", "optimizer"),
+    [("hogwild", "momentum"), *(("shard", one) for one in PLAIN), ("global", "adagrad"), ("round-robin", "nesterov"),
+        ("none", "momentum")],
+)  # fmt: skip
 def test_one_replica_is_sequential_sgd_bit_for_bit(plain: SimpleNamespace, way: str, optimizer: str) -> None:
     task = plain.classes(plain.mlp)
     _, simulation = race(task, WAYS[way](replicas=1, optimizer=optim(optimizer, lr=0.05)), epochs=3)
@@ -161,9 +165,9 @@ def normalised() -> nn.Module:
 def test_the_buffers_of_one_replica_are_those_of_a_plain_loop(plain: SimpleNamespace, way: str) -> None:
     task = plain.classes(normalised, samples=20)
     run, simulation = race(task, WAYS[way](replicas=1), epochs=3)
-    vector = mapping_of(simulation)
+    vector, expected = mapping_of(simulation), plain.sequential(task, "sgd", lr=0.1, epochs=3)
     for entry in run.simulation.coordinator.plan.layout.entries:  # type: ignore[union-attr]
-        t, expected = entry.tensor, plain.sequential(task, "sgd", lr=0.1, epochs=3)
+        t = entry.tensor
         assert torch.equal(
             vector[entry.start : entry.start + t.size].view(getattr(torch, t.dtype)).view(t.shape), expected[t.name]
         ), t.name
@@ -246,7 +250,7 @@ DENSE = [Downpour(1, 1), Downpour(1, 3), Downpour(1, 2, push_every=2), Synchrono
 @pytest.mark.parametrize(
     "strategy", DENSE, ids=["downpour 1", "downpour 3", "downpour 2", "synchronous 2", "allreduce"]
 )
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", "adam"])
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_elsewhere_sparse_gradients_are_made_dense(plain: SimpleNamespace, strategy: Any, optimizer: str) -> None:
     """The flat vector is dense: the result is that of the same model with sparse=False, bit for bit, with any
     optimizer, and with clipping.
@@ -505,8 +509,8 @@ def test_by_turns_the_dead_are_passed_over_till_they_come_again(
     assert behind[:6] == [(behind[0] + turn) % 3 for turn in range(6)] if restarts else dead not in behind
 
 
+@pytest.mark.parametrize("moment", some([0.001 * step + 0.0003 for step in range(0, 40, 3)], SEEDS // 3))
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("moment", [0.001 * step + 0.0003 for step in range(0, 40, 3)])
 def test_a_death_at_any_moment_frees_its_locks_and_its_portion(plain: SimpleNamespace, way: str, moment: float) -> None:
     task = plain.classes(plain.mlp, samples=60)
     job = Job(task=task, strategy=WAYS[way](replicas=3, restarts=1), epochs=2, batch_size=4, snapshot_every="10")
@@ -555,18 +559,6 @@ def test_a_holder_dies_in_the_middle_of_its_update(plain: SimpleNamespace) -> No
         run.outcome,
         [record.role for record in run.records if isinstance(record, records.Gone) and record.died],
     ) == ("done", held)
-
-
-@pytest.mark.parametrize("message", range(1, 16))
-@pytest.mark.parametrize("victim", ["replica 0", "replica 1"])
-def test_a_death_at_any_message_ends_in_a_whole_job(plain: SimpleNamespace, victim: str, message: int) -> None:
-    cluster = Simulated(network=SLOW, compute=STEADY, crashes=(Crash(victim, message),), restart_seconds=0.01)
-    run, simulation = race(
-        plain.classes(plain.mlp, samples=60), Hogwild(replicas=2), cluster, epochs=2, snapshot_every="10"
-    )
-    assert run.outcome == "done"
-    assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 120
-    assert updater(simulation).held().counts.facts()["updates"] >= 30
 
 
 def test_a_checkpoint_whose_writer_dies_is_made_by_another(plain: SimpleNamespace) -> None:
@@ -728,20 +720,14 @@ def hold(run: Observed) -> Counter[str]:
     return ways(run, finished.cause)
 
 
-@pytest.mark.parametrize("first", range(0, 300, 100))
-def test_no_fault_loses_a_minibatch_or_leaves_anybody_waiting(plain: SimpleNamespace, first: int) -> None:
+@in_chunks(100)
+def test_no_fault_loses_a_minibatch_or_leaves_anybody_waiting(plain: SimpleNamespace, seeds: range) -> None:
     """Seeds x deaths, late messages and outages: every job ends, and what the mapping holds at the end has every
     minibatch in it.
     """
-    found: Counter[str] = Counter()
-    for seed in range(first, first + 100):
-        run = drawn(plain, seed)
-        try:
-            found += hold(run)
-        except Exception as error:
-            error.add_note(f"seed {seed}: {run.simulation.job}, {run.simulation.cluster}")
-            raise
-    hold_floors(found, FLOORS)
+    found = sweep(seeds, lambda seed: hold(drawn(plain, seed)), lambda seed: drawn(plain, seed).simulation.job)
+    if len(seeds) >= 100:
+        hold_floors(found, FLOORS)
 
 
 def test_a_parameter_without_elements_is_in_no_range() -> None:

@@ -4,6 +4,7 @@ the model.
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,8 +78,9 @@ def test_one_replica_is_sequential_sgd(plain: SimpleNamespace, name: str, shards
     assert_same(ours, plain.sequential(task, name, lr=lr, epochs=2))
 
 
-@pytest.mark.parametrize("schedule", ["linear", "cosine", "step", "polynomial"])
-@pytest.mark.parametrize("name", FLAT)
+@pytest.mark.parametrize(
+    ("name", "schedule"), [*zip(FLAT, itertools.cycle(["linear", "cosine", "step", "polynomial"]), strict=False)]
+)
 def test_one_replica_is_sequential_sgd_with_decay_schedule_and_clipping(
     plain: SimpleNamespace, name: str, schedule: str
 ) -> None:

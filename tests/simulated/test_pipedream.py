@@ -4,7 +4,6 @@ plain loop that keeps every version of every stage.
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import in_chunks, sweep
 from split_jobs import SAMPLES, marked, play, smooth, weights
 from torch import nn
 from torch.func import functional_call
@@ -36,7 +36,6 @@ from distbelief.testing.checkers import attach
 from distbelief.testing.simulations import Observed, draw_compute, draw_network
 from distbelief.transport.virtual import NetworkModel
 
-SEEDS = int(os.environ.get("DISTBELIEF_SEEDS", "200")) // 5
 BATCH = 4
 BATCHES = -(-SAMPLES // BATCH)
 
@@ -231,8 +230,10 @@ def test_its_staleness_is_told(plain: SimpleNamespace) -> None:
     assert applied.staleness == {0: full + 2, 1: (full - 1) + 1, 2: full - 2}
 
 
-@pytest.mark.parametrize("evaluate_every", [0, "6minibatches"])
-@pytest.mark.parametrize("victim", ["replica 0.0", "replica 0.1", "replica 0.2"])
+@pytest.mark.parametrize(
+    ("victim", "evaluate_every"),
+    [("replica 0.0", 0), ("replica 0.1", "6minibatches"), ("replica 0.2", 0), ("replica 0.2", "6minibatches")],
+)
 def test_where_a_stage_dies_all_begin_anew_where_they_were_saved(
     plain: SimpleNamespace, victim: str, evaluate_every: int | str
 ) -> None:
@@ -295,6 +296,9 @@ def test_a_job_that_is_stopped_anywhere_has_made_the_same_updates_at_all_stages(
     assert run.outcome == "interrupted"
 
 
+CHUNK = 50
+
+
 def draw(seed: int) -> tuple[Single, Simulated]:
     """The stages and the faults of a seed."""
     chance = random.Random(f"pipedream {seed}")
@@ -309,25 +313,26 @@ def draw(seed: int) -> tuple[Single, Simulated]:
     return pipedream(partitions), cluster
 
 
-def test_it_ends_where_a_calm_run_does_however_slow_anybody_is_and_whoever_dies(plain: SimpleNamespace) -> None:
+@in_chunks(CHUNK)
+def test_it_ends_where_a_calm_run_does_however_slow_anybody_is_and_whoever_dies(
+    plain: SimpleNamespace, seeds: range
+) -> None:
     """Bit for bit: what is computed with which weights depends on nobody's speed."""
     calm: dict[int, dict[str, torch.Tensor]] = {}
-    killed: Counter[str] = Counter()
-    for seed in range(SEEDS):
+
+    def hold(seed: int) -> Counter[str]:
         strategy, cluster = draw(seed)
         options: dict[str, Any] = {"epochs": 3, "evaluate_every": 2, "snapshot_every": "7minibatches"}
-        try:
-            if strategy.partitions not in calm:
-                calm[strategy.partitions] = weights(play(plain, strategy, **options).run())
-            run = play(plain, strategy, cluster, **options).run()
-            assert run.outcome == "done"
-            for name, tensor in calm[strategy.partitions].items():
-                assert torch.equal(weights(run)[name], tensor)
-        except BaseException as error:
-            error.add_note(f"seed {seed}: {strategy}, {cluster}")
-            raise
-        killed.update(role.partition(" ")[0] for role in run.simulation.killed)
-    if SEEDS >= 40:
+        if strategy.partitions not in calm:
+            calm[strategy.partitions] = weights(play(plain, strategy, **options).run())
+        run = play(plain, strategy, cluster, **options).run()
+        assert run.outcome == "done"
+        for name, tensor in calm[strategy.partitions].items():
+            assert torch.equal(weights(run)[name], tensor)
+        return Counter(role.partition(" ")[0] for role in run.simulation.killed)
+
+    killed = sweep(seeds, hold, draw)
+    if len(seeds) >= CHUNK:
         assert min(killed["replica"], killed["coordinator"]) > 5
 
 

@@ -5,11 +5,13 @@ anew.
 from __future__ import annotations
 
 import io
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from drawn import some
 
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import linking, membership
@@ -78,15 +80,17 @@ def told(run: Observed) -> list[Record]:
     return [record for record in run.records if isinstance(record, kinds)]
 
 
-@pytest.mark.usefixtures("_memory")
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_coordinator_may_die_at_any_message(plain: SimpleNamespace, name: str) -> None:
+def test_a_coordinator_may_die_at_any_message(
+    plain: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     strategy, count = STRATEGIES[name], Count()
     calm = observe(plain, strategy)
     calm.watch(count)
     calm.run()
     assert calm.outcome == "done"
-    for message in range(1, count.said + 1):
+    for long, message in some(product((False, True), range(1, count.said + 1))):
+        monkeypatch.setattr(Journal, "long", long)
         run = observe(plain, strategy, Simulated(crashes=(Crash(roles.COORDINATOR, message),), restart_seconds=0.3))
         accounting = Accounting(run) if isinstance(strategy, Served) and strategy.name != "sandblaster" else None
         run.run()
@@ -114,10 +118,9 @@ def test_a_coordinator_may_die_at_any_message(plain: SimpleNamespace, name: str)
         )
 
 
-@pytest.mark.usefixtures("_memory")
 @pytest.mark.parametrize("strategy", [Downpour(2, 2, standby=1), Synchronous(2, 2, standby=1)], ids=lambda s: s.name)
 def test_a_standby_takes_over_whatever_the_coordinator_was_saying_as_it_died(
-    plain: SimpleNamespace, strategy: Strategy
+    plain: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, strategy: Strategy
 ) -> None:
     """Also where its word to succeed is on its way; all go back only where the shard died before its standby held
     everything.
@@ -126,8 +129,10 @@ def test_a_standby_takes_over_whatever_the_coordinator_was_saying_as_it_died(
     calm = observe(plain, strategy, Simulated(crashes=(shard,), restart_seconds=0.3))
     calm.watch(count)
     assert calm.run().outcome == "done"
+    deaths = some(product((False, True), range(1, count.said + 1)))
     taken_over = 0
-    for message in range(1, count.said + 1):
+    for long, message in deaths:
+        monkeypatch.setattr(Journal, "long", long)
         run = observe(
             plain, strategy, Simulated(crashes=(shard, Crash(roles.COORDINATOR, message)), restart_seconds=0.3)
         )
@@ -143,7 +148,7 @@ def test_a_standby_takes_over_whatever_the_coordinator_was_saying_as_it_died(
         held = records.StandbyReady("standby 0") in run.records[: run.records.index(notes[0])]
         assert succeeded or not held, f"message {message}: {notes}"
         taken_over += succeeded
-    assert taken_over > count.said / 2
+    assert taken_over > len(deaths) / 2
 
 
 @pytest.mark.usefixtures("_memory")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import random
 from collections import Counter
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from drawn import SEEDS, in_chunks, sweep
 from torch import Tensor, nn
 
 from distbelief.core import records
@@ -35,7 +35,7 @@ from distbelief.testing.endings import Endings, hold_floors, ways
 from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_outages, draw_revivals
 
 SAMPLES, SIZE, ITERATIONS = 83, 4, 4
-SEEDS, CHUNK = int(os.environ.get("DISTBELIEF_SEEDS", "120")), 60
+CHUNK = 60
 FLOORS = {
     "EPOCHS_DONE": 20, "REPLICAS_DIED": 3, "SHARD_SPENT": 6, "SHARD_UNSAVED": 2, "done, and nobody died": 2,
     "done after a replica died": 8,
@@ -208,32 +208,20 @@ def hold(seed: int, replicas: str = "whole") -> Counter[str]:
     return ways(run, cause) + Counter(copies=accounts.copies)
 
 
-@pytest.mark.parametrize(
-    ("replicas", "first"),
-    [(of, first) for of, seeds in (("whole", SEEDS), ("split", SEEDS // 2)) for first in range(0, seeds, CHUNK)],
-)
-def test_no_fault_loses_or_repeats_a_portion_and_the_result_has_the_same_bits(replicas: str, first: int) -> None:
-    found: Counter[str] = Counter()
-    seeds = range(first, min(first + CHUNK, SEEDS))
-    for seed in seeds:
-        try:
-            found += hold(seed, replicas)
-        except BaseException as error:
-            error.add_note(
-                f"seed {seed}: {DRAWS[replicas](seed)}\nreplay: DISTBELIEF_SEED={seed} python -m pytest {__file__} -k "
-                f"'replay and {replicas}' -s"
-            )
-            raise
-    if len(seeds) == CHUNK:
+def hold_all(seeds: range, replicas: str) -> None:
+    found = sweep(seeds, lambda seed: hold(seed, replicas), DRAWS[replicas])
+    if len(seeds) >= CHUNK:
         hold_floors(found, FLOORS | {"copies": CHUNK})
 
 
-@pytest.mark.skipif("DISTBELIEF_SEED" not in os.environ, reason="replays DISTBELIEF_SEED")
-@pytest.mark.parametrize("replicas", DRAWS)
-def test_replay(replicas: str) -> None:
-    seed = int(os.environ["DISTBELIEF_SEED"])
-    print(DRAWS[replicas](seed))
-    print(hold(seed, replicas))
+@in_chunks(CHUNK)
+def test_no_fault_loses_or_repeats_a_portion_and_the_result_has_the_same_bits(seeds: range) -> None:
+    hold_all(seeds, "whole")
+
+
+@in_chunks(CHUNK, SEEDS // 2)
+def test_no_fault_loses_or_repeats_a_portion_of_split_replicas(seeds: range) -> None:
+    hold_all(seeds, "split")
 
 
 @pytest.mark.parametrize("seed", [21, 90])

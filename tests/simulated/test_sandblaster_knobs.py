@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import SEEDS
 from torch import nn
 
 from distbelief.bench.balance import balance, coordinator_bytes
@@ -250,7 +251,7 @@ def test_what_the_coordinator_says_does_not_grow_with_the_parameters_and_grows_e
 
 
 def test_backup_portions_among_many_replicas_save_a_batch_from_stragglers() -> None:
-    found = balance(replicas=100, iterations=3)
+    found = balance(replicas=100 if SEEDS >= 1000 else 40, iterations=3)
     assert found["one static split"] > 3 * found["work units, backup portions"]
     assert found["work units, no backup portions"] > 1.5 * found["work units, backup portions"]
 

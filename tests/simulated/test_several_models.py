@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from drawn import SEEDS, some
 from torch import nn
 
 from distbelief.core import roles
@@ -177,8 +178,7 @@ def test_one_replica_steps_each_model_as_plain_torch_does(
     assert set(run.simulation.shards[0].staleness) == {0}, "a step of the other model made this one's older"
 
 
-@pytest.mark.parametrize("replicas", [2, 3, 5])
-@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize(("replicas", "shards"), [(2, 3), (3, 1), (5, 3)])
 @pytest.mark.usefixtures("several")
 def test_rounds_of_each_model_are_sgd_on_the_union_batch(plain: SimpleNamespace, replicas: int, shards: int) -> None:
     run, accounting = play(plain, Synchronous(replicas, shards, Optimizer("sgd", LR)), epochs=3)
@@ -191,7 +191,7 @@ def test_rounds_of_each_model_are_sgd_on_the_union_batch(plain: SimpleNamespace,
 
 
 @pytest.mark.parametrize("strategy", [Downpour, Bounded])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", some(range(4), SEEDS // 3))
 @pytest.mark.usefixtures("several")
 def test_what_is_pushed_is_applied_to_its_model_and_nothing_else(
     plain: SimpleNamespace, strategy: type[Strategy], seed: int
@@ -209,7 +209,7 @@ def test_what_is_pushed_is_applied_to_its_model_and_nothing_else(
 
 
 @pytest.mark.parametrize("strategy", [Downpour, Bounded, Synchronous])
-@pytest.mark.parametrize("message", [9, 20, 31, 33, 34, 35, 36, 37, 38, 50])
+@pytest.mark.parametrize("message", some([9, 20, 31, 33, 34, 35, 36, 37, 38, 50], SEEDS // 2))
 @pytest.mark.usefixtures("several")
 def test_a_replica_that_dies_between_two_steps_comes_again(
     plain: SimpleNamespace, strategy: type[Strategy], message: int
@@ -247,7 +247,7 @@ def test_who_comes_to_rounds_takes_part_when_a_minibatch_begins() -> None:
 
 
 @pytest.mark.parametrize("strategy", [Downpour, Bounded, Synchronous])
-@pytest.mark.parametrize("message", [15, 16, 17, 18, 40, 60])
+@pytest.mark.parametrize("message", some([15, 16, 17, 18, 40, 60], SEEDS // 3))
 @pytest.mark.usefixtures("several")
 def test_a_shard_that_dies_comes_again_with_all_of_its_models(
     plain: SimpleNamespace, strategy: type[Strategy], message: int
@@ -302,7 +302,7 @@ def test_a_minibatch_is_done_when_all_of_its_pushes_are(plain: SimpleNamespace) 
     assert reported == [22]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.usefixtures("several")
 def test_whatever_the_network_and_whoever_dies_the_job_ends_with_all_of_its_steps(
     plain: SimpleNamespace, seed: int

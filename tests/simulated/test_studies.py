@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import SEEDS, some
 from safetensors.torch import load_file
 
 from distbelief.cli.study import preparing
@@ -82,7 +83,7 @@ def dying(moment: int) -> Callable[[], None]:
     return ask
 
 
-@pytest.mark.parametrize("moment", [1, 8, 15])
+@pytest.mark.parametrize("moment", some([1, 8, 15], SEEDS // 3))
 def test_a_study_that_is_killed_and_gone_on_with_is_what_it_is_at_once(
     moment: int, study: Study, whole: tuple[Path, list[Trial]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,21 +3,20 @@
 A seed makes one job, one network, one compute model and some deaths. To replay one that failed, with its settings
 printed:
 
-    DISTBELIEF_SEED=123 python -m pytest tests/simulated/test_sweep.py -k replay -s
+    DISTBELIEF_SEED=123 python -m pytest tests/simulated/test_sweep.py -k no_fault
 
 DISTBELIEF_SEEDS runs more of them than CI does.
 """
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from typing import Any
 
 import msgspec
-import pytest
 import torch
+from drawn import in_chunks, sweep
 from torch import nn
 
 from distbelief.core import records
@@ -32,7 +31,7 @@ from distbelief.testing.checkers import Replay
 from distbelief.testing.endings import Endings, hold_floors, ways
 from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_outages, draw_revivals
 
-SEEDS, CHUNK = int(os.environ.get("DISTBELIEF_SEEDS", "1000")), 250
+CHUNK = 250
 FLOORS = {
     "EPOCHS_DONE": 150, "REPLICAS_DIED": 20, "done, and nobody died": 60, "done after a replica died": 50,
     "done after the coordinator died": 20,
@@ -129,29 +128,13 @@ def hold(seed: int) -> Counter[str]:
     return ways(run, cause)
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
-def test_no_fault_loses_or_repeats_a_gradient_and_every_job_ends(first: int) -> None:
-    found: Counter[str] = Counter()
-    seeds = range(first, min(first + CHUNK, SEEDS))
-    for seed in seeds:
-        try:
-            found += hold(seed)
-        except Exception as error:
-            error.add_note(
-                f"seed {seed}: {draw(seed)}\nreplay: DISTBELIEF_SEED={seed} python -m pytest {__file__} -k replay -s"
-            )
-            raise
-    if len(seeds) == CHUNK:
+@in_chunks(CHUNK)
+def test_no_fault_loses_or_repeats_a_gradient_and_every_job_ends(seeds: range) -> None:
+    found = sweep(seeds, hold, draw)
+    if len(seeds) >= CHUNK:
         hold_floors(found, FLOORS)
 
 
 def test_a_word_of_a_former_life_that_waits_is_not_taken_for_one_of_the_next() -> None:
     """Seed 12: the coordinator took it for that of a replica that had come again, which it dropped for it."""
     hold(12)
-
-
-@pytest.mark.skipif("DISTBELIEF_SEED" not in os.environ, reason="replays DISTBELIEF_SEED")
-def test_replay() -> None:
-    seed = int(os.environ["DISTBELIEF_SEED"])
-    print(draw(seed))
-    print(hold(seed))

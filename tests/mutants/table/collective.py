@@ -66,7 +66,7 @@ MUTANTS = [
     Mutant(
         "a-partition-steps-by-the-norms-of-its-own-part", PAPERS, "strategies/grouped/replica.py",
         "added(one.of for one in (own, *said))", "own.of",
-        (f"{LARGE}::test_lars_and_lamb_are_those_of_the_papers_wherever_a_layer_is_cut[lars-allreduce by neurons]",), 8,
+        (f"{LARGE}::test_lars_and_lamb_are_those_of_the_papers_wherever_a_layer_is_cut[allreduce by neurons]",), 8,
     ),
     Mutant(
         "moments-move-before-norms-are-known", PAPERS, "server/layerwise.py",

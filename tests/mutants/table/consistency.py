@@ -91,7 +91,7 @@ MUTANTS = [
         "a-push-is-done-when-its-first-shard-says-so", ONCE, "replica/pushes.py",
         "while waiting and not waiting[0].sent:",
         "while waiting and (not waiting[0].sent or waiting[0] is push):",
-        (DOWNPOUR_SWEEP,), seconds=15,
+        (DOWNPOUR_SWEEP,), seconds=15, seeds=250,
     ),
     Mutant(
         "what-a-dead-replica-held-is-dealt-again-one-off", PORTIONS, "core/portions.py",
@@ -169,7 +169,7 @@ MUTANTS = [
         "            completed += self._put_back(self._next(who, vain))\n"
         "            completed += self.done(who, at - past)\n"
         "            past = at\n",
-        (CONSISTENCY_SWEEP,), seconds=15,
+        (CONSISTENCY_SWEEP,), seconds=15, seeds=1000,
     ),
     Mutant(
         "a-dropped-gradient-is-not-made-again", BACKUP, "replica/pushes.py",
@@ -210,12 +210,12 @@ MUTANTS = [
     Mutant(
         "softsync-adds-where-it-is-to-average", OPTIM, "core/consistency.py",
         "return PlannedUpdate(samples, 1.0 / count, (),", "return PlannedUpdate(samples, 1.0, (),",
-        (CONSISTENCY_SWEEP,), seconds=15,
+        (CONSISTENCY_SWEEP,), seconds=15, seeds=1000,
     ),
     Mutant(
         "inverse-scaling-counts-from-one", OPTIM, "core/consistency.py",
         '"inverse": lambda staleness: 1.0 / max(staleness, 1),', '"inverse": lambda staleness: 1.0 / (staleness + 1),',
-        (CONSISTENCY_SWEEP,), seconds=15,
+        (CONSISTENCY_SWEEP,), seconds=15, seeds=1000,
     ),
     Mutant(
         "the-scale-of-a-stale-push-is-not-used", OPTIM, "server/shard.py",
@@ -225,7 +225,7 @@ MUTANTS = [
     Mutant(
         "the-optimizers-state-dies-with-its-shard", OPTIM, "server/slice.py",
         "            if state:\n                self._optimizer.state[piece.parameter] = state\n", "",
-        (CONSISTENCY_SWEEP,), seconds=15,
+        (CONSISTENCY_SWEEP,), seconds=15, seeds=1000,
     ),
     Mutant(
         "a-round-waits-for-the-dead", WAITING, "core/rounds.py",
@@ -323,7 +323,7 @@ MUTANTS = [
         "        while self._pushes.busy[self._slot * len(self._models) + computed.model]:\n"
         "            yield from self.wait()\n",
         "",
-        (DOWNPOUR_SWEEP,), seconds=15,
+        (DOWNPOUR_SWEEP,), seconds=15, seeds=250,
     ),
     Mutant(
         "the-schedule-counts-the-warm-up-too", RATE, "core/learning_rate.py",
@@ -338,7 +338,7 @@ MUTANTS = [
     Mutant(
         "a-rate-is-of-the-samples-after-its-update", RATE, "server/shard.py",
         "factor = own.rate(self.samples) * mean", "factor = own.rate(self.samples + due.samples) * mean",
-        (CONSISTENCY_SWEEP,), seconds=15,
+        (CONSISTENCY_SWEEP,), seconds=15, seeds=1000,
     ),
     Mutant(
         "an-evaluator-asks-before-it-is-to-measure", MEASURED, "replica/evaluator.py",

@@ -53,12 +53,12 @@ MUTANTS = [
     Mutant(
         "a-push-counts-when-the-lead-has-made-it", SPLIT, "replica/pushes.py",
         "{**sent, **parts}", "{**sent}",
-        (SPLIT_SWEEP,), seconds=60,
+        (SPLIT_SWEEP,), seconds=60, seeds=100,
     ),
     Mutant(
         "partitions-outlive-each-other", SPLIT, "places/supervisor.py",
         ", *self._kill_siblings(life)]", "]",
-        (SPLIT_SWEEP,), seconds=60,
+        (SPLIT_SWEEP,), seconds=60, seeds=100,
     ),
     Mutant(
         "partitions-of-one-replica-begin-different-lives", SPLIT, "places/supervisor.py",
@@ -111,12 +111,12 @@ MUTANTS = [
     Mutant(
         "every-death-of-a-shard-ends-the-job", AGAIN, "coordination/shard_holders.py",
         "return Cause.SHARD_UNSAVED if begun and not job.saving.newest else None", "return Cause.SHARD_UNSAVED",
-        (SWEEP,), seconds=15,
+        (SWEEP,), seconds=15, seeds=1000,
     ),
     Mutant(
         "and-also-where-a-standby-could-succeed", STANDBY, "coordination/shard_holders.py",
         "        if job.standbys.can_succeed(role):\n", "        if False:\n",
-        (SWEEP,), seconds=15,
+        (SWEEP,), seconds=15, seeds=1000,
     ),
     Mutant(
         "a-checkpoint-does-not-wait-for-what-is-on-its-way", MOMENT, "coordination/saving.py",
@@ -133,12 +133,12 @@ MUTANTS = [
         "a-replica-says-that-it-holds-before-all-is-acknowledged", MOMENT, "replica/downpour.py",
         "if self._hold is not None and not self._pushes.waiting and not self._amid:",
         "if self._hold is not None and not self._amid:",
-        (SWEEP,), seconds=15,
+        (SWEEP,), seconds=15, seeds=1000,
     ),
     Mutant(
         "replicas-push-on-while-a-checkpoint-is-made", MOMENT, "replica/downpour.py",
         "        while (self._holding and not self._amid) or not self._siblings", "        while not self._siblings",
-        (SWEEP,), seconds=15,
+        (SWEEP,), seconds=15, seeds=1000,
     ),
     Mutant(
         "what-softsync-has-acknowledged-is-not-saved", MOMENT, "server/shard.py",
@@ -152,25 +152,25 @@ MUTANTS = [
         "self._cut\n",
         "            self.kept, self.newest = event.number, self.newest or event.checkpoint\n"
         "            self.position, self.samples = self._cut\n",
-        (SWEEP,), seconds=15,
+        (SWEEP,), seconds=15, seeds=1000,
     ),
     Mutant(
         "what-was-forgotten-is-one-less", AGAIN, "core/ledger.py",
         "        return max(0, clock - last)\n", "        return max(0, clock - last - 1)\n",
-        (SWEEP,), seconds=15,
+        (SWEEP,), seconds=15, seeds=1000,
     ),
     Mutant(
         "a-shard-that-came-again-takes-all-pushes-from-the-first", AGAIN, "core/ledger.py",
         "        self._clocks[who, partition] = (incarnation, max(last, clock))\n",
         "        self._clocks[who, partition] = (incarnation, last)\n",
-        (SWEEP,), seconds=15,
+        (SWEEP,), seconds=15, seeds=1000,
     ),
     Mutant(
         "what-a-dead-shard-had-not-acknowledged-is-not-pushed-again", AGAIN, "replica/downpour.py",
         "            yield self._links.ask(shard, attendance.SitOut())\n"
         "        yield from pushes\n",
         "            yield self._links.ask(shard, attendance.SitOut())\n",
-        (SWEEP,), seconds=15, hangs=True,
+        (SWEEP,), seconds=15, seeds=1000, hangs=True,
     ),
     Mutant(
         "a-push-is-acknowledged-before-the-standby-has-it", STANDBY, "server/mirror.py",
@@ -210,7 +210,7 @@ MUTANTS = [
         "a-standby-may-succeed-before-it-holds-everything", STANDBY, "coordination/standbys.py",
         "return self._standing.get(roles.standby_of(shard)) is StandbyStanding.MIRRORS",
         "return self._standing.get(roles.standby_of(shard)) in (StandbyStanding.SENT, StandbyStanding.MIRRORS)",
-        (SWEEP,), seconds=15,
+        (SWEEP,), seconds=15, seeds=1000,
     ),
     Mutant(
         "a-former-life-of-a-shard-is-welcome", GRANTED, "coordination/shard_registry.py",
@@ -223,27 +223,27 @@ MUTANTS = [
         "            return False\n"
         "        self._move(role, ShardStanding.AWAY)\n",
         "        self._move(role, ShardStanding.AWAY)\n",
-        (SWEEP,), seconds=15,
+        (SWEEP,), seconds=15, seeds=1000,
     ),
     Mutant(
         "a-shard-has-one-life-more", GRANTED, "core/lives.py",
         "if not died or incarnation >= self._restarts:", "if not died or incarnation > self._restarts:",
-        (SWEEP,), seconds=15,
+        (SWEEP,), seconds=15, seeds=1000,
     ),
     Mutant(
         "one-shard-goes-back-alone", TOGETHER, "coordination/shard_holders.py",
         "        if begun and job.settings.strategy.one_moment:\n", "        if False:\n",
-        (SWEEP,), seconds=15,
+        (SWEEP,), seconds=15, seeds=1000,
     ),
     Mutant(
         "what-members-say-of-the-past-counts", TOGETHER, "coordination/membership.py",
         "        return role not in self._behind\n", "        return True\n",
-        (SWEEP,), seconds=15,
+        (SWEEP,), seconds=15, seeds=1000,
     ),
     Mutant(
         "the-data-does-not-go-back", TOGETHER, "coordination/shard_holders.py",
         "        job.data = job.work.begin(job)\n        again, told", "        again, told",
-        (SWEEP,), seconds=15,
+        (SWEEP,), seconds=15, seeds=1000,
     ),
     Mutant(
         "who-comes-back-is-told-everything-again", JOURNAL, "runtime/lasting.py",

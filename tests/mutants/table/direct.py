@@ -41,8 +41,9 @@ MUTANTS = [
         "a-gradient-is-let-go-before-its-push-is-made",
         WAITS,
         "tasks/flat.py",
+        "        if self._staged:\n            self._arrive(landing, parts)\n",
+        "        self._lying = [() for _ in self._lying]\n        if self._staged:\n"
         "            self._arrive(landing, parts)\n",
-        "            self._arrive(landing, parts)\n        self._lying = [() for _ in self._lying]\n",
         (LEFT,),
     ),
     Mutant(

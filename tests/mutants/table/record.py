@@ -109,7 +109,7 @@ MUTANTS = [
         '        if source.suffix == ".pt":\n            return torch.load(source, weights_only=False)\n'
         '        remedy = (\n            "name a run',
         (
-            "tests/core/test_house.py::test_nothing_is_put_off_and_nothing_is_unpickled[record/restore.py]",
+            "tests/core/test_house.py::test_nothing_is_unpickled",
             FILES + "test_what_is_no_checkpoint_is_refused_and_never_unpickled[pickle]",
         ),
     ),

@@ -19,10 +19,10 @@ BYTES = (
 )
 SWEEP = (
     "tests/simulated/test_sandblaster_faults.py"
-    "::test_no_fault_loses_or_repeats_a_portion_and_the_result_has_the_same_bits[whole-0]"
+    "::test_no_fault_loses_or_repeats_a_portion_and_the_result_has_the_same_bits[0]"
 )
 SPLIT_SWEEP, WAITED = (
-    SWEEP.replace("whole", "split"),
+    "tests/simulated/test_sandblaster_faults.py::test_no_fault_loses_or_repeats_a_portion_of_split_replicas[0]",
     "tests/simulated/test_sandblaster_faults.py::test_what_split_replicas_waited_for_for_ever",
 )
 
@@ -52,12 +52,12 @@ MUTANTS = [
     Mutant(
         "a-work-unit-is-told-of-before-all-partitions-have-sent-it", EXACTLY_ONCE, "strategies/sandblaster/replica.py",
         "            if len(parts) < len(self._siblings.followers):\n                continue\n", "",
-        (SPLIT_SWEEP,), 20,
+        (SPLIT_SWEEP,), 20, seeds=120,
     ),
     Mutant(
         "partitions-compute-on-parameters-of-two-evaluations", EXACTLY_ONCE, "strategies/sandblaster/replica.py",
         "        if newest != evaluation:", "        if here != evaluation:",
-        (SPLIT_SWEEP,), 20,
+        (SPLIT_SWEEP,), 20, seeds=120,
     ),
     Mutant(
         "what-a-partition-asks-for-its-lead-keeps-to-itself", EXACTLY_ONCE, "strategies/sandblaster/replica.py",
@@ -82,7 +82,7 @@ MUTANTS = [
         "                self._fresh_left",
         "                self._unheld.append(max(number - 1, 0))\n"
         "                self._fresh_left",
-        (SWEEP,), seconds=15, hangs=True,
+        (SWEEP,), seconds=15, seeds=60, hangs=True,
     ),
     Mutant(
         "the-coordinator-counts-each-copy-as-done", EXACTLY_ONCE, "strategies/sandblaster/work_units.py",
@@ -105,7 +105,7 @@ MUTANTS = [
     Mutant(
         "a-loss-is-summed-as-it-comes", BITS, "strategies/sandblaster/evaluating.py",
         "loss = math.fsum(self._losses.values())", "loss = sum(self._losses.values())",
-        (SWEEP,), seconds=15,
+        (SWEEP,), seconds=15, seeds=60,
     ),
     Mutant(
         "each-shard-is-told-once-for-every-shard", NO_VECTOR, "strategies/sandblaster/batch_work.py",
