@@ -77,6 +77,7 @@ def nothing_is_left(request: pytest.FixtureRequest, temporary: Path) -> Iterator
             if what not in before and (pid == os.getpid() or not name.startswith("socket"))
         }
         assert not mine, f"process {pid} still holds {sorted(mine.values())}"
+    gc.freeze()  # what this test has imported is none for the next
     folders = [path.name for path in temporary.iterdir() if path.name.startswith(("distbelief", "pymp-"))]
     assert not folders, f"temporary folders are left: {folders}"
 

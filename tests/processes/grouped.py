@@ -1,11 +1,10 @@
-"""One process of a group that is held to what fabrics promise: grouped.py RANK RANKS PORT ALGORITHM..., of a store at a
-port.
-"""
+"""One process of a group that is held to what fabrics promise."""
 
-import sys
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import count
+from multiprocessing.connection import Connection
 
 import torch
 from torch.distributed import TCPStore
@@ -20,8 +19,10 @@ from distbelief.testing import Side, check_fabric
 
 SECONDS = 60.0
 
-if __name__ == "__main__":
-    rank, ranks, port = map(int, sys.argv[1:4])
+
+def play(connection: Connection, rank: int, ranks: int, port: int, *algorithms: str) -> None:
+    """One rank of so many, which meet at a store."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=SECONDS))
     meetings, groups = count(), count()
 
@@ -45,5 +46,6 @@ if __name__ == "__main__":
         assert one.form(Assemble(group, plan, members, 0, 0, 0, ""), lambda: False)
         return Side(one, slot, total, one.close)
 
-    check_fabric(side, rank, ranks, meet, sys.argv[4:])
+    check_fabric(side, rank, ranks, meet, algorithms)
     meet()
+    connection.send_bytes(b"done")

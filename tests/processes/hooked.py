@@ -1,16 +1,18 @@
 """A script of somebody's own: it trains with DistributedDataParallel, once for each algorithm it is told, by our hook
 where that is not `plain`.
 
-hooked.py FOLDER ALGORITHM... writes what each rank ends with; `pairs:ring` trains in pairs of ranks that know nothing
-of each other, `apart:auto` as if they were on hosts of their own, `half:auto` as if the first rank had no memory to
-share; `refused` asks for what cannot be. hooked.py FOLDER ALGORITHM forever trains on; when that fails it says why, and
-stays until its input ends.
+`play` writes for each algorithm what its rank ends with; `pairs:ring` trains in pairs of ranks that know nothing of
+each other, `apart:auto` as if they were on hosts of their own, `half:auto` as if the first rank had no memory to share;
+`refused` asks for what cannot be. With an algorithm and `forever` it trains on; when that fails it says why, and stays
+until it is told to end.
 """
 
 import gc
 import os
 import sys
 import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -54,8 +56,8 @@ def models() -> tuple[nn.Module, nn.Module]:
     ), nn.Linear(3, 2).double()
 
 
-def train(folder: Path, told: str, forever: bool = False) -> None:
-    """Train in one way."""
+def train(folder: Path, told: str, forever: Callable[[], object] | None = None) -> None:
+    """Train in one way; `forever`, which is called when some steps are made."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     special, _, algorithm = told.rpartition(":") if told.startswith(SPECIAL) else ("", "", told)
     window._here = dist.get_rank if special == "apart" else here
@@ -86,7 +88,7 @@ def train(folder: Path, told: str, forever: bool = False) -> None:
         optimizer.step()
         step += 1
         if forever and step == STEPS:
-            print(os.getpid(), flush=True)
+            forever()
     weights = [p.detach() for one in wrapped for p in one.parameters()]
     ways = [
         (length, item, how and (how.algorithm, getattr(how, "hosts", None))) for (length, item), how in chosen.items()
@@ -94,21 +96,22 @@ def train(folder: Path, told: str, forever: bool = False) -> None:
     torch.save((weights, ways), folder / f"{told} {rank}")
 
 
-if __name__ == "__main__":
-    where, *ways = sys.argv[1:]
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", init_method=f"file://{where}/meeting", rank=rank, world_size=ranks)
-    if ways[1:] == ["forever"]:
+def play(connection: Connection, folder: str, rank: int, ranks: int, *ways: str) -> None:
+    """One rank of so many."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
+    if ways[1:] == ("forever",):
         try:
-            train(Path(where), ways[0], forever=True)
+            train(Path(folder), ways[0], lambda: connection.send_bytes(b"it trains"))
         except RuntimeError as error:
-            print(str(error).replace("\n", " "), flush=True)
-        sys.stdin.read()
+            connection.send_bytes(str(error).encode())
+        connection.recv_bytes()
         sys.exit(1)
     for one in ways:
-        refuse() if one == "refused" else train(Path(where), one)
+        refuse() if one == "refused" else train(Path(folder), one)
     gc.collect()
     for left in [thread for thread in threading.enumerate() if thread.name == "all-reduce"]:
         left.join(10)  # one that collected its own garbage ends a moment later
         assert not left.is_alive()
     dist.destroy_process_group()
+    connection.send_bytes(b"done")

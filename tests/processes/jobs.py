@@ -386,15 +386,6 @@ def low() -> Task:
     return Task(model=lambda: net().bfloat16(), train=data)
 
 
-def minute() -> Task:
-    """A model of three parameters."""
-    return Task(
-        model=lambda: nn.Sequential(nn.Unflatten(1, (2, 4)), nn.Conv1d(2, 1, 1)),
-        train=data,
-        loss=lambda output, _: output.mean(),
-    )
-
-
 def placed() -> Task:
     """Can be made only where the folder and the environment are the test's."""
     if os.environ["JOBS_FOLDER"] != os.getcwd():

@@ -110,11 +110,6 @@ class Between(nn.Module):
         return outputs
 
 
-def first_dies() -> db.Task:
-    """The task of a model whose first partition dies."""
-    return db.Task(model=lambda: Between(0), train=data, test=data)
-
-
 def second_dies() -> db.Task:
     """The task of a model whose second partition dies."""
     return db.Task(model=lambda: Between(1), train=data, test=data)

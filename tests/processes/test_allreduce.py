@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import jobs
@@ -24,19 +22,18 @@ from distbelief.core import records
 from distbelief.core.conversations.grouping import Assemble, Member
 from distbelief.core.messages import Address
 from distbelief.core.optimizer import optim
+from distbelief.core.records import Record
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import JobFailed, UsageError
 from distbelief.fabric import process_group
 from distbelief.fabric.process_group import ProcessGroup
 from distbelief.places.processes.local import Local
-from distbelief.schedules.allreduce import ALGORITHMS
+from distbelief.places.simulated.simulated import Simulated
 from distbelief.sharding.layout import Tensor, lay_out
 from distbelief.strategies import Allreduce, Single, Synchronous
 from distbelief.testing import tally
 
 PLACES = {"shared": Local(), "tcp": Local(transport="tcp"), "tls": Local(transport="tcp", tls=True)}
-SECONDS = 20.0
-"""Most that a job may take to fail; it takes about a second on a machine that does nothing else."""
 SCRIPT = """
 import distbelief as db
 from torch.nn.functional import cross_entropy
@@ -67,7 +64,8 @@ def assert_close(ours: Path, theirs: Path) -> None:
 def union(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one process makes of minibatches three times as large."""
     folder = tmp_path_factory.mktemp("union") / "run"
-    jobs.run(folder, Single(optimizer=optim("momentum", lr=0.05)), epochs=2, batch_size=3 * jobs.BATCH)
+    plain: Any = Simulated(keep=True)
+    jobs.run(folder, Single(optimizer=optim("momentum", lr=0.05)), plain, epochs=2, batch_size=3 * jobs.BATCH)
     return folder
 
 
@@ -79,71 +77,62 @@ def among_three(algorithm: str) -> Allreduce:
     )
 
 
-@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "hierarchical:tree", "native", "auto"])
-def test_in_shared_memory_it_is_one_process_with_larger_minibatches(
-    tmp_path: Path, union: Path, algorithm: str
-) -> None:
-    result = jobs.run(tmp_path / "run", among_three(algorithm), epochs=2)
+@pytest.mark.parametrize(
+    ("carrier", "algorithm"),
+    [("shared", "hierarchical:tree"), ("shared", "auto"), ("tcp", "ring"), ("tcp", "native"), ("tls", "butterfly")],
+)
+def test_it_is_one_process_with_larger_minibatches(tmp_path: Path, union: Path, carrier: str, algorithm: str) -> None:
+    """In shared memory, over torch.distributed and over encrypted links; and the result says what was run."""
+    result = jobs.run(tmp_path / "run", among_three(algorithm), on=PLACES[carrier], epochs=2)
     assert (result["outcome"], result["samples"], result["updates"]) == ("done", 2 * jobs.SAMPLES, 14)
     assert_close(tmp_path / "run", union)
+    told = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (told["strategy"], told["settings"]["algorithm"], told["shards"], told["replicas"], told["carrier"]) == (
+        "allreduce",
+        algorithm,
+        0,
+        3,
+        carrier,
+    )
+    assert 0 < told["test_accuracy"] <= 1
 
 
-@pytest.mark.parametrize("carrier", ["tcp", "tls"])
-@pytest.mark.parametrize("algorithm", ["ring", "butterfly", "hierarchical", "native", "auto"])
-def test_over_torch_distributed_and_encrypted_links_too(
-    tmp_path: Path, union: Path, algorithm: str, carrier: str
-) -> None:
-    result = jobs.run(tmp_path / "run", among_three(algorithm), on=PLACES[carrier], epochs=2)
-    assert (result["outcome"], result["updates"], result["carrier"]) == ("done", 14, carrier)
-    assert_close(tmp_path / "run", union)
-
-
-@pytest.mark.parametrize("transport", ["shared", "tcp", "tls"])
-def test_accumulated_gradients_are_those_of_larger_minibatches(tmp_path: Path, transport: str) -> None:
+def test_accumulated_gradients_are_those_of_larger_minibatches(tmp_path: Path) -> None:
     optimizer = optim("momentum", lr=0.05)
-    jobs.run(tmp_path / "single", Single(optimizer=optimizer), epochs=2, batch_size=4 * jobs.BATCH)
+    plain: Any = Simulated(keep=True)
+    jobs.run(tmp_path / "single", Single(optimizer=optimizer), plain, epochs=2, batch_size=4 * jobs.BATCH)
     strategy = Allreduce(replicas=2, optimizer=optimizer, accumulate=2, bucket_mb=0.0003)
-    jobs.run(tmp_path / "run", strategy, on=PLACES[transport], epochs=2)
+    jobs.run(tmp_path / "run", strategy, on=PLACES["tcp"], epochs=2)
     assert_close(tmp_path / "run", tmp_path / "single")
 
 
-@pytest.mark.parametrize("name", ["lars", "lamb"])
-def test_layers_cut_across_shards_are_as_in_one_process(tmp_path: Path, name: str) -> None:
-    optimizer = optim(name, weight_decay=0.01, decay_exempt=True)
-    for folder, strategy in (
-        ("single", Single(optimizer=optimizer)),
-        ("all", Allreduce(1, optimizer)),
-        ("cut", Synchronous(1, 3, optimizer)),
-    ):
+def test_layers_cut_across_shards_are_as_in_one_process(tmp_path: Path) -> None:
+    optimizer = optim("lamb", weight_decay=0.01, decay_exempt=True)
+    for folder, strategy in (("single", Single(optimizer=optimizer)), ("cut", Synchronous(1, 3, optimizer))):
         jobs.run(tmp_path / folder, strategy, epochs=2, warmup_epochs=1.0)
-    for folder in ("all", "cut"):
-        assert_close(tmp_path / folder, tmp_path / "single")
+    assert_close(tmp_path / "cut", tmp_path / "single")
 
 
 def test_buffers_are_one_for_all(tmp_path: Path) -> None:
     for transport, place in PLACES.items():
-        result = jobs.run(tmp_path / transport, Allreduce(replicas=2), on=place, task="jobs:dropped", epochs=2)
+        result = jobs.run(tmp_path / transport, Allreduce(replicas=2), on=place, task="jobs:dropped", epochs=1)
         assert result["outcome"] == "done"
     shared, *others = (weights(tmp_path / transport)["1.running_mean"] for transport in PLACES)
     for other in others:
         torch.testing.assert_close(shared, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("transport", ["shared", "tcp", "tls"])
-@pytest.mark.parametrize("restarts", [0, 2])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("transport", "algorithm", "restarts"), [("shared", "ring", 0), ("tcp", "native", 2), ("tls", "ring", 2)]
+)
 def test_the_others_go_on_when_one_is_killed_and_every_minibatch_is_in_one_update(
-    tmp_path: Path, watch: jobs.Watch, seed: int, restarts: int, transport: str
+    tmp_path: Path, watch: jobs.Watch, transport: str, algorithm: str, restarts: int
 ) -> None:
-    chance = random.Random(seed)
-    victim, kind = chance.randrange(3), chance.choice([records.Stepped, records.Stepped, records.EpochDone])
-    watch.once(kind, lambda: jobs.kill(f"replica {victim}"), chance.randrange(8))
-    strategy = Allreduce(
-        3, tally.ADAGRAD, restarts=restarts, algorithm=chance.choice(["ring", "native"]), bucket_mb=0.0003
-    )
+    watch.once(records.Stepped, lambda: jobs.kill("replica 1"), 2)
+    strategy = Allreduce(3, tally.ADAGRAD, restarts=restarts, algorithm=algorithm, bucket_mb=0.0003)
     result = jobs.run(tmp_path, strategy, PLACES[transport], task="jobs:tallied", epochs=jobs.LONG, evaluate_every=0)
     assert result["outcome"] == "done"
-    assert [record.role for record in watch.of(records.Gone) if record.died] == [f"replica {victim}"]
+    assert [record.role for record in watch.of(records.Gone) if record.died] == ["replica 1"]
     assert (result["epochs"], result["samples"]) == (jobs.LONG, jobs.LONG * jobs.SAMPLES)
     assert (tally.times(weights(tmp_path)[tally.NAME]) == 1).all()
 
@@ -152,11 +141,24 @@ def test_the_others_go_on_when_one_is_killed_and_every_minibatch_is_in_one_updat
 def test_who_dies_again_on_his_way_to_a_group_holds_up_nobody(
     tmp_path: Path, watch: jobs.Watch, transport: str
 ) -> None:
-    """The others opened their links to him, and waited an hour for his."""
-    watch.once(records.Stepped, lambda: jobs.kill("replica 1"), role="replica 1")
+    """The others opened their links to him, and waited an hour for his; here he has come, and trains, at the end."""
+    came: list[str] = []
+    killed: list[int] = []
+
+    def act(record: Record) -> None:
+        if isinstance(record, records.Joined):
+            came.append(record.role)
+        elif isinstance(record, records.Stepped) and record.role == "replica 1":
+            if not killed:
+                killed.append(jobs.kill("replica 1"))
+            elif came.count("replica 1") == 4:
+                watch.interrupt()
+
+    watch.act = act
     strategy = Allreduce(replicas=2, restarts=3, bucket_mb=0.0003)
-    result = jobs.run(tmp_path, strategy, on=PLACES[transport], task="jobs:dies_as_it_meets", epochs=4 * jobs.LONG)
-    assert result["outcome"] == "done"
+    place = PLACES[transport]
+    result = jobs.run(tmp_path, strategy, place, task="jobs:dies_as_it_meets", epochs=jobs.MANY, evaluate_every=0)
+    assert result["outcome"] == "interrupted"
     assert [record.role for record in watch.of(records.Gone) if record.died] == ["replica 1"] * 3
 
 
@@ -212,37 +214,35 @@ def test_a_meeting_at_one_who_does_not_answer_ends_within_seconds(
             other.setblocking(False)
             other.connect_ex(silent.getsockname())
         first = Member("replica 2", Address("", 0), False, f"127.0.0.1|{silent.getsockname()[1]}")
-        began = monotonic()
         assert not one.form(msgspec.structs.replace(group, members=(first, group.members[0])), lambda: False)
-        assert monotonic() - began > 0.4, "it was refused"
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp", "tls"])
-def test_on_death_stop_ends_with_the_reason_within_seconds(tmp_path: Path, watch: jobs.Watch, transport: str) -> None:
-    died: list[float] = []
-    watch.once(records.EpochDone, lambda: (died.append(monotonic()), jobs.kill("replica 1")), 2)
+def test_on_death_stop_ends_with_the_reason(tmp_path: Path, watch: jobs.Watch, transport: str) -> None:
+    """And not when those who wait for the dead would give up, which is half an hour later."""
+    watch.once(records.EpochDone, lambda: jobs.kill("replica 1"))
     with pytest.raises(JobFailed, match="replica 1 is gone: its process was killed by SIGKILL"):
         jobs.run(
             tmp_path,
-            Allreduce(replicas=3, on_death="stop"),
+            Allreduce(replicas=2, on_death="stop"),
             on=PLACES[transport],
             epochs=jobs.MANY,
             evaluate_every=0,
         )
-    assert monotonic() - died[0] < SECONDS
 
 
 def test_a_run_goes_on_where_it_was_and_as_another_strategy(tmp_path: Path) -> None:
     options: dict[str, Any] = {"optimizer": optim("adam", lr=0.01)}
-    jobs.run(tmp_path / "whole", Allreduce(replicas=2, **options), epochs=4)
-    jobs.run(tmp_path / "halves", Allreduce(replicas=2, **options), epochs=2)
-    result = jobs.run(tmp_path / "halves", Allreduce(replicas=2, **options), epochs=4, resume=True)
-    assert (result["samples"], result["updates"]) == (4 * jobs.SAMPLES, 44)
+    plain: Any = Simulated(keep=True)
+    jobs.run(tmp_path / "whole", Allreduce(replicas=2, **options), plain, epochs=2)
+    jobs.run(tmp_path / "halves", Allreduce(replicas=2, **options), epochs=1)
+    result = jobs.run(tmp_path / "halves", Allreduce(replicas=2, **options), epochs=2, resume=True)
+    assert (result["samples"], result["updates"]) == (2 * jobs.SAMPLES, 22)
     assert_close(tmp_path / "halves", tmp_path / "whole")
-    assert jobs.run(tmp_path / "halves", Single(**options), epochs=5, resume=True)["samples"] == 5 * jobs.SAMPLES
+    assert jobs.run(tmp_path / "halves", Single(**options), epochs=3, resume=True)["samples"] == 3 * jobs.SAMPLES
 
 
-@pytest.mark.parametrize("transport", ["shared", "tcp", "tls"])
+@pytest.mark.parametrize("transport", ["shared", "tls"])
 def test_a_script_of_several_backward_passes_a_step(tmp_path: Path, transport: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     job = jobs.job(
@@ -250,7 +250,9 @@ def test_a_script_of_several_backward_passes_a_step(tmp_path: Path, transport: s
     )
     result = PLACES[transport].launch(job, [str(tmp_path / "script.py")])
     assert (result["outcome"], result["samples"], result["updates"]) == ("done", 2 * jobs.SAMPLES, 22)
-    jobs.run(tmp_path / "alone", Single(optimizer=optim("sgd", lr=0.1)), epochs=2, batch_size=2 * jobs.BATCH, seed=3)
+    plain: Any = Simulated(keep=True)
+    alone = Single(optimizer=optim("sgd", lr=0.1))
+    jobs.run(tmp_path / "alone", alone, plain, epochs=2, batch_size=2 * jobs.BATCH, seed=3)
     assert_close(tmp_path / "run", tmp_path / "alone")
 
 
@@ -263,16 +265,3 @@ def test_guests_are_refused_where_links_are_in_the_clear(tmp_path: Path, place: 
 def test_guests_of_split_replicas_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a guest is one process, and replicas are split over 2"):
         Local(listen="127.0.0.1", tls=True).run(jobs.job(tmp_path / "run", Allreduce(partitions=2)))
-
-
-def test_the_result_says_what_was_run(tmp_path: Path) -> None:
-    jobs.run(tmp_path / "run", Allreduce(replicas=2, algorithm="ring"), epochs=1)
-    told = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (told["strategy"], told["settings"]["algorithm"], told["shards"], told["replicas"]) == (
-        "allreduce",
-        "ring",
-        0,
-        2,
-    )
-    assert 0 < told["test_accuracy"] <= 1
-    assert told["carrier"] == "shared"

@@ -5,13 +5,11 @@ group.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 import torch
+from grouped import play
 from ranks import in_threads
 from torch.distributed import TCPStore
 
@@ -19,10 +17,8 @@ from distbelief.fabric.buckets import Bucket
 from distbelief.fabric.lines import Lines
 from distbelief.fabric.thread import ReductionThread
 from distbelief.fabric.window import Window
+from distbelief.places.processes.peers import Peers
 from distbelief.testing import Side, check_fabric
-
-SECONDS = 100.0
-SCRIPT = Path(__file__).with_name("grouped.py")
 
 
 class Threaded:
@@ -78,30 +74,9 @@ def test_a_window_and_its_thread_are_a_fabric(ranks: int) -> None:
         os.close(memory)
 
 
-@pytest.mark.timeout(2 * SECONDS)
-@pytest.mark.parametrize(
-    ("ranks", "algorithms"), [(2, ("ring", "native")), (3, ("naive", "hierarchical", "butterfly"))]
-)
-def test_a_process_group_is_a_fabric(ranks: int, algorithms: tuple[str, ...]) -> None:
+def test_a_process_group_is_a_fabric() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    words = [str(ranks), str(store.port), *algorithms]
-    environment = {
-        **os.environ,
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(rank), *words], env=environment, text=True, stderr=subprocess.PIPE
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        for one in started:
-            _, said = one.communicate(timeout=SECONDS)
-            assert one.returncode == 0, said
-    finally:
-        for one in started:
-            one.kill()
-            one.communicate()
+    algorithms = ("ring", "native", "hierarchical", "butterfly")
+    with Peers() as peers:
+        started = [peers.start(f"rank {rank}", 1, play, rank, 3, store.port, *algorithms) for rank in range(3)]
+        assert [one.hear() for one in started] == ["done"] * 3

@@ -61,7 +61,7 @@ from distbelief.transport.sockets import SocketEndpoint
 from distbelief.transport.tcp import TcpEndpoint
 from distbelief.transport.tls import TlsEndpoint
 
-COUNT = int(os.environ.get("DISTBELIEF_FRAMES", "1000"))
+COUNT = int(os.environ.get("DISTBELIEF_FRAMES", "200"))
 BURST = 16
 """Spoilt frames on one link, of which those behind the one that costs the link are not read; they are not counted
 either.

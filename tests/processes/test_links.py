@@ -81,7 +81,7 @@ def reduced(one: Links) -> bool:
     return done
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_encrypted_links_are_a_fabric(ranks: int) -> None:
     made: dict[tuple[str, int], Links] = {}
 
@@ -197,10 +197,8 @@ def test_a_peer_that_closes_its_links_ends_the_wait_with_its_name(pair: list[Lin
     first, second = pair
     first.ready(0)
     assert first.reduce() is None
-    began = monotonic()
     second.close()
     assert not reduced(first)
-    assert monotonic() - began < 5
     assert first.fault.startswith("its link to replica 1 is gone (")
 
 

@@ -27,10 +27,9 @@ from distbelief.places.processes import forkserver, running
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.processes import Processes
 from distbelief.places.processes.requirements import TRANSPORTS
-from distbelief.places.simulated.simulated import Simulated
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.record.recorder import read_metrics
-from distbelief.strategies import Allreduce, Downpour, Hogwild, Sandblaster, Single, Synchronous
+from distbelief.strategies import Downpour, Single
 from distbelief.tasks import Task
 
 EPOCHS = 4
@@ -41,39 +40,31 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "plain": ({}, {}),
-    "prefetch": ({"prefetch": 1}, {}),
-    "seldom": ({"push_every": 4, "fetch_every": 3}, {}),
-    "seldom, prefetch": ({"push_every": 2, "fetch_every": 3, "prefetch": 1}, {}),
-    "local steps": ({"push_every": 3, "fetch_every": 3, "local_lr": 0.05}, {}),
-    "warm start": ({"warm_start_steps": 30}, {}),
-    "warm start longer than the job": ({"warm_start_steps": 10_000}, {}),
-    "clipped": ({}, {"clip_norm": 0.1}),
-    "no evaluation, no checkpoints": ({}, {"evaluate_every": 0, "checkpoint_every": 0}),
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "seldom, prefetch": ({"push_every": 2, "fetch_every": 3, "prefetch": 1, "shards": 3}, {}, "tcp"),
+    "local steps": (
+        {"push_every": 3, "fetch_every": 3, "local_lr": 0.05, "warm_start_steps": 30},
+        {"evaluate_every": 0, "checkpoint_every": 0},
+        "shared",
+    ),
 }
 
 
-@pytest.mark.parametrize(("replicas", "shards"), [(2, 1), (4, 3)])
-@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("way", WAYS)
-def test_every_sample_is_trained_once_an_epoch(
-    tmp_path: Path, watch: jobs.Watch, way: str, transport: str, replicas: int, shards: int
-) -> None:
-    options, more = WAYS[way]
-    strategy = Downpour(replicas=replicas, shards=shards, optimizer=optim("sgd", lr=1.0), **options)
+def test_every_sample_is_trained_once_an_epoch(tmp_path: Path, watch: jobs.Watch, way: str) -> None:
+    options, more, transport = WAYS[way]
+    strategy = Downpour(**{"replicas": 2, "shards": 1, "optimizer": optim("sgd", lr=1.0), **options})
     result = jobs.run(tmp_path, strategy, Local(transport=transport), task="jobs:once", epochs=EPOCHS, **more)
     assert result["outcome"] == "done"
     assert (result["samples"], result["steps"], result["epochs"]) == (EPOCHS * jobs.SAMPLES, STEPS, EPOCHS)
-    assert result["pushes"] == result["updates"] >= STEPS / options.get("push_every", 1)
+    assert result["pushes"] == result["updates"] >= STEPS / options["push_every"]
     assert sum(one["steps"] for one in result["per_replica"]) == STEPS
-    assert [record.samples for record in watch.of(records.Applied)] == [EPOCHS * jobs.SAMPLES] * shards
+    assert [record.samples for record in watch.of(records.Applied)] == [EPOCHS * jobs.SAMPLES] * strategy.shards
     assert not [record for record in watch.of(records.Gone) if record.died or record.lost]
     jobs.Once().load_state_dict(weights(tmp_path), strict=True)
-    if "clip_norm" not in more:
-        assert set((-weights(tmp_path)["count"]).tolist()) == {EPOCHS}
+    assert set((-weights(tmp_path)["count"]).tolist()) == {EPOCHS}
     if "warm_start_steps" in options:
-        assert max(one["steps"] for one in result["per_replica"]) >= min(options["warm_start_steps"], STEPS)
+        assert max(one["steps"] for one in result["per_replica"]) >= 30
 
 
 @pytest.mark.parametrize("strategy", [Downpour(), Single()], ids=lambda strategy: strategy.name)
@@ -88,7 +79,7 @@ def test_every_process_has_the_threads_and_the_folder_of_data_that_it_is_told(
 
 @pytest.mark.parametrize(
     "strategy",
-    [Downpour(), Synchronous(), Sandblaster(iterations=2), Allreduce(), Hogwild(), Single()],
+    [Downpour(), Single()],
     ids=lambda strategy: strategy.name,
 )
 def test_a_metric_that_does_not_fit_is_told_before_anything_is_trained(
@@ -103,54 +94,40 @@ def test_a_metric_that_does_not_fit_is_told_before_anything_is_trained(
     assert not (tmp_path / "trained").exists()
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-def test_parameters_can_be_read_where_the_shards_hold_them(tmp_path: Path, optimizer: str) -> None:
-    chosen = optim(optimizer, lr=0.05)
-    whole = jobs.run(tmp_path / "fetched", Downpour(replicas=1, shards=1, optimizer=chosen), epochs=EPOCHS)
-    result = jobs.run(
-        tmp_path / "read", Downpour(replicas=1, shards=3, optimizer=chosen, read_in_place=True), epochs=EPOCHS
-    )
-    assert result["samples"] == whole["samples"]
-    assert result["bytes"]["fetched"] < whole["bytes"]["fetched"] / 10
-    assert abs(result["test_accuracy"] - whole["test_accuracy"]) <= 0.1
+def test_parameters_can_be_read_where_the_shards_hold_them(tmp_path: Path) -> None:
+    strategy = Downpour(replicas=1, shards=3, optimizer=optim("adagrad", lr=0.05), read_in_place=True)
+    result = jobs.run(tmp_path / "read", strategy, epochs=EPOCHS)
+    assert result["samples"] == EPOCHS * jobs.SAMPLES
+    whole = sum(value.nbytes for value in weights(tmp_path / "read").values())
+    assert result["bytes"]["fetched"] < STEPS * whole / 10
+    assert result["history"][-1]["test_loss"] < result["history"][0]["test_loss"]
 
 
-def test_four_replicas_and_three_shards_learn_digits(tmp_path: Path) -> None:
-    strategy = Downpour(replicas=4, shards=3, optimizer=optim("adagrad", lr=0.05))
+def test_two_replicas_and_two_shards_learn_digits(tmp_path: Path) -> None:
+    strategy = Downpour(replicas=2, shards=2, optimizer=optim("adagrad", lr=0.05))
     result = Local().run(
         Job(task="digits", strategy=strategy, epochs=jobs.MANY, target_accuracy=0.9, out=str(tmp_path))
     )
     assert result["outcome"] == "target"
     assert result["target"]["reached"]
     assert max(row["test_accuracy"] for row in result["history"]) >= 0.9  # what was under way then is still applied
-    assert result["epochs"] < 100
 
 
-@pytest.mark.parametrize("source", ["run", "file"])
-def test_a_job_begins_from_the_weights_it_is_given(tmp_path: Path, source: str) -> None:
-    if source == "run":
-        jobs.run(tmp_path / "run", epochs=1)
-        given = weights(tmp_path / "run")
-    else:
-        given = {name: value + 1 for name, value in jobs.net().state_dict().items()}
-        save_file(given, tmp_path / "file")
-    jobs.run(tmp_path / "next", Downpour(optimizer=optim("sgd", lr=0.0)), epochs=1, init_from=str(tmp_path / source))
+def test_a_job_begins_from_the_weights_of_another_run(tmp_path: Path) -> None:
+    jobs.run(tmp_path / "run", epochs=1, evaluate_every=0)
+    given = weights(tmp_path / "run")
+    jobs.run(tmp_path / "next", Downpour(optimizer=optim("sgd", lr=0.0)), epochs=1, init_from=str(tmp_path / "run"))
     assert all(torch.equal(value, given[name]) for name, value in weights(tmp_path / "next").items())
 
 
 CARRIERS = {"shared": Local(), "tcp": Local(transport="tcp"), "tls": Local(transport="tcp", tls=True)}
 
 
-@pytest.mark.parametrize("prefetch", [0, 1])
-def test_the_same_job_with_one_replica_gives_the_same_parameters_over_every_carrier(
-    tmp_path: Path, prefetch: int
-) -> None:
+def test_the_same_job_with_one_replica_gives_the_same_parameters_over_every_carrier(tmp_path: Path) -> None:
     assert {carrier.transport for carrier in CARRIERS.values()} == set(TRANSPORTS)
     for shards, (name, carrier) in enumerate(CARRIERS.items(), 1):
-        strategy = Downpour(
-            replicas=1, shards=shards, prefetch=prefetch, push_every=1 + prefetch, optimizer=optim("adam", lr=0.01)
-        )
-        jobs.run(tmp_path / name, strategy, carrier, epochs=EPOCHS)
+        strategy = Downpour(replicas=1, shards=shards, prefetch=1, push_every=2, optimizer=optim("adam", lr=0.01))
+        jobs.run(tmp_path / name, strategy, carrier, epochs=2)
     first, *others = (weights(tmp_path / name) for name in CARRIERS)
     assert all(torch.equal(value, other[name]) for other in others for name, value in first.items())
 
@@ -179,10 +156,11 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(path)], check=True)
 
 
-@pytest.mark.parametrize("strategy", [Downpour(), Single()], ids=lambda strategy: strategy.name)
 def test_on_a_full_disk_a_job_trains_on_and_fails_in_the_end_since_its_model_is_not_kept(
-    tiny_disk: Path, watch: jobs.Watch, strategy: Any
+    tiny_disk: Path, watch: jobs.Watch
 ) -> None:
+    strategy = Downpour(replicas=1, shards=2)
+
     def fill() -> None:
         with (tiny_disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while file.write(b"x" * 4096):
@@ -206,10 +184,6 @@ def test_on_a_full_disk_a_job_trains_on_and_fails_in_the_end_since_its_model_is_
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no replicas": ({"strategy": Downpour(replicas=0)}, "--replicas 0"),
-    "more shards than parameters": (
-        {"strategy": Downpour(shards=4), "task": "jobs:minute"},
-        "--shards 4 is more than the model's 3 parameters",
-    ),
     "more shards than there are processes": (
         {"strategy": Downpour(shards=4097)},
         "--shards 4097: must be at most 4096 on one machine",
@@ -233,24 +207,23 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a carrier nobody knows": ({"on": Local(transport="tpc")}, "did you mean 'tcp'"),
     "encrypted and not": ({"on": Local(transport="tcp", tls=True, insecure=True)}, "exclude each other"),
     "an address of somebody else": ({"on": Local(transport="tcp", bind="192.0.2.1", insecure=True)}, "192.0.2.1"),
-    "a device that is not there": ({"device": "cuda:77"}, "--device"),
-    "a device that is not there, for one process": ({"device": "cuda:77", "strategy": Single()}, "--device"),
+    "a device that is not there": ({"device": "cuda:77", "strategy": Single()}, "--device"),
     "weights of another model": ({"init_from": "wrong.safetensors"}, "wrong.safetensors"),
     "a full folder": ({"out": "."}, "not empty"),
     "nobody's folder": ({"out": "/proc/nowhere"}, "cannot be written"),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_is_refused_at_the_start(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_is_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     save_file({"weight": torch.zeros(3)}, "wrong.safetensors")
-    changes, words = REFUSED[name]
-    options = {"out": "run", **changes}
-    with pytest.raises(errors.DistbeliefError, match=f"(?s){words}") as caught:
-        jobs.run(options.pop("out"), **options)
-    assert type(caught.value) in (errors.UsageError, errors.CheckpointError, errors.LayoutError)
-    assert "\n" not in str(caught.value)
+    for name, (changes, words) in REFUSED.items():
+        options = {"out": "run", **changes}
+        with pytest.raises(errors.DistbeliefError) as caught:
+            jobs.run(options.pop("out"), **options)
+        assert re.search(f"(?s){words}", str(caught.value)), name
+        assert type(caught.value) in (errors.UsageError, errors.CheckpointError, errors.LayoutError), name
+        assert "\n" not in str(caught.value), name
 
 
 def test_many_shards_are_held_against_the_model_before_a_process_is_started(
@@ -289,19 +262,20 @@ def test_a_machine_that_allows_no_more_processes_is_told_with_the_remedy(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("on", [Local(), Simulated()], ids=["processes", "simulated"])
 def test_staleness_is_shown_while_a_job_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], on: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(running, "TICK", 0.01)
-    on.run(jobs.job(tmp_path / "run", Downpour(replicas=2), epochs=40), View(quiet=False))
+    Local().run(jobs.job(tmp_path / "run", Downpour(replicas=2), epochs=10), View(quiet=False))
     lines = [line for line in capsys.readouterr().out.splitlines() if " done: " in line]
-    rate = "samples/s simulated" if isinstance(on, Simulated) else "samples/s"
-    assert re.search(rf"[\d,]+ {rate}, train loss \d\.\d+, staleness \d+\.\d\d$", lines[-2])
+    assert re.search(r"[\d,]+ samples/s, train loss \d\.\d+, staleness \d+\.\d\d$", lines[-2])
 
 
-@pytest.mark.parametrize("how", ["deleted", "moved"])
-@pytest.mark.parametrize("strategy", [Downpour(replicas=2), Single()], ids=lambda strategy: strategy.name)
+@pytest.mark.parametrize(
+    ("strategy", "how"),
+    [(Downpour(replicas=2), "moved"), (Single(), "deleted")],
+    ids=["downpour-moved", "single-deleted"],
+)
 def test_a_run_folder_that_is_deleted_is_told_and_written_again(
     tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch, strategy: Any, how: str
 ) -> None:
@@ -315,11 +289,11 @@ def test_a_run_folder_that_is_deleted_is_told_and_written_again(
             shutil.rmtree(tmp_path / "elsewhere", ignore_errors=True)
 
     watch.once(records.EpochDone, lose, after=2)
-    assert jobs.run(run, strategy, epochs=30)["outcome"] == "done"
+    assert jobs.run(run, strategy, epochs=15)["outcome"] == "done"
     assert any("was deleted or moved away" in record.text for record in watch.of(records.Note))
     assert [record for _, record in read_metrics(run / "metrics.jsonl")] == watch.records
-    assert json.loads((run / "result.json").read_text())["epochs"] == 30
-    assert jobs.run(run, strategy, epochs=31, resume=True)["epochs"] == 31
+    assert json.loads((run / "result.json").read_text())["epochs"] == 15
+    assert jobs.run(run, strategy, epochs=16, resume=True)["epochs"] == 16
 
 
 def test_a_run_folder_that_cannot_be_made_again_fails_the_job(
@@ -350,7 +324,7 @@ from distbelief.tasks.flat import FlatModule
 import jobs
 assert "torch._dynamo" not in sys.modules, "imported before anything is trained"
 for name in {optimizers}:
-    job = db.Job(jobs.tiny().named("jobs:tiny"), db.Downpour(shards=1, optimizer=db.optim(name)))
+    job = db.Job(jobs.tiny().named("jobs:tiny"), db.Downpour(shards=1, optimizer=db.optim(name)), epochs=1)
     assert db.run(job, on=db.Simulated())["outcome"] == "done"
     assert "torch._dynamo" not in sys.modules, name
     SingleLoop(LoopContext(jobs.tiny(), jobs.net(), job.settings(), lambda record: None, lambda: None)).run()

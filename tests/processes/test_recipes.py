@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 import recipe as recipes
+import torch
+
+from distbelief.cli import main
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = 320
@@ -33,15 +36,20 @@ def lines(recipe: Path, command: str) -> list[str]:
 RECIPES = sorted((ROOT / "recipes").glob("*.py"))
 
 
+DRAWS = {"collectives.py": (0.001, 1), "figure3.py": (), "scaling.py": (), "stragglers.py": (0.001, 1)}
+"""Those that are told where to, and what makes them short."""
+
+
 def test_every_recipe_says_how_it_runs() -> None:
     assert all(len(lines(recipe, "distbelief launch") + lines(recipe, "python")) == 1 for recipe in RECIPES)
+    assert {one.name for one in RECIPES if len(" ".join(lines(one, "python")).split()) == 3} == {*DRAWS}
 
 
 def test_a_strategy_from_outside_the_package_trains_and_holds_what_a_strategy_must(tmp_path: Path) -> None:
     recipe, environment = ROOT / "recipes" / "own_strategy.py", {**os.environ, "DISTBELIEF_DATA": str(tmp_path)}
     small_mnist(tmp_path)
     assert len(recipe.read_text().splitlines()) < 250
-    for command in ("distbelief train", "distbelief simulate", "python"):
+    for command in ("distbelief train", "python"):
         [line] = lines(recipe, command)
         words = shlex.split(line)[1:]
         if command != "python":
@@ -55,72 +63,57 @@ def test_a_strategy_from_outside_the_package_trains_and_holds_what_a_strategy_mu
             assert (result["outcome"], result["samples"]) == ("done", SAMPLES)
 
 
-def test_few_bits_are_measured_beside_float32() -> None:
-    words = [sys.executable, str(ROOT / "recipes" / "few_bits.py"), "--tasks", "digits", "--turns", "2"]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=110)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    rows = [line.split(" | ") for line in ended.stdout.splitlines() if line.startswith("| digits")]
+def test_few_bits_are_measured_beside_float32(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["few_bits.py", "--tasks", "digits", "--turns", "2"])
+    threads = torch.get_num_threads()
+    try:
+        recipes.load("few_bits.py").main()
+    finally:
+        torch.set_num_threads(threads)
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| digits")]
     assert len(rows) == 4 + 2 * 4
     held = {row[2]: float(row[4].strip(" |")) for row in rows[4:8]}
     assert held["ids"] < held["float32"]
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [recipe for recipe in RECIPES if len(" ".join(lines(recipe, "python")).split()) == 3],
-    ids=lambda path: path.name,
-)
-def test_a_recipe_that_draws_does(tmp_path: Path, recipe: Path) -> None:
-    small_mnist(tmp_path)
-    [line] = lines(recipe, "python")
-    _, script, _ = line.split()
-    ended = subprocess.run(
-        [sys.executable, str(ROOT / script), "plot.png", "0.001", "1"], cwd=tmp_path, capture_output=True, text=True,
-        timeout=110, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "MPLCONFIGDIR": str(tmp_path), "DISTBELIEF_DATA": str(tmp_path)},
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+def draws(path: Path) -> bool:
+    return path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_figures_4_and_5_and_times_to_a_target_are_drawn_of_their_studies(tmp_path: Path) -> None:
-    """Of small ones, in which a target is missed."""
+@pytest.mark.parametrize("recipe", DRAWS)
+def test_a_recipe_that_draws_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str) -> None:
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.chdir(tmp_path)
+    recipes.load(recipe).main("plot.png", *DRAWS[recipe])
+    assert draws(tmp_path / "plot.png")
+
+
+def test_figures_4_and_5_and_times_to_a_target_are_drawn_of_their_studies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a small one, in which a target is missed."""
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.chdir(tmp_path)
     text = 'title = "A"\nseeds = [0, 1]\ntargets = [0.2, 0.999]\nplace = "simulated"\n[common]\nepochs = 6\n[[arms]]\n'
     arm = 'name = "Adagrad"\ntask = "digits"\nstrategy = "downpour"\neach = {replicas = [1, 2]}\n'
-    for name in ("figure4", "figure5"):
-        (tmp_path / f"{name}.toml").write_text(text + arm)
-        words = ["-m", "distbelief", "study", f"{name}.toml", "--quiet"]
-        subprocess.run([sys.executable, *words], cwd=tmp_path, check=True, timeout=110)
-    figures = ["figure4.py", "studies/figure4", "studies/figure5", "plot.png"]
-    times = ["study_times.py", "studies/figure5", "times.png", "digits:simulated:0.2", "digits:simulated:0.999"]
-    for script, *words in (figures, times):
-        ended = subprocess.run(
-            [sys.executable, str(ROOT / "recipes" / script), *words],
-            cwd=tmp_path, capture_output=True, text=True, timeout=110,
-        )  # fmt: skip
-        assert (ended.returncode, ended.stderr) == (0, "")
-    for name in ("plot.png", "times.png"):
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    Path("figure.toml").write_text(text + arm)
+    assert main.run(["study", "figure.toml", "--quiet"]) == 0
+    recipes.load("figure4.py").main("studies/figure", "studies/figure", "plot.png")
+    targets = ["digits:simulated:0.2", "digits:simulated:0.999"]
+    recipes.load("study_times.py").main("studies/figure", "times.png", *targets)
+    assert draws(tmp_path / "plot.png")
+    assert draws(tmp_path / "times.png")
 
 
-@pytest.mark.parametrize(
-    "recipe", [recipe for recipe in RECIPES if lines(recipe, "distbelief launch")], ids=lambda path: path.name
-)
-def test_a_recipe_runs_as_it_says(tmp_path: Path, recipe: Path) -> None:
+def test_a_recipe_runs_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_mnist(tmp_path)
-    [line] = lines(recipe, "distbelief launch")
+    monkeypatch.setenv("DISTBELIEF_DATA", str(tmp_path))
+    monkeypatch.chdir(ROOT)
+    [line] = [line for recipe in RECIPES for line in lines(recipe, "distbelief launch")]
     command, strategy, *rest = shlex.split(line)[1:]
-    words = [command, strategy, "--quiet", "--out", str(tmp_path / "run"), *rest]
-    environment = {**os.environ, "DISTBELIEF_DATA": str(tmp_path)}
-    ended = subprocess.run(
-        [sys.executable, "-m", "distbelief", *words],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert main.run([command, strategy, "--quiet", "--out", str(tmp_path / "run"), *rest]) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["outcome"], result["samples"]) == ("done", SAMPLES)
     assert result["history"][-1]["train_loss"] > 0

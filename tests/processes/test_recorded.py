@@ -18,13 +18,9 @@ from distbelief.job import Job
 from distbelief.places.processes.local import Local
 from distbelief.strategies import (
     Allreduce,
-    Bounded,
     Downpour,
-    Hogwild,
     Locking,
     Sandblaster,
-    Single,
-    Softsync,
     Synchronous,
 )
 
@@ -32,14 +28,10 @@ RECORDED = Path(__file__).with_name("recorded.json")
 PROCESSOR = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
 WAYS: dict[str, Any] = {
     "downpour": Downpour(1, 2, optim("adam", lr=0.01), push_every=2),
-    "bounded": Bounded(1, 2, optim("momentum", lr=0.05)),
-    "softsync": Softsync(1, 2),
     "synchronous": Synchronous(1, 2, optim("adagrad", lr=0.05), standby=1),
     "allreduce": Allreduce(1, optim("adam", lr=0.01)),
-    "hogwild": Hogwild(1),
     "locking": Locking(1, optim("momentum", lr=0.05)),
     "sandblaster": Sandblaster(1, 2, 3, portion_size=64),
-    "single": Single(optim("adam", lr=0.01)),
 }
 
 

@@ -63,12 +63,12 @@ def test_a_script_is_the_main_program_with_workers_as_its_platform_has_them(tmp_
 
 
 def test_workers_that_import_the_main_module_find_it(tmp_path: Path) -> None:
-    assert launch(tmp_path, before=LOADS.format(", multiprocessing_context='spawn'"), main=GUARDED) == "done"
+    before = LOADS.format(", multiprocessing_context='spawn'")
+    assert launch(tmp_path, replicas=1, before=before, main=GUARDED) == "done"
 
 
-@pytest.mark.parametrize("how", ["fork", "spawn"])
-def test_a_worker_that_joins_is_told_what_it_is(tmp_path: Path, how: str) -> None:
-    before = LOADS.format(f", multiprocessing_context={how!r}")
+def test_a_worker_that_joins_is_told_what_it_is(tmp_path: Path) -> None:
+    before = LOADS.format(", multiprocessing_context='fork'")
     with pytest.raises(UsageError, match=r"replica \d has joined already, .* started by its script .*__main__"):
         launch(tmp_path, replicas=1, item="db.join()", before=before, main=GUARDED)
 
@@ -158,14 +158,7 @@ if __name__ == "__main__":
 STEP = "optimizer.zero_grad(); torch.nn.functional.cross_entropy(model(x), y).backward(); optimizer.step()"
 HALF = "torch.nn.functional.cross_entropy(model(x), y).backward()"
 LOOPS: dict[str, dict[str, str]] = {
-    "plain": {"inside": STEP},
     "a scheduler": {"before": "schedule = StepLR(optimizer, 1, 0.5)", "inside": STEP, "after": "schedule.step()"},
-    "a plateau": {
-        "before": "schedule = ReduceLROnPlateau(optimizer, patience=0)",
-        "inside": STEP,
-        "after": "schedule.step(1.0)",
-    },
-    "by hand": {"inside": STEP, "after": "optimizer.param_groups[0]['lr'] /= 4"},
     "a state that is taken back": {
         "before": "schedule = StepLR(optimizer, 1, 0.5)",
         "inside": STEP,
@@ -214,7 +207,7 @@ def test_a_loop_of_any_shape_trains_as_the_plain_one(tmp_path: Path, name: str) 
         torch.testing.assert_close(trained[key], value.detach(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("strategy", [Downpour(), Synchronous(), Allreduce()], ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", [Synchronous(), Allreduce()], ids=lambda one: one.name)
 def test_a_script_stops_the_job_for_all(tmp_path: Path, strategy: Any) -> None:
     source = LOOP.format(
         before="", inside=f"{STEP}; number == 3 and db.join().index == 0 and db.join().stop()", after=""
@@ -239,9 +232,7 @@ def test_no_replica_waits_for_the_others_epoch(tmp_path: Path) -> None:
     assert (result["outcome"], result["samples"], result["epochs"]) == ("done", 3 * jobs.SAMPLES, 3)
 
 
-@pytest.mark.parametrize(
-    "strategy", [Downpour(), Downpour(push_every=2, fetch_every=3), Synchronous(), Allreduce()], ids=str
-)
+@pytest.mark.parametrize("strategy", [Downpour(push_every=2, fetch_every=3), Allreduce()], ids=str)
 def test_after_the_last_epoch_each_replica_has_the_servers_model(tmp_path: Path, strategy: Any) -> None:
     os.mkfifo(tmp_path / "seen.met")
     source = LOOP.format(before="", inside=f"{MEET}; {STEP}", after="")
@@ -258,16 +249,10 @@ def test_after_the_last_epoch_each_replica_has_the_servers_model(tmp_path: Path,
 STOPS = "if epoch and db.join().index == 0: db.join().stop(); break"
 
 
-@pytest.mark.parametrize("where", ["inside", "after"])
-def test_a_stop_is_told_at_once_and_what_a_script_does_then_comes_after_the_training(
-    tmp_path: Path, where: str
-) -> None:
-    """After a step, and between epochs: the other has to be done before who has stopped the job goes on."""
+def test_a_stop_is_told_at_once_and_what_a_script_does_then_comes_after_the_training(tmp_path: Path) -> None:
+    """Between epochs: the other has to be done before who has stopped the job goes on."""
     os.mkfifo(tmp_path / "seen.met")
-    step = f"{MEET}; {STEP}"
-    inside = {"inside": f"{step}\n            {STOPS}", "after": ""}
-    fields = inside if where == "inside" else {"inside": step, "after": STOPS}
-    source = LOOP.format(before="", **fields).replace("epochs(3)", "epochs(100_000)")
+    source = LOOP.format(before="", inside=f"{MEET}; {STEP}", after=STOPS).replace("epochs(3)", "epochs(100_000)")
     last = "    open(sys.argv[1] + '.met', 'w' if replica.index else 'r').close(); replica.index or 1 / 0"
     (tmp_path / "script.py").write_text(source.replace("    torch.save(seen, sys.argv[1])", last))
     job = jobs.job(tmp_path / "run", Downpour(), task="script")
@@ -279,10 +264,10 @@ def test_a_stop_is_told_at_once_and_what_a_script_does_then_comes_after_the_trai
 
 def test_a_script_that_leaves_its_loop_is_said_to(tmp_path: Path, watch: jobs.Watch) -> None:
     source = LOOP.format(before="", inside=f"{STEP}\n            if db.join().index: break", after="")
-    (tmp_path / "script.py").write_text(source.replace("epochs(3)", "epochs(40)"))
+    (tmp_path / "script.py").write_text(source.replace("epochs(3)", "epochs(10)"))
     job = jobs.job(tmp_path / "run", Downpour(), task="script")
     result = Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])
-    assert (result["outcome"], result["samples"]) == ("done", 40 * jobs.SAMPLES)
+    assert (result["outcome"], result["samples"]) == ("done", 10 * jobs.SAMPLES)
     assert "replica 1 ends its part here: its script has left the loop" in {one.text for one in watch.of(records.Note)}
 
 
@@ -319,11 +304,6 @@ AFTER = {
         r"^replica 1: .*script.py, line 21, raised ZeroDivisionError.* after the training.* kept in .*run",
     ),
     "ends itself": ("sys.exit(3)", r"ended itself with sys.exit\(3\); that came after the training"),
-    "is refused": (
-        "replica.epochs(3)",
-        r"script.py, line 21: epochs\(3\) after the training has begun.*that came after",
-    ),
-    "just ends": ("import os; os._exit(3)", ""),
     "is killed": ("import os; os.kill(os.getpid(), 9)", ""),
 }
 
@@ -355,18 +335,15 @@ def test_a_script_that_stumbles_over_an_epoch_that_is_done_is_told_of_it(tmp_pat
             Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen"), epoch])
 
 
-@pytest.mark.parametrize("ends", ["", "1 / 0"])
-def test_a_script_ends_as_a_main_program_does(tmp_path: Path, ends: str) -> None:
-    """With what it has registered for its end, and all that it has written."""
+def test_a_script_ends_as_a_main_program_does(tmp_path: Path) -> None:
+    """With what it has registered for its end, and all that it has written; also one that raises."""
     log = "import atexit; log = open(sys.argv[1] + str(replica.index), 'w'); log.write('one')"
-    log += "; atexit.register(log.write, 'two')"
+    log += "; atexit.register(log.write, 'two'); replica.index and 1 / 0"
     os.mkfifo(tmp_path / "log.met")
-    source = LOOP.format(before="", inside=f"{MEET}; {STEP}", after="").replace(
-        "    torch.save(seen, sys.argv[1])", f"    {log}; {ends}"
-    )
-    (tmp_path / "script.py").write_text(source)
+    source = LOOP.format(before="", inside=f"{MEET}; {STEP}", after="")
+    (tmp_path / "script.py").write_text(source.replace("    torch.save(seen, sys.argv[1])", f"    {log}"))
     job = jobs.job(tmp_path / "run", Downpour(), task="script")
-    with pytest.raises(DistbeliefError, match="after the training") if ends else contextlib.nullcontext():
+    with pytest.raises(DistbeliefError, match=r"replica 1: .*after the training"):
         Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "log")])
     assert [(tmp_path / f"log{index}").read_text() for index in range(2)] == ["onetwo"] * 2
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -53,8 +52,7 @@ def add_up(sides: list[Window], vectors: list[torch.Tensor]) -> None:
     all_at_once([partial(add, side, vector) for side, vector in zip(sides, vectors, strict=True)])
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 5, 8])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("ranks", "dtype"), [(2, torch.float32), (3, torch.bfloat16), (5, torch.float64)])
 def test_all_ranks_hold_the_sum_in_the_order_of_the_ranks(make: Make, ranks: int, dtype: torch.dtype) -> None:
     sides = make(ranks)
     for length in (*LENGTHS, *LENGTHS):
@@ -66,7 +64,7 @@ def test_all_ranks_hold_the_sum_in_the_order_of_the_ranks(make: Make, ranks: int
 
 def test_ranks_that_come_at_any_time_one_after_the_other(make: Make) -> None:
     """Many in a row, and nobody waits for the others in between: no rank writes over what another has yet to read."""
-    sides, rounds = make(3), 60
+    sides, rounds = make(3), 30
     lengths = [LENGTHS[(7 * i) % len(LENGTHS)] for i in range(rounds)]
     vectors = [[torch.randn(length) for length in lengths] for _ in sides]
     expected = [reduce(torch.add, parts) for parts in zip(*[[v.clone() for v in own] for own in vectors], strict=True)]
@@ -181,7 +179,7 @@ def test_a_process_that_was_forked_and_ends_leaves_nothing_for_the_other(make: M
 
 def test_a_process_that_has_ended_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window, "PATIENCE_SECONDS", 10.0)  # half an hour, if nobody saw it
-    memory, ended = os.memfd_create("test window"), subprocess.Popen([sys.executable, "-c", ""])
+    memory, ended = os.memfd_create("test window"), subprocess.Popen(["true"])
     try:  # nobody waits for it yet, so that its number is still its own
         side = Window(0, 2, memory, [os.getpid(), ended.pid])
         with pytest.raises(RuntimeError, match="the process of rank 1 has ended"):

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from gigabyte import BATCH, RATE, STEPS, gigabyte, train
+from gigabyte import BATCH, RATE, STEPS, gigabyte, quarter, train
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from distbelief.tasks.order import Order
 from distbelief.tasks.worker import build_model, load, measure
@@ -77,3 +77,17 @@ def test_unsplit_it_does_not_fit(tmp_path: Path) -> None:
     ended = train(OWN, "gigabyte", "whole", tmp_path / "whole")
     assert ended.returncode
     assert "can't allocate memory" in ended.stderr
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("strategy", ["allreduce", "single"])
+def test_who_leads_and_measures_has_room_for_its_part_only(tmp_path: Path, strategy: str) -> None:
+    """A part is 144 MB of two, or 72 of four: more than a link keeps for who does not read."""
+    ended = train(700_000_000, "quarter", strategy, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads(ended.stdout)
+    assert (result["outcome"], result["steps"]) == ("done", STEPS)
+    task = quarter()
+    model = task.model()
+    model.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    assert result["test_loss"] == pytest.approx(measure(task, model).loss, rel=1e-6)

@@ -281,7 +281,7 @@ MUTANTS = [
         "runtime/loop.py",
         "                if own in frozen:\n",
         "                if False:\n",
-        ("tests/processes/test_launch.py::test_what_is_wrong_is_one_clear_error[what was frozen]",),
+        ("tests/processes/test_launch.py::test_what_a_script_may_not_is_refused_by_what_it_calls_and_it_may_go_on",),
         seconds=10,
     ),
     Mutant(
