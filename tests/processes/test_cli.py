@@ -9,78 +9,69 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from distbelief.cli import main
+
 PATIENCE = 120.0
-LIGHT = (
-    "import sys; from distbelief.cli.main import run; status = run(sys.argv[1:]); sys.exit(99 if 'torch' in "
-    "sys.modules else status)"
-)
+LIGHT = """
+import sys
+from distbelief.cli.main import run
+for line in sys.stdin.read().splitlines():
+    print("status", run(line.split()), "torch" in sys.modules, flush=True)
+"""
 
 
-def distbelief(*args: str, **more: Any) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "distbelief", *args], capture_output=True, text=True, timeout=PATIENCE, **more
-    )
+def test_help_and_wrong_words_answer_before_torch_is_imported() -> None:
+    lines = {
+        "--help": 0, "--version": 0, "train mnist downpour --help": 0, "simulate mnist downpour --help": 0, "": 2,
+        "trian": 2, "train mnsit downpour": 2, "train mnist downpour --replica 3": 2,
+        "train mnist single --push-every 3": 2, "train mnist downpour --epochs 0": 2,
+        "simulate mnist downpour --network speed=3": 2,
+    }  # fmt: skip
+    ended = subprocess.run(
+        [sys.executable, "-c", LIGHT], input="".join(f"{line}\n" for line in lines), capture_output=True, text=True,
+        timeout=PATIENCE,
+    )  # fmt: skip
+    told = [line for line in ended.stdout.splitlines() if line.startswith("status ")]
+    assert told == [f"status {status} False" for status in lines.values()], ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("line", "status"),
-    [
-        ("--help", 0),
-        ("--version", 0),
-        ("train mnist downpour --help", 0),
-        ("simulate mnist downpour --help", 0),
-        ("", 2),
-        ("trian", 2),
-        ("train mnsit downpour", 2),
-        ("train mnist downpour --replica 3", 2),
-        ("train mnist single --push-every 3", 2),
-        ("train mnist downpour --epochs 0", 2),
-        ("simulate mnist downpour --network speed=3", 2),
-    ],
-)
-def test_help_and_wrong_words_answer_before_torch_is_imported(line: str, status: int) -> None:
-    ended = subprocess.run([sys.executable, "-c", LIGHT, *line.split()], capture_output=True, timeout=PATIENCE)
-    assert ended.returncode == status, ended.stderr
-
-
-@pytest.mark.parametrize(
-    "words", ["downpour --replicas 2 --shards 2", "downpour --replicas 2 --transport tcp", "single"]
-)
-def test_train_then_evaluate(words: str, tmp_path: Path) -> None:
+def test_train_then_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
-    trained = distbelief(
-        "train", "digits", *words.split(), "--optimizer", "adagrad", "--epochs", "2", "--out", str(run)
-    )
-    assert (trained.returncode, trained.stderr) == (0, "")
+    words = ["train", "digits", "downpour", "--transport", "tcp", "--optimizer", "adagrad", "--out"]
+    assert main.run([*words, str(run)]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
     result = json.loads((run / "result.json").read_text())
-    assert (result["outcome"], result["samples"], result["epochs"]) == ("done", 2 * 1437, 2)
+    assert (result["outcome"], result["samples"], result["epochs"]) == ("done", 1437, 1)
     assert result["test_accuracy"] > 0.5
-    assert f"{100 * result['test_accuracy']:.2f} %" in trained.stdout
-    assert trained.stdout.splitlines()[-1].split() == ["run", "folder", str(run)]
+    assert f"{100 * result['test_accuracy']:.2f} %" in shown.out
+    assert shown.out.splitlines()[-1].split() == ["run", "folder", str(run)]
 
-    evaluated = distbelief("evaluate", str(run), "--json")
-    assert evaluated.returncode == 0, evaluated.stderr
-    figures = json.loads(evaluated.stdout)
+    assert main.run(["evaluate", str(run), "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
     assert (figures["test_accuracy"], figures["samples"]) == (result["test_accuracy"], 360)
     assert figures["test_loss"] == pytest.approx(result["test_loss"])
-    assert f"test accuracy {100 * result['test_accuracy']:.2f} %" in distbelief("evaluate", str(run)).stdout
+    assert main.run(["evaluate", str(run)]) == 0
+    assert f"test accuracy {100 * result['test_accuracy']:.2f} %" in capsys.readouterr().out
 
 
-def test_json_is_one_record_a_line_and_the_result_last(tmp_path: Path) -> None:
-    trained = distbelief("train", "digits", "downpour", "--json", "--out", str(tmp_path / "run"))
-    lines = [json.loads(line) for line in trained.stdout.splitlines()]
+def test_json_is_one_record_a_line_and_the_result_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["train", "digits", "single", "--json", "--out", str(tmp_path / "run")]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()] == lines[:-1]
     assert lines[-1] == {**json.loads((tmp_path / "run" / "result.json").read_text()), "run": str(tmp_path / "run")}
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda how: how.name)
-@pytest.mark.parametrize("strategy", ["downpour", "single", "allreduce", "hogwild"])
+@pytest.mark.parametrize(
+    ("strategy", "how"),
+    [("downpour", signal.SIGTERM), ("allreduce", signal.SIGINT), ("hogwild", signal.SIGHUP)],
+    ids=["downpour-SIGTERM", "allreduce-SIGINT", "hogwild-SIGHUP"],
+)
 def test_a_signal_to_all_processes_keeps_a_checkpoint_and_the_printed_command_goes_on(
-    strategy: str, how: signal.Signals, tmp_path: Path
+    strategy: str, how: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "a run"
     words = ["train", "digits", strategy, "--json", "--epochs", "100000", "--checkpoint-every", "0", "--out", str(run)]
@@ -107,15 +98,14 @@ def test_a_signal_to_all_processes_keeps_a_checkpoint_and_the_printed_command_go
 
     command = shlex.split(line.partition("go on with: ")[2])[1:]
     command[command.index("--epochs") + 1] = str(before["epochs"] + 2)
-    resumed = distbelief(*command)
-    assert resumed.returncode == 0, resumed.stderr
-    after = json.loads(resumed.stdout.splitlines()[-1])
+    assert main.run(command) == 0
+    after = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (after["outcome"], after["samples"]) == ("done", 1437 * (before["epochs"] + 2))
 
 
 def test_the_second_signal_ends_a_job_at_once_and_prints_the_command_that_goes_on_too(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    words = ["train", "digits", "downpour", "--json", "--epochs", "100000", "--out", str(run)]
+    words = ["train", "digits", "single", "--json", "--epochs", "100000", "--out", str(run)]
     process = subprocess.Popen(
         [sys.executable, "-m", "distbelief", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -128,7 +118,7 @@ def test_the_second_signal_ends_a_job_at_once_and_prints_the_command_that_goes_o
     _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     [line] = said.splitlines()
-    command = r"distbelief train digits downpour --json --epochs 100000 --out \S+/run --resume"
+    command = r"distbelief train digits single --json --epochs 100000 --out \S+/run --resume"
     assert re.fullmatch(
         r"distbelief: interrupted twice: ended at once, without a checkpoint; go on from checkpoint \d+ with "
         rf"--resume: {command}",
@@ -137,61 +127,57 @@ def test_the_second_signal_ends_a_job_at_once_and_prints_the_command_that_goes_o
     assert json.loads((run / "result.json").read_text())["cause"] == "interrupted, and ended at once"
 
 
-def test_a_run_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes").write_text("mine")
-    ended = distbelief("train", "digits", "downpour", "--out", str(tmp_path))
-    assert (ended.returncode, ended.stdout) == (2, "starting downpour on digits\n")
-    assert "is not empty" in ended.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
-
-
-def test_data_that_are_nowhere_are_told_before_anything_is_made(tmp_path: Path) -> None:
+def test_what_is_wrong_is_told_before_anything_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("mine")
     out = tmp_path / "run"
-    ended = distbelief("train", "mnist", "downpour", "--data-dir", str(tmp_path), "--out", str(out))
-    assert ended.returncode == 2
-    assert f"no MNIST in {tmp_path}" in ended.stderr
-    assert ended.stderr.count("\n") == 1
-    assert not out.exists()
-
-
-def test_ports_are_those_of_bind_and_one_in_use_is_told(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        line = ["train", "digits", "downpour", "--transport", "tcp", "--bind", f"127.0.0.1:{port}", "--quiet"]
-        ended = distbelief(*line, "--out", str(tmp_path / "run"))
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert f"coordinator cannot listen at tcp:127.0.0.1:{port}" in ended.stderr
-    assert "choose another port" in ended.stderr
-    assert ended.stderr.count("\n") == 1
-    assert not (tmp_path / "run").exists(), (
-        "a run that never began leaves no folder: the same command can be tried again"
-    )
+        wrong = {
+            f"digits downpour --quiet --out {tmp_path}/mine": "is not empty",
+            f"mnist downpour --quiet --data-dir {tmp_path} --out {out}": f"no MNIST in {tmp_path}",
+            f"digits downpour --transport tcp --bind 127.0.0.1:{port} --quiet --out {out}": (
+                f"coordinator cannot listen at tcp:127.0.0.1:{port}"
+            ),
+        }
+        for words, told in wrong.items():
+            assert main.run(["train", *words.split()]) == 2
+            shown = capsys.readouterr()
+            assert (shown.out, shown.err.count("\n")) == ("", 1), shown
+            assert told in shown.err
+            assert not out.exists(), "a run that never began leaves no folder: the same command can be tried again"
+    assert "choose another port" in shown.err
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes"]
 
 
-def test_a_task_of_ones_own_is_found_in_the_current_folder(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
+def test_a_task_of_ones_own_is_found_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "its_own.py").write_text(
         "import torch\nfrom distbelief import Task, TensorData\n"
         "def task():\n"
         "    data = lambda: TensorData(torch.randn(100, 4, generator=torch.Generator().manual_seed(0)), "
         "torch.arange(100) % 2)\n"
         "    return Task(model=lambda: torch.nn.Linear(4, 2), train=data)\n"
     )
-    ended = distbelief("train", "mine:task", "downpour", "--batch-size", "10", "--quiet", cwd=tmp_path)
+    command = [sys.executable, "-m", "distbelief", "train", "its_own:task", "single", "--batch-size", "10", "--quiet"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     result = json.loads((tmp_path / ended.stdout.strip() / "result.json").read_text())
     assert (result["samples"], result["test_accuracy"]) == (100, None)
-    evaluated = distbelief("evaluate", ended.stdout.strip(), cwd=tmp_path)
-    assert evaluated.returncode == 2
-    assert "no test set" in evaluated.stderr
-    aimed = distbelief("train", "mine:task", "downpour", "--target-accuracy", "0.9", "--out", "aimed", cwd=tmp_path)
-    assert aimed.returncode == 2
-    assert "--target-accuracy 0.9: task 'mine:task' has no test set to reach it on" in aimed.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main.run(["evaluate", ended.stdout.strip()]) == 2
+    assert "no test set" in capsys.readouterr().err
+    assert main.run(["train", "its_own:task", "downpour", "--target-accuracy", "0.9", "--out", "aimed"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "--target-accuracy 0.9: task 'its_own:task' has no test set to reach it on" in told
     assert not (tmp_path / "aimed").exists()
 
 
 def test_a_reader_that_leaves_ends_nothing_but_the_showing(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "distbelief", "train", "digits", "downpour", "--json", "--out", str(tmp_path / "run")],
+        [sys.executable, "-m", "distbelief", "train", "digits", "single", "--json", "--out", str(tmp_path / "run")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -207,12 +193,9 @@ def test_a_reader_that_leaves_ends_nothing_but_the_showing(tmp_path: Path) -> No
     assert json.loads((tmp_path / "run" / "result.json").read_text())["outcome"] == "done"
 
 
-@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
-def test_a_job_runs_without_standard_streams(tmp_path: Path, closed: str) -> None:
-    line = (
-        f"exec {shlex.quote(sys.executable)} -m distbelief train digits downpour --out "
-        f"{shlex.quote(str(tmp_path / 'run'))} {closed}"
-    )
+def test_a_job_runs_without_standard_streams(tmp_path: Path) -> None:
+    out, python = shlex.quote(str(tmp_path / "run")), shlex.quote(sys.executable)
+    line = f"exec {python} -m distbelief train digits downpour --out {out} 0<&- 1>&- 2>&-"
     ended = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=PATIENCE)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert json.loads((tmp_path / "run" / "result.json").read_text())["outcome"] == "done"

@@ -5,6 +5,7 @@ replicas play.
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -37,39 +38,25 @@ def play(folder: Path, transport: str, patch: pytest.MonkeyPatch, **options: Any
     return seen
 
 
-@pytest.fixture(scope="module", params=["shared", "tcp"])
-def usual(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Seen]:
-    """A carrier, and what is written down with it where no option is changed."""
-    with pytest.MonkeyPatch.context() as patch:
-        return request.param, play(tmp_path_factory.mktemp(request.param) / "usual", request.param, patch)
-
-
-@pytest.mark.parametrize("change", [{"algorithm": "naive"}, {"algorithm": "native"}, {"per_host": 2}], ids=str)
 def test_who_adds_what_of_whom_is_as_the_algorithm_and_the_hosts_have_it(
-    usual: tuple[str, Seen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transport, before = usual
-    after = play(tmp_path / "changed", transport, monkeypatch, **change)
-    assert [set(lines) for lines in after["turns"]] != [set(lines) for lines in before["turns"]]
+    changes = {"usual": {}, "naive": {"algorithm": "naive"}, "hosts": {"per_host": 2}}
+    seen = {name: play(tmp_path / name, "shared", monkeypatch, **change) for name, change in changes.items()}
+    turns = [[set(lines) for lines in one["turns"]] for one in seen.values()]
+    assert all(one != other for one, other in combinations(turns, 2))
 
 
-def test_smaller_buckets_are_more_of_them(
-    usual: tuple[str, Seen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_smaller_buckets_are_more_of_them_and_buffers_are_the_first_ones_or_each_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transport, before = usual
-    after = play(tmp_path / "changed", transport, monkeypatch, bucket_mb=0.0003)
+    before = play(tmp_path / "usual", "tcp", monkeypatch)
+    after = play(tmp_path / "changed", "tcp", monkeypatch, bucket_mb=0.0003, buffers="local")
     assert [len(set(lines)) for lines in after["bucket"]] > [len(set(lines)) for lines in before["bucket"]]
     assert len(set(after["turns"][0])) > len(set(before["turns"][0]))
-
-
-def test_buffers_are_the_first_ones_or_each_ones_own(
-    usual: tuple[str, Seen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    transport, before = usual
     rounds = min(map(len, before["buffers"]))
     assert rounds > 3
     assert len({tuple(lines[:rounds]) for lines in before["buffers"]}) == 1
-    after = play(tmp_path / "changed", transport, monkeypatch, buffers="local")
     first, *others = after["buffers"]
     assert all(lines[0] == first[0] and not set(lines[1:]) & set(first[1:]) for lines in others), (
         "after the same start, each has its own"

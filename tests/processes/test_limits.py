@@ -50,7 +50,7 @@ def test_open_files_are_allowed_where_they_can_be_and_asked_for_otherwise(
         assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("strategy", ["downpour", "allreduce", "hogwild", "single"])
+@pytest.mark.parametrize("strategy", ["downpour", "single"])
 def test_files_that_may_not_be_as_long_as_the_model(tmp_path: Path, strategy: str) -> None:
     ended = train(tmp_path, "ulimit -f 64; exec", f"jobs:counting {strategy}")
     assert ended.returncode in (1, 2)
@@ -71,16 +71,14 @@ def without_network(tmp_path: Path, words: str) -> subprocess.CompletedProcess[s
     return train(tmp_path, "unshare -rn", words)
 
 
-@pytest.mark.parametrize("strategy", ["downpour", "allreduce"])
-def test_shared_memory_needs_no_network(tmp_path: Path, strategy: str) -> None:
-    ended = without_network(tmp_path, f"digits {strategy} --quiet")
+def test_shared_memory_needs_no_network(tmp_path: Path) -> None:
+    ended = without_network(tmp_path, "digits allreduce --quiet")
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("strategy", ["downpour", "allreduce"])
-def test_a_machine_that_cannot_reach_itself_is_told_at_once(tmp_path: Path, strategy: str) -> None:
+def test_a_machine_that_cannot_reach_itself_is_told_at_once(tmp_path: Path) -> None:
     """Each replica found that out in each of its lives."""
-    ended = without_network(tmp_path, f"digits {strategy} --transport tcp")
+    ended = without_network(tmp_path, "digits allreduce --transport tcp")
     assert ended.returncode == 2
     assert (
         "this machine cannot reach itself at 127.0.0.1: Network is unreachable; bring up its loopback (ip link set lo "

@@ -136,21 +136,20 @@ def test_a_text_that_stands_twice_or_not_at_all_is_an_error_before_anything_runs
             try_all(project, [mutant(HERE + "test_nothing"), mutant(HERE + "test_add", text=text)], passed=False)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_when_it_is_ended_nothing_is_left_of_it(tmp_path: Path, how: signal.Signals) -> None:
+def test_when_it_is_ended_nothing_is_left_of_it(tmp_path: Path) -> None:
     """The folders go, and the tests that run in them."""
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[1])}
     words = [sys.executable, "-m", "mutants", "a-push-that-comes-again-is-applied-again"]
     with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        end = monotonic() + 30
+        end = monotonic() + 60
         while not (begun := list(tmp_path.glob("*/*/output"))):
             assert monotonic() < end
             assert process.poll() is None
-        process.send_signal(how)
-        _, said = process.communicate(timeout=30)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
     assert begun
     assert process.returncode == 1
-    assert said.decode() in ("interrupted\n", "ended by SIGTERM\n")
+    assert said.decode() == "ended by SIGTERM\n"
     assert not list(tmp_path.iterdir())
 
 

@@ -13,6 +13,7 @@ import pytest
 import distbelief as db
 from distbelief.errors import UsageError
 from distbelief.places.evaluate import evaluate
+from distbelief.places.simulated.simulated import Simulated
 from distbelief.record.checkpoints import Checkpoints, read_manifest
 
 NAME = "damped_downpour:DampedDownpour"
@@ -37,7 +38,7 @@ def test_processes_train_with_it_and_a_run_goes_on_and_is_evaluated(tmp_path: Pa
 
 
 def test_a_run_whose_strategy_is_gone_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs.run(tmp_path / "run", damped_downpour.DampedDownpour(1, 1), epochs=1)
+    Simulated(keep=True).run(jobs.job(tmp_path / "run", damped_downpour.DampedDownpour(1, 1)))
     monkeypatch.setattr(sys, "path", [one for one in sys.path if not (Path(one) / "damped_downpour.py").exists()])
     monkeypatch.delitem(sys.modules, "damped_downpour")
     monkeypatch.chdir(tmp_path)

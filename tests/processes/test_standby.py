@@ -4,7 +4,6 @@ lost.
 
 import contextlib
 import os
-import random
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -15,45 +14,13 @@ import pytest
 from distbelief.core import records
 from distbelief.core.records import Record
 from distbelief.places.processes.local import Local
-from distbelief.strategies import Bounded, Downpour, Softsync, Synchronous
+from distbelief.strategies import Bounded, Downpour, Synchronous
 from distbelief.strategies.parameter_server.options import Served
-
-EPOCHS = 12
-STRATEGIES = [
-    Downpour(2, 2, standby=1), Downpour(2, 2, push_every=3, fetch_every=2, prefetch=1, standby=1), Synchronous(2, 2,
-        standby=1),
-    Synchronous(3, 2, backup_workers=1, standby=1), Softsync(2, 2, standby=1), Bounded(2, 2, staleness=1, standby=1),
-]  # fmt: skip
 
 
 def mirrored(watch: jobs.Watch, shards: int = 2) -> bool:
     """Whether every shard has a standby that holds all it has acknowledged."""
     return len(watch.of(records.StandbyReady)) >= shards
-
-
-@pytest.mark.parametrize(
-    "strategy", STRATEGIES, ids=lambda s: f"{s.name} {getattr(s, 'prefetch', '')}{getattr(s, 'backup_workers', '')}"
-)
-@pytest.mark.parametrize("role", ["shard 0", "shard 1"])
-def test_a_killed_shard_is_succeeded_and_nothing_is_lost(
-    tmp_path: Path, watch: jobs.Watch, strategy: Served, role: str
-) -> None:
-    moment, reports = random.Random(f"{strategy}{role}").randint(1, 20), iter(range(10**6))
-
-    def act(record: Record) -> None:
-        if isinstance(record, records.Stepped) and mirrored(watch) and next(reports) == moment:
-            jobs.kill(role)
-        elif isinstance(record, records.Stepped) and record.steps and watch.of(records.Succeeded):
-            watch.interrupt()
-
-    watch.act = act
-    result = jobs.run(tmp_path, strategy, epochs=jobs.MANY)
-    assert result["outcome"] == "interrupted"
-    assert [record.role for record in watch.of(records.Succeeded)] == [role]
-    assert not watch.of(records.Forgotten)
-    assert not watch.of(records.Rewound)
-    assert not any(record.died for record in watch.of(records.Gone)), "a replica did not outlive its shard"
-    assert result["forgotten"] == 0
 
 
 def named_port() -> str:
@@ -69,21 +36,30 @@ def named_port() -> str:
 
 
 @pytest.mark.parametrize(
-    "place",
-    [lambda: Local("tcp"), lambda: Local("tcp", tls=True), lambda: Local("tcp", named_port())],
-    ids=["tcp", "tls", "a port"],
+    ("strategy", "place", "role"),
+    [
+        (Downpour(2, 2, push_every=3, fetch_every=2, prefetch=1, standby=1), Local, "shard 0"),
+        (Synchronous(2, 2, standby=1), lambda: Local("tcp", tls=True), "shard 1"),
+        (Bounded(2, 2, staleness=1, standby=1), lambda: Local("tcp", named_port()), "shard 0"),
+    ],
+    ids=["shared", "tls", "a port"],
 )
-@pytest.mark.parametrize("strategy", [STRATEGIES[0], STRATEGIES[2]], ids=lambda s: s.name)
-def test_over_a_network_too(tmp_path: Path, watch: jobs.Watch, strategy: Served, place: Callable[[], Local]) -> None:
+def test_a_killed_shard_is_succeeded_and_nothing_is_lost(
+    tmp_path: Path, watch: jobs.Watch, strategy: Served, place: Callable[[], Local], role: str
+) -> None:
     def act(record: Record) -> None:
         if isinstance(record, records.Stepped) and mirrored(watch) and not watch.of(records.Succeeded):
-            jobs.kill("shard 1")
+            jobs.kill(role)
         elif isinstance(record, records.Stepped) and record.steps and watch.of(records.Succeeded):
             watch.interrupt()
 
     watch.act = act
-    assert jobs.run(tmp_path, strategy, place(), epochs=jobs.MANY)["forgotten"] == 0
-    assert [record.role for record in watch.of(records.Succeeded)] == ["shard 1"]
+    result = jobs.run(tmp_path, strategy, place(), epochs=jobs.MANY, evaluate_every=0)
+    assert (result["outcome"], result["forgotten"]) == ("interrupted", 0)
+    assert [record.role for record in watch.of(records.Succeeded)] == [role]
+    assert not watch.of(records.Forgotten)
+    assert not watch.of(records.Rewound)
+    assert not any(record.died for record in watch.of(records.Gone)), "a replica did not outlive its shard"
 
 
 def test_a_killed_standby_is_replaced_and_its_successor_succeeds(tmp_path: Path, watch: jobs.Watch) -> None:
@@ -97,26 +73,5 @@ def test_a_killed_standby_is_replaced_and_its_successor_succeeds(tmp_path: Path,
             watch.interrupt()
 
     watch.act = act
-    assert jobs.run(tmp_path, Downpour(2, 2, standby=1), epochs=jobs.MANY)["forgotten"] == 0
+    assert jobs.run(tmp_path, Downpour(2, 2, standby=1), epochs=jobs.MANY, evaluate_every=0)["forgotten"] == 0
     assert [(record.role, record.standby) for record in watch.of(records.Succeeded)] == [("shard 0", "standby 0")]
-
-
-def test_a_shard_whose_standby_died_with_it_goes_on_from_the_checkpoint(tmp_path: Path, watch: jobs.Watch) -> None:
-    def act(record: Record) -> None:
-        if (
-            isinstance(record, records.Stepped)
-            and mirrored(watch)
-            and watch.of(records.Checkpointed)
-            and not watch.of(records.Vacant)
-        ):
-            jobs.kill("standby 0")
-            jobs.kill("shard 0")
-        elif (
-            isinstance(record, records.Stepped)
-            and record.steps
-            and any(one.role == "shard 0" for one in watch.of(records.Vacant))
-        ):
-            watch.interrupt()
-
-    watch.act = act
-    assert jobs.run(tmp_path, Downpour(2, 2, standby=1), epochs=jobs.MANY)["outcome"] == "interrupted"

@@ -20,42 +20,86 @@ from distbelief.places.processes.local import Local
 from distbelief.strategies import Downpour, Single
 
 STEADY = ComputeModel(step=0.005, spread="constant")
-SLOW = Local(compute=STEADY)
 
 
-def asked_while_it_runs(run: Path, watch: jobs.Watch, ask: Any, **options: Any) -> Any:
-    """What `ask` finds in the middle of a job, slowed where there are replicas to slow; it goes on meanwhile, since
-    another thread asks.
+def asked_while_it_runs(
+    run: Path, watch: jobs.Watch, ask: Any, strategy: Any, on: Local, **options: Any
+) -> tuple[Any, dict[str, Any]]:
+    """What `ask` finds in the middle of a job, and its result; it goes on meanwhile, since another thread asks, and is
+    then interrupted.
     """
     found: list[Any] = []
-    asker = threading.Thread(target=lambda: found.append(ask(run)))
+
+    def look() -> None:
+        try:
+            found.append(ask(run))
+        finally:
+            watch.interrupt()
+
+    asker = threading.Thread(target=look)
     watch.once(records.EpochDone, asker.start)
-    strategy = options.pop("strategy", Downpour(replicas=2))
-    on = options.pop("on", Local() if isinstance(strategy, Single) else SLOW)
-    jobs.run(run, strategy, on, **{"epochs": 20, **options})
+    result = jobs.run(run, strategy, on, epochs=jobs.MANY, **options)
     asker.join()
-    return found[0]
+    return found[0], result
 
 
-def test_a_running_job_tells_of_every_member(tmp_path: Path, watch: jobs.Watch) -> None:
-    found = asked_while_it_runs(tmp_path / "run", watch, status.status)
-    assert found["running"]
-    assert 0 < found["samples"] < found["of_samples"] == 20 * jobs.SAMPLES
-    members = {one["role"]: one for one in found["members"]}
-    assert set(members) == {"replica 0", "replica 1", "coordinator", "shard 0", "shard 1", "evaluator"}
-    assert members["coordinator"]["waits_for"].startswith("training: deals portions")
-    assert members["shard 0"]["version"] > 20
-    assert members["replica 0"]["clock"] + members["replica 1"]["clock"] >= members["shard 0"]["version"] - 2
-    assert all(one["pid"] != os.getpid() and one["incarnation"] == 0 for one in members.values())
-    assert members["replica 0"]["version"] <= members["shard 0"]["version"]
-    assert 0 <= members["replica 0"]["staleness"] < 20
-    assert members["evaluator"]["state"] in ("waiting", "busy")
-    for name in ("rate", "minibatches"):
-        assert members["replica 0"][name] is not None
+def members(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {one["role"]: one for one in found["members"]}
+
+
+def test_a_running_job_tells_of_every_member_whoever_asks(
+    tmp_path: Path, watch: jobs.Watch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where several ask at once, and some leave without an answer; and of an ended one how it ended."""
+    run = tmp_path / "run"
+
+    def ask(run: Path) -> tuple[dict[str, Any], list[bool], int]:
+        for _ in range(3):
+            with socket.socket(socket.AF_UNIX) as rude:
+                rude.connect(status._address(run))
+        at_once: list[dict[str, Any]] = []
+        several = [threading.Thread(target=lambda: at_once.append(status.status(run))) for _ in range(4)]
+        for one in several:
+            one.start()
+        for one in several:
+            one.join()
+        found = status.status(run)
+        while members(found)["shard 0"]["version"] <= 20 or members(found)["replica 0"]["rate"] is None:
+            found = status.status(run)
+        return found, [one["running"] for one in at_once], main.run(["status", str(run), "--json"])
+
+    local = Local(compute=STEADY)
+    (found, at_once, ended), result = asked_while_it_runs(run, watch, ask, Downpour(replicas=2), local)
+    assert (found["running"], at_once, ended) == (True, [True] * 4, 0)
+    assert json.loads(capsys.readouterr().out)["running"]
+    assert 0 < found["samples"] < found["of_samples"] == jobs.MANY * jobs.SAMPLES
+    told = members(found)
+    assert set(told) == {"replica 0", "replica 1", "coordinator", "shard 0", "shard 1", "evaluator"}
+    assert told["coordinator"]["waits_for"].startswith("training: deals portions")
+    assert told["replica 0"]["clock"] + told["replica 1"]["clock"] >= told["shard 0"]["version"] - 2
+    assert all(one["pid"] != os.getpid() and one["incarnation"] == 0 for one in told.values())
+    assert told["replica 0"]["version"] <= told["shard 0"]["version"]
+    assert 0 <= told["replica 0"]["staleness"] < 20
+    assert told["evaluator"]["state"] in ("waiting", "busy")
+    assert told["replica 0"]["minibatches"] is not None
     [head, columns, *rows] = status.lines(found)
     assert "running" in head
     assert columns.split()[:3] == ["state", "clock", "version"]
-    assert [row.partition(" (")[0] for row in rows] == list(members)
+    assert [row.partition(" (")[0] for row in rows] == list(told)
+
+    over = status.status(run)
+    assert (over["running"], over["outcome"], result["outcome"]) == (False, "interrupted", "interrupted")
+    assert status.lines(over)[0].startswith(f"{run}: not running; interrupted: ")
+    assert main.run(["status", str(run), "--watch"]) == 0
+    assert "not running; interrupted" in capsys.readouterr().out
+    for line in (["status"], ["status", "--json"], ["status", str(tmp_path)], ["status", str(run), "--wach"]):
+        assert main.run(line) == 2
+    assert "did you mean --watch" in capsys.readouterr().err
+    for spoilt in (b'{"outcome": "do', b"[3]"):
+        (run / "result.json").write_bytes(spoilt)
+        assert f"{run / 'result.json'} is corrupt" in status.status(run)["reason"]
+    (run / "result.json").unlink()
+    assert "has left no result" in status.status(run)["reason"]
 
 
 def test_why_a_replica_waits_and_for_how_long(tmp_path: Path, watch: jobs.Watch) -> None:
@@ -74,40 +118,15 @@ def test_why_a_replica_waits_and_for_how_long(tmp_path: Path, watch: jobs.Watch)
         finally:
             jobs.kill("shard 0", jobs.signal.SIGCONT)
 
-    options = {"checkpoint_every": 0, "snapshot_every": "0"}  # for which they would wait too
+    options = {"checkpoint_every": 0, "snapshot_every": "0", "evaluate_every": 0}  # for which they would wait too
     served = Local(compute=STEADY, path="served")  # on the direct path nobody waits for a shard's process
-    told = asked_while_it_runs(tmp_path / "run", watch, ask, on=served, **options)
+    told, _ = asked_while_it_runs(tmp_path / "run", watch, ask, Downpour(replicas=2), served, **options)
     assert any("parameters from shard 0" in why for why in told)
 
 
-def test_single_and_an_ended_job(tmp_path: Path, watch: jobs.Watch) -> None:
-    found = asked_while_it_runs(tmp_path / "run", watch, status.status, strategy=Single(), epochs=400)
-    assert [one["role"] for one in found["members"]] == ["single"]
-    ended = status.status(tmp_path / "run")
-    assert (ended["running"], ended["outcome"]) == (False, "done")
-    assert status.lines(ended) == [f"{tmp_path / 'run'}: not running; done: all epochs are done"]
-    result = tmp_path / "run" / "result.json"
-    for spoilt in (b'{"outcome": "do', b"[3]"):
-        result.write_bytes(spoilt)
-        assert f"{result} is corrupt" in status.status(tmp_path / "run")["reason"]
-    result.unlink()
-    assert "has left no result" in status.status(tmp_path / "run")["reason"]
-
-
-def test_more_than_one_asks_at_once_and_some_leave_without_an_answer(tmp_path: Path, watch: jobs.Watch) -> None:
-    def ask(run: Path) -> list[bool]:
-        for _ in range(3):
-            with socket.socket(socket.AF_UNIX) as rude:
-                rude.connect(status._address(run))
-        found: list[dict[str, Any]] = []
-        several = [threading.Thread(target=lambda: found.append(status.status(run))) for _ in range(4)]
-        for one in several:
-            one.start()
-        for one in several:
-            one.join()
-        return [one["running"] for one in found]
-
-    assert asked_while_it_runs(tmp_path / "run", watch, ask) == [True] * 4
+def test_of_a_single_process_too(tmp_path: Path, watch: jobs.Watch) -> None:
+    found, _ = asked_while_it_runs(tmp_path / "run", watch, status.status, Single(), Local(), evaluate_every=0)
+    assert (found["running"], [one["role"] for one in found["members"]]) == (True, ["single"])
 
 
 def test_who_reads_slowly_holds_nobody_up_and_is_dropped_in_the_end(
@@ -132,21 +151,6 @@ def test_who_reads_slowly_holds_nobody_up_and_is_dropped_in_the_end(
         assert status_server.due == float("inf")
     assert len(json.loads(b"".join(found))["much"]) == 1 << 20
     status_server.close()
-
-
-def test_the_command(tmp_path: Path, watch: jobs.Watch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert asked_while_it_runs(tmp_path / "run", watch, lambda run: main.run(["status", str(run), "--json"])) == 0
-    assert json.loads(capsys.readouterr().out)["running"]
-    assert main.run(["status", str(tmp_path / "run"), "--watch"]) == 0
-    assert "not running; done" in capsys.readouterr().out
-    for line in (
-        ["status"],
-        ["status", "--json"],
-        ["status", str(tmp_path)],
-        ["status", str(tmp_path / "run"), "--wach"],
-    ):
-        assert main.run(line) == 2
-    assert "did you mean --watch" in capsys.readouterr().err
 
 
 def test_nobody_but_the_same_user_asks_and_nobody_else_is_believed(

@@ -352,8 +352,8 @@ CIPHERS = {0x1301, 0x1302, 0x1303}
 def test_whatever_the_roles_of_a_job_say_to_each_other_is_tls_1_3_on_the_wire(tmp_path: Path) -> None:
     with tap(3) as wire:
         place = Local("tcp", f"{BEHIND}:{wire.port}", BEFORE, tls=True)
-        result = jobs.run(tmp_path / "run", Downpour(replicas=2, shards=2), place, epochs=3)
-    assert (result["outcome"], result["samples"]) == ("done", 3 * jobs.SAMPLES)
+        result = jobs.run(tmp_path / "run", Downpour(replicas=2, shards=2), place, epochs=1)
+    assert (result["outcome"], result["samples"]) == ("done", jobs.SAMPLES)
     talks = [talk for talk in wire.talks if talk.said]
     # replicas with shards and coordinator, the evaluator too, shards with the coordinator
     assert len(talks) >= 2 * 3 + 3 + 2
@@ -364,18 +364,6 @@ def test_whatever_the_roles_of_a_job_say_to_each_other_is_tls_1_3_on_the_wire(tm
     said = b"".join(bytes(part) for talk in talks for part in (talk.said, talk.answered))
     assert len(said) > result["bytes"]["pushed"] + result["bytes"]["fetched"]  # type: ignore[index]
     assert b"replica 1" not in said
-
-
-def test_what_is_seen_of_a_job_without_tls_is_plain(tmp_path: Path) -> None:
-    """Whoever looks at the wire would see it."""
-    with tap(3) as wire:
-        jobs.run(tmp_path / "run", on=Local("tcp", f"{BEHIND}:{wire.port}", BEFORE), epochs=1)
-    talks = [talk for talk in wire.talks if talk.said]
-    assert talks
-    for talk in talks:
-        with pytest.raises(ValueError, match="no record of TLS"):
-            agreed(talk)
-    assert any(b"replica 0" in talk.said for talk in talks)
 
 
 def test_a_job_beyond_loopback_is_encrypted_unasked(tmp_path: Path, watch: jobs.Watch) -> None:
@@ -428,10 +416,3 @@ def test_keys_and_tickets_are_in_no_file_on_no_command_line_and_in_no_environmen
     assert not [place for place, text in seen.items() for secret in secrets if secret.encode() in text]
     after = [path for folder in (tmp_path, temporary) for path in folder.rglob("*") if path.is_file()]
     assert not [path for path in after for secret in secrets if secret.encode() in path.read_bytes()]
-
-
-def test_a_killed_replica_costs_a_job_over_tls_nothing_but_its_steps(tmp_path: Path, watch: jobs.Watch) -> None:
-    watch.once(records.EpochDone, lambda: jobs.kill("replica 1"))
-    result = jobs.run(tmp_path / "run", Downpour(replicas=2, shards=2), Local("tcp", tls=True), epochs=30)
-    assert (result["outcome"], result["epochs"]) == ("done", 30)
-    assert next((record.role, record.died) for record in watch.of(records.Gone)) == ("replica 1", True)

@@ -398,11 +398,8 @@ MUTANTS = [
         "places/processes/settle.py",
         "    _watch(*descriptors)\n",
         "",
-        (
-            "tests/processes/test_deaths.py::test_nobody_outlives_a_killed_supervisor[in an endless step-shared]",
-            "tests/processes/test_deaths.py::test_nobody_outlives_a_killed_supervisor[in an endless step-tcp]",
-        ),
-        seconds=25,
+        ("tests/processes/test_deaths.py::test_nobody_outlives_a_killed_supervisor[in an endless step]",),
+        seconds=65,
     ),
     Mutant(
         "processes-watch-the-first-above-them-only",

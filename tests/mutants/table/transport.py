@@ -461,7 +461,9 @@ MUTANTS = [
         "places/supervisor.py",
         "        elif self._guest and again:\n",
         "        elif self._guest:\n",
-        ("tests/processes/test_join.py::test_a_guest_leaves_and_what_it_had_not_begun_is_dealt_to_others[Ctrl-C]",),
+        (
+            "tests/processes/test_join.py::test_a_guest_does_its_share_outlives_its_replica_and_leaves_when_it_is_asked_to",
+        ),
         seconds=12,
     ),
     Mutant(
