@@ -16,9 +16,7 @@ from patience import SLOWNESS
 torch.set_num_threads(1)
 settings.register_profile("steady", deadline=None, derandomize=True, max_examples=min(100, 4 * SEEDS))
 settings.load_profile("steady")
-GROWTH_PAGES = 200 * 2**20 // 4096
-HELD = [1 << 62]
-"""Pages after the last collection; at first, more than there can be."""
+GROWTH_PAGES, HELD = 200 * 2**20 // 4096, [1 << 62]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from distbelief.core import records
@@ -18,7 +17,6 @@ from distbelief.core.optimizer import optim
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
-from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Hogwild, Locking
 from distbelief.testing.simulations import Observed, mapping_of
 
@@ -43,14 +41,6 @@ def test_the_options_of_adagrad_are_torchs(plain: SimpleNamespace, options: dict
     for entry in run.simulation.coordinator.plan.layout.entries:  # type: ignore[union-attr]
         found = ours[entry.start : entry.start + entry.tensor.size].view(torch.float32).view(entry.tensor.shape)
         assert torch.equal(found, theirs[entry.tensor.name])
-
-
-def test_a_replica_comes_back_as_often_as_it_may(plain: SimpleNamespace) -> None:
-    crashes = (Crash("replica 0", 4), Crash("replica 1", 4))
-    outcomes = [
-        play(plain, Simulated(crashes=crashes, restart_seconds=0.001), restarts=n, epochs=20)[0].outcome for n in (0, 1)
-    ]
-    assert outcomes == ["failed", "done"]
 
 
 @pytest.mark.parametrize(("every", "epochs"), [(1, [1, 2, 3, 4]), (2, [2, 4]), (0, [])])
@@ -80,12 +70,6 @@ def test_so_many_checkpoints_are_kept(plain: SimpleNamespace, tmp_path: Path, ke
     job = Job(plain.classes(plain.mlp), Hogwild(), epochs=5, batch_size=4, keep_checkpoints=keep, out=str(tmp_path))
     Simulated().run(job)
     assert len(list((tmp_path / "checkpoints").iterdir())) == keep
-
-
-def test_init_from_is_where_it_begins(plain: SimpleNamespace, tmp_path: Path) -> None:
-    torch.manual_seed(5)
-    save_file(plain.mlp().state_dict(), tmp_path / "start.safetensors")
-    assert not torch.equal(play(plain, init_from=str(tmp_path / "start.safetensors"))[1], play(plain)[1])
 
 
 @pytest.mark.parametrize(

@@ -296,9 +296,6 @@ def test_a_job_that_is_stopped_anywhere_has_made_the_same_updates_at_all_stages(
     assert run.outcome == "interrupted"
 
 
-CHUNK = 50
-
-
 def draw(seed: int) -> tuple[Single, Simulated]:
     """The stages and the faults of a seed."""
     chance = random.Random(f"pipedream {seed}")
@@ -313,7 +310,7 @@ def draw(seed: int) -> tuple[Single, Simulated]:
     return pipedream(partitions), cluster
 
 
-@in_chunks(CHUNK)
+@in_chunks(50)
 def test_it_ends_where_a_calm_run_does_however_slow_anybody_is_and_whoever_dies(
     plain: SimpleNamespace, seeds: range
 ) -> None:
@@ -332,7 +329,7 @@ def test_it_ends_where_a_calm_run_does_however_slow_anybody_is_and_whoever_dies(
         return Counter(role.partition(" ")[0] for role in run.simulation.killed)
 
     killed = sweep(seeds, hold, draw)
-    if len(seeds) >= CHUNK:
+    if len(seeds) >= 50:
         assert min(killed["replica"], killed["coordinator"]) > 5
 
 
