@@ -18,6 +18,7 @@ from time import monotonic
 import pytest
 
 from distbelief.places.attempt import Attempt
+from distbelief.places.processes import forkserver
 
 HERE = str(Path(__file__).parent)
 if HERE not in sys.path:  # where `jobs` is, for the tests and for the processes that they start
@@ -48,6 +49,16 @@ def seldom_collected() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def traced_for_all() -> Iterator[None]:
+    """All of these jobs are forked from one process, which the first of them starts: it has what torch traces with, or
+    each partition, and each that wraps a model for DDP, would import that by itself.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forkserver, "PRELOADED", [*forkserver.PRELOADED, *forkserver.TRACING])
+        yield
 
 
 @pytest.fixture(autouse=True)
