@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -135,9 +134,9 @@ def dropped() -> Task:
 class _Steady(nn.Module):
     """Computes for as long as it takes, and refuses parameters that change meanwhile."""
 
-    def __init__(self, *more: nn.Module) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(8, 16), *more, nn.Tanh(), nn.Linear(16, 4))
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         before = [parameter.detach().clone() for parameter in self.parameters()]
@@ -149,10 +148,6 @@ class _Steady(nn.Module):
 
 def steady() -> Task:
     return Task(model=_Steady, train=data)
-
-
-def steady_with_buffers() -> Task:
-    return Task(model=lambda: _Steady(nn.BatchNorm1d(16)), train=data)
 
 
 class _Clamped(nn.Sequential):
@@ -366,20 +361,6 @@ class Cast(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return inputs.float()
-
-
-class _Slow(nn.Module):
-    """Takes a hundredth of a second more in replica 0."""
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if getproctitle().endswith("replica 0"):
-            time.sleep(0.01)
-        return inputs
-
-
-def uneven() -> Task:
-    """One replica is always slow."""
-    return Task(model=lambda: nn.Sequential(_Slow(), net()), train=data, test=lambda: data(100))
 
 
 def low() -> Task:

@@ -117,7 +117,7 @@ def test_a_guest_does_its_share_outlives_its_replica_and_leaves_when_it_is_asked
         elif worked(record) and killed and lives() == 2 and not asked:
             asked.append(record)
             guests.started[0].send_signal(signal.SIGINT)
-        elif isinstance(record, records.Gone) and not record.died:
+        elif isinstance(record, records.Gone) and asked:
             watch.interrupt()
 
     def lives() -> int:
