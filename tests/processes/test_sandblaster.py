@@ -82,9 +82,9 @@ def test_split_replicas_end_with_the_bits_of_a_simulation_whoever_is_killed(tmp_
     """In stages, of which each sends its part to shards of its own."""
     split: dict[str, Any] = {"partitions": 2, "split": "stages"}
     Simulated(keep=True).run(job(tmp_path / "simulated", replicas=1, **split))
-    killed = killer(watch, "replica 1.1", "shard 1")
+    killed = killer(watch, "replica 1.1")
     assert run(tmp_path / "run", **split)["outcome"] == "done"
-    assert killed == ["replica 1.1", "shard 1"]
+    assert killed == ["replica 1.1"]
     assert same(tmp_path / "simulated", tmp_path / "run")
 
 
