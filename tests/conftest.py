@@ -1,24 +1,46 @@
 """What all tests share: one thread of torch, and hypothesis without deadlines, for a busy machine is no failure, and
-without chance from run to run; limits of time that a busy machine may stretch.
+without chance from run to run; limits of time that a busy machine may stretch. `pytest` alone draws a few cases of
+each test.
 """
+
+import random
 
 import pytest
 import torch
 from drawn import SEEDS
 from hypothesis import settings
 from patience import SLOWNESS
+from rings import ROOT, hash_of_sources
 
 # the bits of a sum follow its threads, and replicas have one; two workers of pytest with two each would fight, too
 torch.set_num_threads(1)
 settings.register_profile("steady", deadline=None, derandomize=True, max_examples=min(100, 4 * SEEDS))
 settings.load_profile("steady")
+FEW, CASES = 50, 2
+"""Below so many seeds, so many cases of each test are drawn."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Stretch the limit of each test, unless one is named on the command line."""
-    if config.getoption("timeout") is not None:
-        return
-    usual = float(config.getini("timeout"))
+    """Draw cases where few are asked for; stretch the limit of each test, unless one is named on the command line."""
+    if SEEDS < FEW and not config.getoption("keyword") and not any("::" in word for word in config.args):
+        kept = drawn(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
+    if config.getoption("timeout") is None:
+        usual = float(config.getini("timeout"))
+        for item in items:
+            mark = item.get_closest_marker("timeout")
+            item.add_marker(pytest.mark.timeout((mark.args[0] if mark else usual) * SLOWNESS), append=False)
+
+
+def drawn(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Of each test without processes a few cases, others after each change of the sources."""
+    cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        mark = item.get_closest_marker("timeout")
-        item.add_marker(pytest.mark.timeout((mark.args[0] if mark else usual) * SLOWNESS), append=False)
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    chance = random.Random(hash_of_sources(ROOT))
+    return {
+        one
+        for test, some in cases.items()
+        for one in (some if "/processes/" in test else chance.sample(some, min(CASES, len(some))))
+    }
