@@ -1,6 +1,6 @@
 """What all tests share: one thread of torch, and hypothesis without deadlines, for a busy machine is no failure, and
-without chance from run to run; limits of time that a busy machine may stretch. `pytest` alone draws a few cases of
-each test.
+without chance from run to run; limits of time that a busy machine may stretch. `pytest` alone draws one case of
+each test that is not long.
 """
 
 import random
@@ -16,8 +16,8 @@ from rings import ROOT, hash_of_sources
 torch.set_num_threads(1)
 settings.register_profile("steady", deadline=None, derandomize=True, max_examples=min(100, 4 * SEEDS))
 settings.load_profile("steady")
-FEW, CASES = 50, 2
-"""Below so many seeds, so many cases of each test are drawn."""
+FEW = 50
+"""Below so many seeds, one case of each test is drawn, and of long ones none."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -34,13 +34,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def drawn(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Of each test without processes a few cases, others after each change of the sources."""
+    """Of each test without processes that is not long one case, another after each change of the sources."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        if item.get_closest_marker("long") is None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     chance = random.Random(hash_of_sources(ROOT))
-    return {
-        one
-        for test, some in cases.items()
-        for one in (some if "/processes/" in test else chance.sample(some, min(CASES, len(some))))
-    }
+    return {one for test, some in cases.items() for one in (some if "/processes/" in test else [chance.choice(some)])}

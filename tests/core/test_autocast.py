@@ -96,6 +96,7 @@ def test_parameters_that_overflow_are_counted_and_named() -> None:
     ("strategy", "precision"),
     [("downpour", "bf16"), ("synchronous", "fp16"), ("allreduce", "bf16"), ("hogwild", "fp16"), ("single", "bf16")],
 )
+@pytest.mark.long
 def test_a_job_learns_in_few_bits(strategy: str, precision: str) -> None:
     job: Any = {"epochs": 5, "batch_size": 16, "seed": 1}
     accuracy = [

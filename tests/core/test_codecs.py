@@ -56,6 +56,7 @@ CODECS: dict[str, tuple[Any, list[Any]]] = {
 
 
 @pytest.mark.parametrize("name", CODECS)
+@pytest.mark.long
 def test_every_codec_keeps_its_promises(name: str) -> None:
     check_codec(*CODECS[name])
 

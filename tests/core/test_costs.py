@@ -108,6 +108,7 @@ FIRE = {54: ((96, 16, 64), (128, 16, 64), (128, 32, 128)),
         ),
     ],
 )
+@pytest.mark.long
 def test_parameters_and_multiply_adds_are_those_counted_by_hand(name: str, parameters: int, multiply_adds: int) -> None:
     sample = torch.zeros(2, *IMAGES.get(name, (3, 224, 224))), torch.zeros(2, dtype=torch.int64)
     layers = Tracer(BUILTINS[name](), sample).layers
@@ -238,6 +239,7 @@ def test_what_has_parameters_and_no_multiply_adds_that_are_known_is_told(
     assert not cost_of(LINEAR, monkeypatch, batch_size=4).notes
 
 
+@pytest.mark.long
 def test_a_minibatch_that_a_model_refuses_is_left_out_or_told_and_no_largest_batch_is_looked_for_below(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -708,6 +710,7 @@ def test_tables_have_a_row_for_each_layer_part_optimizer_and_kind_and_words_say_
     assert "\n0.8 samples/s; " in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_the_command_shows_tables_or_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "ENOUGH", 0.0)
     monkeypatch.setattr(profile, "MOST_ROUNDS", 1)

@@ -126,6 +126,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("nothing_runs")
 @pytest.mark.parametrize("document", sorted({name for name, _ in LINES}))
+@pytest.mark.long
 def test_a_command_that_is_shown_is_one(document: str, capsys: pytest.CaptureFixture[str]) -> None:
     for line in [line for name, line in LINES if name == document]:
         _, *words = [SPOKEN.get(word, word) for word in shlex.split(line, comments=True)]

@@ -147,6 +147,7 @@ def trained(strategy: str, fixed: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("strategy", ["downpour", "allreduce"])
+@pytest.mark.long
 def test_ten_bits_learn_as_float32_does_and_overflows_are_told(strategy: str) -> None:
     plain, found = trained(strategy, ""), trained(strategy, "dynamic:10,12")
     assert found["test_accuracy"] > plain["test_accuracy"] - 0.02
@@ -155,6 +156,7 @@ def test_ten_bits_learn_as_float32_does_and_overflows_are_told(strategy: str) ->
     assert 0 < told["overflows"] < 1e-2 * told["counted"]
 
 
+@pytest.mark.long
 def test_the_cliff() -> None:
     """Ten bits of products are enough and three are not; twelve of updates are, and six are not, since a step of the
     usual size is rounded away.

@@ -79,6 +79,7 @@ def test_what_is_spoilt_is_refused_and_nothing_else_happens() -> None:
             decoded(bytes(spoilt), "it")
 
 
+@pytest.mark.long
 def test_what_is_forged_with_its_checksum_is_refused_or_of_the_shapes_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever forges a file can make its checksum too: so none is looked at here."""
     monkeypatch.setattr(files.zlib, "crc32", lambda _: 0)

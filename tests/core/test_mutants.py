@@ -5,6 +5,7 @@ import re
 from functools import cache
 from pathlib import Path
 
+import pytest
 from mutants import Mutant, table
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +34,7 @@ def source(file: str) -> str:
     return (ROOT / "distbelief" / file).read_text()
 
 
+@pytest.mark.long
 def test_mutants_change_one_place_each_and_name_tests_that_there_are() -> None:
     assert not {mutant.name: wrong for mutant in MUTANTS if (wrong := what_is_wrong(mutant))}
 

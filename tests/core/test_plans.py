@@ -434,6 +434,7 @@ def test_split_replicas_are_priced_as_jobs_of_theirs() -> None:
         assert wide.samples_per_second > 1.5 * 64 / 1.5e-3
 
 
+@pytest.mark.long
 def test_a_model_is_split_over_the_cores_of_a_host_or_a_row_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
@@ -503,6 +504,7 @@ WAITING = (
 
 
 @pytest.mark.parametrize("strategy", WAITING)
+@pytest.mark.long
 def test_steps_that_took_longer_than_their_price_are_priced_so_by_gradients_and_messages(strategy: db.Strategy) -> None:
     """Half as long again in computing, and three times as long in all else."""
     handling = Handling(20e-6, 10e9)
@@ -557,6 +559,7 @@ def rates(found: TrainingPlan) -> dict[str, float]:
     return {row.what: row.terms.samples_per_second for row in found.rows if row.terms is not None}
 
 
+@pytest.mark.long
 def test_who_waits_is_tried_once_for_each_kind_by_the_fewest_processes(tried: list[str]) -> None:
     """Also for other machines; one that fails is priced without, and told."""
     asked = ("allreduce", "synchronous", "hogwild")
@@ -574,6 +577,7 @@ def test_who_waits_is_tried_once_for_each_kind_by_the_fewest_processes(tried: li
     assert any(note.startswith("synchronous, 2 replicas, 1 shard was not tried") for note in found.notes)
 
 
+@pytest.mark.long
 def test_nobody_is_tried_on_a_busy_machine_or_one_too_small_or_beside_long_steps(
     tried: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -646,6 +650,7 @@ def test_the_command_shows_a_table_or_json(capsys: pytest.CaptureFixture[str]) -
     assert found["rows"][0]["command"] == "single"
 
 
+@pytest.mark.long
 def test_the_table_has_every_part_of_a_step_and_the_lines_below_it_say_why(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -789,6 +794,7 @@ def test_what_this_machine_cannot_hold_is_not_run_but_the_next_is(monkeypatch: p
     assert "its 2 processes need up to" in first.reason
 
 
+@pytest.mark.long
 def test_other_machines_are_corrected_by_no_trial_of_this_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(trials, "run", at(1000.0))
     file = tmp_path / "own.json"
@@ -806,6 +812,7 @@ def test_other_machines_are_corrected_by_no_trial_of_this_one(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("rate", [0.0, -5.0])
+@pytest.mark.long
 def test_a_trial_whose_rate_cannot_be_makes_no_calibration_file(
     rate: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

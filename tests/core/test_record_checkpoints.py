@@ -181,6 +181,7 @@ def numbered(plan):
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
+@pytest.mark.long
 def test_a_checkpoint_of_a_split_model_goes_on_with_another_split_or_none(data):
     shape = st.lists(st.integers(2, 30), min_size=1, max_size=3).map(tuple)
     kinds = st.sampled_from([("float32", "parameter"), ("bfloat16", "parameter"), ("float64", "parameter"),

@@ -139,6 +139,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("how", ["alone", "forks"])
+@pytest.mark.long
 def test_a_lock_dies_with_its_process_and_not_with_a_child_of_it(tmp_path: Path, how: str) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path), how], **pipes) as process:

@@ -275,6 +275,7 @@ def test_a_curve_that_cannot_be_written_is_no_error(tmp_path):
     assert "TensorBoard" in told[0]
 
 
+@pytest.mark.long
 def test_neither_tensorboard_nor_rich_is_imported_before_it_is_needed():
     code = """
 import sys, tempfile

@@ -14,6 +14,7 @@ def scaling() -> ModuleType:
     return recipe.load("scaling.py")
 
 
+@pytest.mark.long
 def test_alexnet_and_vgg_fall_under_one_half_first(scaling: ModuleType) -> None:
     fell: dict[str, list[int | None]] = {}
     for name, task in scaling.NETS.items():

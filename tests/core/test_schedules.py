@@ -38,6 +38,7 @@ def play(schedule: Schedule, held: list[torch.Tensor]) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", [*FLAT, *HIERARCHICAL])
 @pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.long
 def test_every_schedule_is_proved_and_moves_the_bytes_of_its_formula(name: str, ranks: int) -> None:
     for per_host in (
         sorted({1, 2, 3, 5, ranks // 2 or 1, ranks} & set(range(1, ranks + 1))) if name in HIERARCHICAL else (0,)

@@ -192,6 +192,7 @@ def test_a_picture_has_each_module_where_it_is_and_each_crossing_once(ways: str)
                 )
 
 
+@pytest.mark.long
 def test_the_command_shows_what_goes_where(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["split", "digits", "--seconds", "0.01", "--batch-size", "8", "--split", "neurons"]
     picture = tmp_path / "split.svg"

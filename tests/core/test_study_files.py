@@ -73,6 +73,7 @@ def test_all_arms_may_begin_with_one_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", definition.names())
+@pytest.mark.long
 def test_the_packages_own_studies_can_be_run(name: str) -> None:
     file = definition.find(name)
     study = definition.read(file)

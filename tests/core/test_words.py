@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 GIVEN_UP = {
     "bereft", "bundle", "bundles", "bury", "conductor", "course", "desk", "despair", "door", "doors", "doomed",
@@ -49,6 +51,7 @@ def test_every_word_is_in_use_and_stands_once() -> None:
     assert [word for word in listed if not re.search(rf"\b{word}s?\b", text.replace("_", " "))] == []
 
 
+@pytest.mark.long
 def test_words_that_were_given_up_name_nothing() -> None:
     found = {str(path.relative_to(ROOT)): gone for path in SOURCES if (gone := names(path) & GIVEN_UP)}
     assert not found

@@ -80,6 +80,7 @@ class Vector(PhantomWhole):
 
 
 @pytest.mark.parametrize("ranks", some([1, 3, 4, 2], SEEDS // 3))
+@pytest.mark.long
 def test_messages_are_a_fabric(ranks: int) -> None:
     made: dict[str, list[SimpleQueue[tuple[str, ReducedPiece]]]] = {
         name: [SimpleQueue() for _ in range(ranks)] for name in ALGORITHMS
@@ -328,6 +329,7 @@ def test_the_suite_lets_a_plain_fabric_be(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("kind", BROKEN, ids=[kind.__name__ for kind in BROKEN])
+@pytest.mark.long
 def test_the_suite_refuses_a_fabric_that_breaks_a_promise(monkeypatch: pytest.MonkeyPatch, kind: type[Plain]) -> None:
     monkeypatch.setattr(fabrics, "MOMENT_SECONDS", 0.5)
     monkeypatch.setattr(fabrics, "PATIENCE_SECONDS", 3.0)

@@ -22,6 +22,7 @@ def make_pair(held: Range, gradients: int, parameters: int) -> Pair:
     return Pair(a, b, lambda: (network.step(), None)[1])
 
 
+@pytest.mark.long
 def test_conformance() -> None:
     check_transport(make_pair)
 

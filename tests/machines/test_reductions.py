@@ -45,6 +45,7 @@ class Vector(PhantomWhole):
 
 
 @given(st.sampled_from(NAMES), st.integers(1, 17), st.integers(1, 40), st.integers(0, 5), st.integers(0, 2**31))
+@pytest.mark.long
 def test_pieces_that_arrive_in_any_order_are_summed(
     name: str, ranks: int, length: int, per_host: int, seed: int
 ) -> None:

@@ -158,6 +158,7 @@ class Looking(nn.Module):
 @pytest.mark.parametrize(
     ("model", "shape", "method"), [(Dependent, (6,), TracedBy.FX), (Counting, (7, 3), TracedBy.EXPORT)]
 )
+@pytest.mark.long
 def test_what_fx_cannot_trace_is_a_leaf_or_exported(model, shape, method):
     torch.manual_seed(0)
     made = model().double()

@@ -1,5 +1,6 @@
 """Random graphs, split at random: equal to the whole model, whatever they are."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import Phase, given, settings
@@ -65,6 +66,7 @@ COMPARED = 20
 """Fewest of 30 examples that are split, send something and are compared; 25 were, the others are refused."""
 
 
+@pytest.mark.long
 def test_random_graphs_split_at_random_are_the_whole_model():
     compared: list[int] = []
     check_random_graph(compared)

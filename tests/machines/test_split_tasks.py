@@ -75,6 +75,7 @@ def test_every_task_is_tried() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("task", APPLIES)
+@pytest.mark.long
 def test_a_task_split_each_way_is_the_whole_one_or_refused(task: str, way: str) -> None:
     check_way(task, way, APPLIES[task].get(way, ()))
 
@@ -106,6 +107,7 @@ META = torch.device("meta")
     ("name", "way", "homes"),
     some(sorted({*SPLITS, *FIRST}), 5 * SEEDS),
 )
+@pytest.mark.long
 def test_all_that_a_home_computes_with_is_on_its_device(name: str, way: str, homes: int) -> None:
     task, model, inputs, targets, traced = in_float32(name)
     graph = apply(Split.parse(way, homes), traced, task.loss, targets)

@@ -28,6 +28,7 @@ STORMS = tuple(Outage(start, start + 0.3, ("replica 0",)) for start in (0.0, 1e-
     ],
     ids=["fair", "jitter", "delays", "narrow", "outages", "outages and delays"],
 )
+@pytest.mark.long
 def test_conformance(model: NetworkModel) -> None:
     def make_pair(held: Range, gradients: int, parameters: int) -> Pair:
         clock = VirtualClock()

@@ -38,6 +38,7 @@ def made(run: Path, out: Path, **options: Any) -> dict[str, Any]:
     return compress(run, out, db.Compression(**{**FAST, **options}), HERE)
 
 
+@pytest.mark.long
 def test_a_run_becomes_a_small_file_that_does_as_well(run: Path, tmp_path: Path) -> None:
     """Its size on disk is the ratio that is told, and what is told of it is measured from the file."""
     path = tmp_path / "small.dbz"
@@ -89,6 +90,7 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(db.Compression)])
+@pytest.mark.long
 def test_no_option_is_dead(name: str, run: Path, tmp_path: Path) -> None:
     if name == "data_dir":
         with pytest.raises(UsageError, match="task 'digits' reads no folder"):
@@ -216,6 +218,7 @@ STRATEGIES = {
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.long
 def test_what_was_pruned_stays_zero_and_what_was_shared_stays_shared_under_every_strategy(
     strategy: str, tmp_path: Path
 ) -> None:

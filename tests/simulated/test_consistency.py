@@ -288,6 +288,7 @@ TABLE = {  # papers.md section 4: E[(100 - b)-th fastest of 100], mean time 1
 
 
 @pytest.mark.parametrize("mix", TABLE)
+@pytest.mark.long
 def test_the_first_round_of_100_machines_takes_the_time_of_its_order_statistic(mix: str) -> None:
     """From one start of all machines to the first update; later rounds begin with the stragglers of the one before
     still busy.

@@ -149,6 +149,7 @@ def test_a_shard_whose_process_dies_at_any_message_has_lost_nothing_as_the_job_e
 
 
 @pytest.mark.parametrize("seed", [19, *range(100, 100 + SEEDS)])
+@pytest.mark.long
 def test_what_was_asked_of_a_shard_that_died_answers_nothing_that_is_asked_later(
     plain: SimpleNamespace, seed: int
 ) -> None:

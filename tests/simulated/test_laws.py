@@ -104,6 +104,7 @@ def windows(based: list[int], first: int, last: int, rate: float, steps: int) ->
 
 
 @pytest.mark.parametrize("replicas", [2, 4, 8, 16] if MANY else [4])
+@pytest.mark.long
 def test_asynchrony_is_momentum(replicas: int) -> None:
     """M workers with exponential compute times act in expectation as momentum 1 - 1/M with step lr/M (Mitliagkas et al.
     2016).

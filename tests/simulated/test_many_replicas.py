@@ -25,6 +25,7 @@ STEP = 0.05
 
 
 @pytest.mark.parametrize("strategy", [Downpour, Allreduce])
+@pytest.mark.long
 def test_all_replicas_together_report_so_often_at_most(
     plain: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, strategy: type[Downpour | Allreduce]
 ) -> None:

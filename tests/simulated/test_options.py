@@ -373,6 +373,7 @@ EVERY = [
 
 
 @pytest.mark.parametrize(("strategy", "option", "case"), EVERY)
+@pytest.mark.long
 def test_no_option_of_a_strategy_is_dead(
     plain: SimpleNamespace,
     tmp_path: Path,

@@ -246,6 +246,7 @@ MODELS = {
 )
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.long
 def test_every_kind_of_model_trains_as_in_a_plain_loop(
     plain: SimpleNamespace, model: str, optimizer: str, options: dict[str, int]
 ) -> None:
@@ -255,6 +256,7 @@ def test_every_kind_of_model_trains_as_in_a_plain_loop(
     assert_same(ours, plain.sequential(task, optimizer, lr=lr, epochs=2, **lag))
 
 
+@pytest.mark.long
 def test_bfloat16_parameters_move_by_less_than_their_spacing(plain: SimpleNamespace) -> None:
     """A dead-knob test of the masters: steps too small for bfloat16 to hold add up on the shards."""
     task = plain.classes(cast(torch.bfloat16))

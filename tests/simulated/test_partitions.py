@@ -105,6 +105,7 @@ def test_in_rounds_a_split_replica_clips_as_a_plain_loop_does(plain: SimpleNames
         ("samples", "1f1b", 3, "each"), ("samples", "auto", 2, "once"),
     ],
 )  # fmt: skip
+@pytest.mark.long
 def test_microbatches_make_the_step_of_the_minibatch(
     plain: SimpleNamespace, how: str, schedule: str, microbatches: int, weight_gradients: str
 ) -> None:

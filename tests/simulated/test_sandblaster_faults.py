@@ -220,6 +220,7 @@ def test_no_fault_loses_or_repeats_a_portion_and_the_result_has_the_same_bits(se
 
 
 @in_chunks(CHUNK, SEEDS // 2)
+@pytest.mark.long
 def test_no_fault_loses_or_repeats_a_portion_of_split_replicas(seeds: range) -> None:
     hold_all(seeds, "split")
 

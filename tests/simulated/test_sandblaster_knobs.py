@@ -250,6 +250,7 @@ def test_what_the_coordinator_says_does_not_grow_with_the_parameters_and_grows_e
     assert all(figure["reached"] for figure in found["figures"])
 
 
+@pytest.mark.long
 def test_backup_portions_among_many_replicas_save_a_batch_from_stragglers() -> None:
     found = balance(replicas=100 if SEEDS >= 1000 else 40, iterations=3)
     assert found["one static split"] > 3 * found["work units, backup portions"]

@@ -238,6 +238,7 @@ def test_a_round_is_sent_to_the_standby_once(plain: SimpleNamespace) -> None:
     assert [(copy.what, len(copy.keys)) for copy in copies] == [("sum", 4)] * 5
 
 
+@pytest.mark.long
 def test_a_phantom_of_many_replicas_survives_too() -> None:
     strategy = Downpour(replicas=200 if SEEDS >= 1000 else 50, shards=8, standby=1)
     run = Observed(

@@ -84,6 +84,7 @@ def dying(moment: int) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("moment", some([1, 8, 15], SEEDS // 3))
+@pytest.mark.long
 def test_a_study_that_is_killed_and_gone_on_with_is_what_it_is_at_once(
     moment: int, study: Study, whole: tuple[Path, list[Trial]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ class Lives:
 
 @pytest.mark.parametrize("victim", VICTIMS)
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.long
 def test_lives_follow_each_other_whoever_dies_at_whichever_message(
     plain: SimpleNamespace, way: str, victim: str
 ) -> None:

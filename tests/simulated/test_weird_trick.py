@@ -4,6 +4,7 @@ import pytest
 import recipe
 
 
+@pytest.mark.long
 def test_by_samples_workers_pay_as_they_did_in_the_paper() -> None:
     trick = recipe.load("one_weird_trick.py")
     found = {workers: trick.speedup(workers) for workers in trick.PAPER}

@@ -128,6 +128,7 @@ AT_ONCE: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("what", AT_ONCE)
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.name)
+@pytest.mark.long
 def test_what_a_step_shows_is_one_clear_error(strategy: Any, what: str) -> None:
     changed, said = AT_ONCE[what]
     with pytest.raises(DistbeliefError, match=said) as caught:
