@@ -91,7 +91,7 @@ def project(tmp_path: Path) -> Path:
 
 def mutant(*tests: str, text: str = "a + b", replacement: str = "a - b", hangs: bool = False) -> Mutant:
     name = f"{'-'.join(test.partition('::')[2] for test in tests)}-{len(replacement)}"
-    return Mutant(name, "", "sums.py", text, replacement, tests, 1.0, hangs)
+    return Mutant(name, "", "sums.py", text, replacement, tests, seconds=1.0, hangs=hangs)
 
 
 def test_a_process_that_a_test_starts_has_the_mutant(project: Path) -> None:
