@@ -22,7 +22,7 @@ FEW = 50
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Draw cases where few are asked for; stretch the limit of each test, unless one is named on the command line."""
-    if SEEDS < FEW and not config.getoption("keyword") and not any("::" in word for word in config.args):
+    if SEEDS < FEW and not config.getoption("keyword") and [*config.args] == config.getini("testpaths"):
         kept = drawn(items)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
@@ -34,10 +34,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def drawn(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Of each test without processes that is not long one case, another after each change of the sources."""
+    """Draw one case of each test that is not long, another after each change of the sources."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("long") is None:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     chance = random.Random(hash_of_sources(ROOT))
-    return {one for test, some in cases.items() for one in (some if "/processes/" in test else [chance.choice(some)])}
+    return {chance.choice(some) for some in cases.values()}

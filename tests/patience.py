@@ -14,5 +14,3 @@ def _calibrate() -> float:
 
 SLOWNESS = max(1.0, max(_calibrate() for _ in range(3)) / QUIET_SECONDS)
 """1 on a quiet machine; 4 where four programs want each core."""
-SECONDS = 60.0 * SLOWNESS
-"""How long whoever waits for a process, or for something that it does, is patient."""

@@ -121,13 +121,12 @@ def busy_cores(programs: int) -> Iterator[None]:
 def run(step: Step, log: Log, folder: str) -> None:
     """Run a step; the output of one that fails is kept beside the log."""
     began = time.monotonic()
-    path = f"{ROOT / 'tests'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     output = log.path.with_suffix(f".{len(log.lines)}.out")
     with output.open("wb") as file:
         ended = subprocess.run(
             [word.replace("{0}", folder) for word in step.command],
             cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, check=False,
-            env={**os.environ, "PYTHONPATH": path, **step.environment},
+            env={**os.environ, **step.environment},
         )  # fmt: skip
     if not ended.returncode:
         output.unlink()

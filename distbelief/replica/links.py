@@ -7,6 +7,7 @@ again: an answer to a question that nobody asks any more counts for nothing.
 
 from __future__ import annotations
 
+from itertools import count
 from typing import NoReturn
 
 import msgspec
@@ -38,8 +39,7 @@ class ShardLinks:
         self.missing = 0
         """Answers that are still to come."""
         self._sought = False
-        self._fetches = 0
-        """How many were asked for, in all."""
+        self._numbers = count(1)
 
     def ask(self, shard: str, message: Message, payload: Payload | None = None) -> Send:
         """Ask something of a shard that it will answer."""
@@ -49,11 +49,7 @@ class ShardLinks:
 
     def fetch(self, shard: str, landing: int, part: Range, tick: int = 0, incarnation: int = 0) -> Send:
         """Ask a shard for a range, which lands in a parameter vector."""
-        return self.ask(shard, pushing.Fetch(landing, part.start, part.stop, tick, incarnation, self._next()))
-
-    def _next(self) -> int:
-        self._fetches += 1
-        return self._fetches
+        return self.ask(shard, pushing.Fetch(landing, part.start, part.stop, tick, incarnation, next(self._numbers)))
 
     def answered(self, shard: str, answer: Message) -> bool:
         """Note an answer; whether its question was still asked."""
@@ -130,7 +126,7 @@ class ShardLinks:
         return self._places[shard].incarnation
 
     def stale(self, arrival: Arrival) -> bool:
-        """Whether it is of a life of a shard that another has replaced, to which the same push goes again."""
+        """Say whether a `Pushed` is of a life of a shard that was replaced: its push goes to the next life again."""
         event = arrival.event
         return type(event) is pushing.Pushed and event.version.incarnation < self._places[arrival.sender].incarnation
 
@@ -143,7 +139,7 @@ class ShardLinks:
         asked = self._asked.get(shard, [])
         for i, (message, payload) in enumerate(asked):
             if isinstance(message, pushing.Fetch):
-                asked[i] = msgspec.structs.replace(message, number=self._next()), payload
+                asked[i] = msgspec.structs.replace(message, number=next(self._numbers)), payload
         return [Send(shard, message, payload) for message, payload in asked]
 
 

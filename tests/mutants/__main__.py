@@ -44,7 +44,8 @@ def main(words: Sequence[str] | None = None) -> int:
         chosen = within(chosen, 60 * options.minutes, hash_of_sources(ROOT))
     elif not options.names:
         log = Log("test-mutants")
-        chosen = [mutant for mutant in chosen if mutant.name not in log.names(Verdict.KILLED.value)]
+        killed = log.names(Verdict.KILLED.value)
+        chosen = [mutant for mutant in chosen if mutant.name not in killed]
         write = log.write
     outcomes = try_all(ROOT, chosen, passed=options.passed, end=end, write=write)
     print(f"{len(mutants)} mutants: {len(chosen)} chosen, " + told(outcomes, len(chosen)))

@@ -56,7 +56,7 @@ class Fetch(SlotRequest, frozen=True, array_like=True, tag=True, gc=False):
     tick: int = 0
     incarnation: int = 0
     number: int = 0
-    """Of this question among all that the asker has asked; its answer has the same."""
+    """The question's number among all of the asker's; its answer has the same."""
 
 
 class Fetched(SlotReply, frozen=True, array_like=True, tag=True, gc=False):
@@ -67,7 +67,7 @@ class Fetched(SlotReply, frozen=True, array_like=True, tag=True, gc=False):
     version: Version
     floor: int = 0
     number: int = 0
-    """Of the question."""
+    """The number of the question."""
 
 
 PUSHING = Conversation(

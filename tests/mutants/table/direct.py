@@ -33,7 +33,7 @@ MUTANTS = [
         "what-is-asked-again-has-the-number-that-it-had",
         WAITS,
         "replica/links.py",
-        "msgspec.structs.replace(message, number=self._next())",
+        "msgspec.structs.replace(message, number=next(self._numbers))",
         "msgspec.structs.replace(message, number=message.number)",
         (ASKED,),
     ),
