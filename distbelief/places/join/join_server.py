@@ -13,7 +13,6 @@ import ssl
 import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -116,7 +115,8 @@ class JoinServer:
         admit: Callable[[JoinRequest], JoinGrant | JoinRefusal],
         run: Path,
     ) -> None:
-        self._admit, self._visitors, self._open = admit, deque[socket.socket](), True
+        self._admit, self._open = admit, True
+        self._visitors: dict[socket.socket, threading.Thread] = {}
         self._context = context(ssl.PROTOCOL_TLS_SERVER, authority.issue(roles.SUPERVISOR)) if authority else None
         try:
             self._listener = socket.create_server(
@@ -133,7 +133,8 @@ class JoinServer:
         with open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(self.ticket)) + b"\n")
         made.rename(self.path)
-        threading.Thread(target=self._serve, name="join server", daemon=True).start()
+        self._server = threading.Thread(target=self._serve, name="join server", daemon=True)
+        self._server.start()
 
     def close(self) -> None:
         """Let nobody in any more; the ticket is worth nothing and goes."""
@@ -142,17 +143,26 @@ class JoinServer:
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there; closing alone does not
         self._listener.close()
         self.path.unlink(missing_ok=True)
+        self._server.join(PATIENCE)
+        for visitor, answering in [*self._visitors.items()]:
+            _cut(visitor)
+            answering.join(PATIENCE)
 
     def _serve(self) -> None:
         while self._open:
             try:
-                connection, _ = self._listener.accept()
-                self._visitors.append(connection)
-                if len(self._visitors) > CROWD:
-                    _cut(self._visitors[0])
-                threading.Thread(target=self._answer, args=(connection,), name="guest", daemon=True).start()
-            except (OSError, RuntimeError):  # no more descriptors or threads, for the moment
-                time.sleep(PAUSE)
+                visitor, _ = self._listener.accept()
+            except OSError:  # closed, or no more descriptors for the moment
+                time.sleep(PAUSE if self._open else 0.0)
+                continue
+            self._visitors[visitor] = threading.Thread(target=self._answer, args=(visitor,), name="guest", daemon=True)
+            for slowest in [*self._visitors][:-CROWD]:
+                _cut(slowest)
+            try:
+                self._visitors[visitor].start()
+            except RuntimeError:  # no more threads
+                del self._visitors[visitor]
+                visitor.close()
 
     def _answer(self, visitor: socket.socket) -> None:
         late = threading.Timer(PATIENCE, _cut, [visitor])
@@ -182,10 +192,9 @@ class JoinServer:
             return  # he has to come again, and say it well
         finally:
             late.cancel()
-            with contextlib.suppress(ValueError):
-                self._visitors.remove(visitor)
             connection.close()
             visitor.close()
+            del self._visitors[visitor]
 
 
 def _cut(connection: socket.socket) -> None:
