@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import reprlib
 import types
@@ -79,7 +80,8 @@ def check_fields(whole: object, **later: object) -> None:
     Raises:
         UsageError: naming the field, its value and what it may be.
     """
-    for name, hint in _hints(type(whole), later).items():
+    kind: type = type(whole)
+    for name, hint in _hints(kind, **later).items():
         given = getattr(whole, name)
         held = admit(given, hint, f"{type(whole).__name__}({name}={shown(given)})")
         if held is given:
@@ -90,7 +92,8 @@ def check_fields(whole: object, **later: object) -> None:
             object.__setattr__(whole, name, held)
 
 
-def _hints(kind: type[Any], later: Mapping[str, object]) -> dict[str, object]:
+@functools.lru_cache(maxsize=256)
+def _hints(kind: type[Any], **later: object) -> dict[str, object]:
     """The type of each field."""
     fields = (
         kind.__struct_fields__
