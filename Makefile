@@ -11,6 +11,9 @@ train: .venv/installed
 	if [ -n "$$why" ]; then echo "training on digits, since there is $$why"; task=digits; fi; \
 	$(BIN)/distbelief train $$task downpour --replicas 2 --shards 2 --optimizer adagrad --lr 0.02 --epochs 5
 
+# many processes are started: compiled modules are kept, whatever the environment says
+test test-all test-busy test-mutants: export PYTHONDONTWRITEBYTECODE :=
+
 # what a newcomer and CI run; `pytest` alone runs the first of it, with few draws of each sweep
 test: .venv/tools
 	$(BIN)/ruff check .
@@ -18,7 +21,7 @@ test: .venv/tools
 	$(BIN)/lint-imports
 	$(BIN)/mypy & checked=$$!; $(BIN)/pytest --doctest-modules distbelief && wait $$checked
 	DISTBELIEF_SEEDS=50 $(BIN)/pytest -n 2 --dist worksteal
-	$(BIN)/pytest -n 4 --dist loadfile tests/processes
+	$(BIN)/pytest -n 4 --dist worksteal -m "not long" tests/processes
 
 # every sweep, kill and mutant, and the slow tests: an hour or two; again goes on where it was
 test-all: .venv/tools

@@ -14,7 +14,7 @@ from rings import ROOT, hash_of_sources
 
 # the bits of a sum follow its threads, and replicas have one; two workers of pytest with two each would fight, too
 torch.set_num_threads(1)
-settings.register_profile("steady", deadline=None, derandomize=True, max_examples=min(100, 4 * SEEDS))
+settings.register_profile("steady", deadline=None, derandomize=True, max_examples=min(200, max(24, SEEDS)))
 settings.load_profile("steady")
 FEW = 50
 """Below so many seeds, one case of each test is drawn, and of long ones none."""

@@ -14,3 +14,5 @@ def _calibrate() -> float:
 
 SLOWNESS = max(1.0, max(_calibrate() for _ in range(3)) / QUIET_SECONDS)
 """1 on a quiet machine; 4 where four programs want each core."""
+SECONDS = 100.0 * SLOWNESS
+"""Most that a test with processes waits for anything."""

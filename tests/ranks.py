@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-SECONDS = 60.0
-"""Most that a rank waits for another."""
+from patience import SECONDS
 
 
 def in_threads(ranks: int, act: Callable[[int, Callable[[], object]], object]) -> None:

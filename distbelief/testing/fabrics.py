@@ -14,8 +14,8 @@ from distbelief.fabric.buckets import Bucket
 
 PATIENCE_SECONDS = 60.0
 """How long a round may take."""
-MOMENT_SECONDS = 5.0
-"""How long a call may take that waits for nobody, on a machine that does something else."""
+MOMENT_SECONDS = 30.0
+"""How long a call may take that waits for nobody, however busy the machine is."""
 ROUNDS = 4
 LOOKS = 9
 """How often is looked whether a round goes on without a rank."""

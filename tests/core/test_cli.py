@@ -267,6 +267,7 @@ def test_the_coordinator_and_the_shards_listen_at_ports_in_a_row(bind: str, addr
     assert [listen_at(bind, role) for role in ("coordinator", "shard 0", "shard 1")] == addresses
 
 
+@pytest.mark.long
 def test_the_defaults_are_those_of_the_python_api() -> None:
     for name, rate in LEARNING_RATES.items():
         job = options.parse("train", "mnist", "synchronous", ["--optimizer", name]).job("mnist")
@@ -494,6 +495,7 @@ SWEPT = "simulate digits downpour --replicas 2 --restarts 0 --faults crash=0@69 
 """Under some seeds the epoch is over before both replicas have died."""
 
 
+@pytest.mark.long
 def test_a_sweep_tells_which_seeds_fail_how_to_replay_them_and_how_the_others_spread(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -595,6 +597,7 @@ def test_an_interrupted_simulation_says_how_to_go_on(
 
 
 @pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.long
 def test_a_simulation_that_is_interrupted_twice_says_how_to_go_on_where_it_has_a_folder(
     kept: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -362,7 +362,7 @@ PLAN = planning.TrainingPlan(task="mnist", machines="1x2", batch_size=64, optimi
 MEASURING: tuple[tuple[Any, str, Any], ...] = (
     (workloads, "run", RESULT), (loops, "independent", 1.0), (loops, "lockstep", 1.0), (loops, "ddp", 1.0), (loops,
         "hogwild", 1.0), (homes, "split", 1.0), (homes, "crossing_seconds", 1.0),
-    (homes, "processor_seconds", 1.0), (homes, "priced", 1.0), (split, "placed", None),
+    (homes, "processor_seconds", 1.0), (homes, "priced", 1.0), (split, "placed", None), (split, "_held", {}),
     (torch_split, "pipeline", 1.0), (torch_split, "tensors", 1.0),
     (wire, "_of_size", {}), (wire, "_figures", [figure("speed", 1.0, 1.0)]), (wire, "_show", None), (train, "_figures",
         []), (hogwild, "plain", 1.0),

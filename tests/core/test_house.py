@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from sources import FILES, NODES, TREES
+from sources import FILES, nodes_of, trees
 
 from distbelief.cli.commands import BENCHES
 
@@ -30,12 +30,12 @@ def test_a_file_says_what_it_is() -> None:
 
 def test_functions_fit_a_screen_and_what_is_public_is_documented() -> None:
     long, silent = [], []
-    for name, nodes in NODES.items():
+    for name, nodes in nodes_of().items():
         for node in nodes:
             if isinstance(node, ast.FunctionDef):
                 lines = (node.end_lineno or 0) - node.lineno + 1
                 long += [f"{name}: {node.name} has {lines} lines"] * (lines > FUNCTION_LINES)
-        for node in TREES[name].body:
+        for node in trees()[name].body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 silent += [f"{name}: {node.name}"] * (not ast.get_docstring(node))
     assert not long, f"{FUNCTION_LINES} are allowed, cut them: {long}"
@@ -97,7 +97,7 @@ ROOMS = ("coordination/", "core/", "schedules/", "server/", "sharding/", "strate
 def test_any_is_for_what_is_opaque() -> None:
     said = {
         name: sum(isinstance(node, ast.Name) and node.id == "Any" for node in nodes)
-        for name, nodes in NODES.items()
+        for name, nodes in nodes_of().items()
         if name.startswith(ROOMS)
     }
     more = {name: count for name, count in said.items() if count > ANYS.get(name, 0)}
@@ -120,7 +120,7 @@ DECLARING = ("Struct", "NamedTuple", "Protocol", "TypedDict", "Enum", "StrEnum",
 def classes() -> dict[str, list[ast.ClassDef]]:
     """The classes of the package, by name."""
     found: dict[str, list[ast.ClassDef]] = {}
-    for nodes in NODES.values():
+    for nodes in nodes_of().values():
         for node in nodes:
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(node)
@@ -183,7 +183,7 @@ def declared(node: ast.ClassDef) -> set[str]:
 
 def test_every_attribute_is_born_in_init_or_declared() -> None:
     late: list[str] = []
-    for name, nodes in NODES.items():
+    for name, nodes in nodes_of().items():
         for node in nodes:
             if isinstance(node, ast.ClassDef):
                 own = {one for part in node.body if isinstance(part, ast.FunctionDef) for one in set_in(part)}
@@ -209,7 +209,7 @@ def imports(nodes: list[ast.AST]) -> set[str]:
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    above = {name: imports(nodes) - {name} for name, nodes in NODES.items()}
+    above = {name: imports(nodes) - {name} for name, nodes in nodes_of().items()}
     while ends := {name for name, needs in above.items() if not needs & above.keys()}:
         above = {name: needs for name, needs in above.items() if name not in ends}
     circle: list[str] = []
@@ -224,7 +224,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 def test_every_file_is_imported_by_another() -> None:
     imported: set[str] = set()
     for name, text in FILES.items():
-        for node in NODES[name]:
+        for node in nodes_of()[name]:
             if isinstance(node, ast.Import):
                 imported |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -118,6 +118,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "run", folder / "a.dbz"
 
 
+@pytest.mark.long
 def test_evaluations_say_what_they_compute_with_and_hold(made: tuple[Path, Path]) -> None:
     run, file = made
     plain = evaluate(file)

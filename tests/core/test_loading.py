@@ -135,6 +135,7 @@ def test_what_is_loaded_ahead_comes_in_the_order_in_which_it_is_wanted() -> None
         assert got["x"][1].tolist() == wanted[one].numbers.tolist()
 
 
+@pytest.mark.long
 def test_a_data_set_is_loaded_ahead_and_what_is_in_memory_is_not() -> None:
     """By processes of their own, which are told what comes next, and need not pickle what they read."""
 
@@ -154,6 +155,7 @@ def test_a_data_set_is_loaded_ahead_and_what_is_in_memory_is_not() -> None:
         assert type(source_of(held, num_workers=1)) is InLine
 
 
+@pytest.mark.long
 def test_samples_that_do_not_stack_in_a_worker_are_told_of_collate_fn() -> None:
     with pytest.raises(DataError, match=r"the samples of Ragged do not stack .*collate_fn"):
         source_of(Ragged(), num_workers=1).load(Wanted(Batch(0, 0), torch.tensor([0, 1])), (), 0)
@@ -241,7 +243,10 @@ def read(data: Any, settings: Settings = OF_TWO, index: int = 1) -> Iterator[tup
         yield found and (found[0].tolist(), found[1])
 
 
-@pytest.mark.parametrize("data", [Numbers(), DataLoader(Numbers(), 2), DataLoader(Numbers(), 2, num_workers=1)])
+WORKS = pytest.param(DataLoader(Numbers(), 2, num_workers=1), marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("data", [Numbers(), DataLoader(Numbers(), 2), WORKS])
 def test_of_a_stream_each_replica_reads_its_own_part_in_order(data: Any) -> None:
     assert list(islice(read(data), 4)) == [([1, 3], 2), ([5, 7], 2), ([9], 1), None]
     own = Settings(DataSettings(batch_size=2, own_data=True, drop_last=True))

@@ -37,6 +37,7 @@ def make_train(folder: Path, why: str) -> list[str]:
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here")
+@pytest.mark.long
 def test_make_train_trains_mnist_or_says_in_one_line_why_it_trains_digits(tmp_path: Path) -> None:
     line = "train {} downpour --replicas 2 --shards 2 --optimizer adagrad --lr 0.02 --epochs 5"
     assert make_train(tmp_path, "") == [line.format("mnist")]

@@ -174,6 +174,7 @@ def test_its_data_are_of_its_shape_and_the_same_each_time(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CROSSING)
+@pytest.mark.long
 def test_the_columns_meet_where_they_should_with_as_many_numbers(name: str) -> None:
     model, sizes = resolve(name).model(), dict[str, int]()
     for layer in CROSSING[name]:

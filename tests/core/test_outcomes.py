@@ -5,17 +5,19 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from sources import NODES
+from sources import nodes_of
 
 from distbelief.core.outcomes import Cause, Outcome
 
-SHIPPED = {name: nodes for name, nodes in NODES.items() if not name.startswith("testing/")}
+
+def shipped() -> dict[str, list[ast.AST]]:
+    return {name: nodes for name, nodes in nodes_of().items() if not name.startswith("testing/")}
 
 
 def test_somebody_gives_every_cause() -> None:
     given = {
         node.attr
-        for name, nodes in SHIPPED.items()
+        for name, nodes in shipped().items()
         for node in nodes
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Cause"
         if name != "core/outcomes.py"
@@ -35,7 +37,7 @@ def test_no_decision_reads_a_sentence() -> None:
     """Neither what an error says, nor a reason; a hint that is added to the words of somebody else's error decides
     nothing.
     """
-    wrong = [told for name in SHIPPED for told in sentences_read(name)]
+    wrong = [told for name in shipped() for told in sentences_read(name)]
     assert not wrong, f"they decide by a sentence: {wrong}"
 
 
@@ -43,11 +45,11 @@ def sentences_read(name: str) -> Iterator[str]:
     """Where a file decides by one."""
     hints = {
         node
-        for one in SHIPPED[name]
+        for one in shipped()[name]
         if isinstance(one, ast.FunctionDef) and one.name == "hint"
         for node in ast.walk(one)
     }
-    for node in SHIPPED[name]:
+    for node in shipped()[name]:
         if node in hints:
             continue
         read: list[ast.expr] = []

@@ -68,6 +68,7 @@ def made(machines: str = "2x2", network: db.NetworkModel | None = None, **more: 
     return planning.plan(TASK, machines, network, **more)
 
 
+@pytest.mark.long
 def test_the_split_that_a_task_brings_is_priced(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a plan, and by `split`, where none is named."""
     priced: list[str] = []
@@ -86,6 +87,7 @@ def test_the_split_that_a_task_brings_is_priced(monkeypatch: pytest.MonkeyPatch)
     assert priced == ["fc*=columns", "stages"]
 
 
+@pytest.mark.long
 def test_parts_of_a_step_add_up_and_the_first_is_the_fastest() -> None:
     rows = made().rows
     assert {(row.partitions, row.reason) for row in rows if not row.terms} == {(2, "it cannot be split")}
@@ -153,6 +155,7 @@ def test_many_replicas_are_priced_by_the_least_steps_and_look_once_for_their_alg
     assert asked == [16] * len(schedules_price.CHOICES)
 
 
+@pytest.mark.long
 def test_a_slow_network_binds_and_one_process_wins() -> None:
     slow = made(network=db.NetworkModel(latency=50e-6, bandwidth=1e6), strategies=("single", "allreduce", "downpour"))
     assert slow.first.replicas <= 2  # on one host nothing is sent
@@ -173,6 +176,7 @@ def test_twice_the_bandwidth_and_a_straggler_are_priced() -> None:
     assert rates[2] < found.first.terms.samples_per_second
 
 
+@pytest.mark.long
 def test_a_straggler_binds_where_the_others_wait_for_it_and_is_told_where_it_is_gone() -> None:
     line = db.NetworkModel(latency=0.0, bandwidth=1e12)
     found = made("4x1", line, slow={1: 4.0}, strategies=("allreduce", "downpour"))
@@ -252,6 +256,7 @@ def test_what_a_process_holds_without_a_model_has_no_margin() -> None:
     assert (kind, needs) == ("replica", round(10**9 + 1.15 * held + 4e6))
 
 
+@pytest.mark.long
 def test_what_does_not_fit_is_a_row_with_its_reason() -> None:
     tracer = Tracer(TASK, DATA.batch(torch.arange(2)))
     trace = tracer.follow(64, SGD)
@@ -270,6 +275,7 @@ def test_what_does_not_fit_is_a_row_with_its_reason() -> None:
     assert found["single"].terms is not None
 
 
+@pytest.mark.long
 def test_a_trial_that_fails_is_a_row_and_ends_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     terms = Pricing.terms
 
@@ -633,6 +639,7 @@ def test_a_minibatch_that_does_not_fit_this_machine_is_refused_before_it_is_comp
         made()
 
 
+@pytest.mark.long
 def test_the_command_shows_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["plan", "digits", "--machines", "1x2", "--max-memory", "40GB"]) == 0
     shown = capsys.readouterr().out
@@ -755,6 +762,7 @@ def at(rate: float) -> Any:
     return lambda *_, **__: Terms(1e-3, 0.0, 0.0, 0.0, rate, 0.0)
 
 
+@pytest.mark.long
 def test_the_best_are_run_and_later_plans_are_corrected_by_what_was_seen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -130,6 +130,7 @@ shapes = st.lists(
     after=st.integers(1, 5),
     optimizer=st.sampled_from(sorted(OPTIMIZERS)),
 )
+@pytest.mark.long
 def test_a_checkpoint_cut_anew_is_what_a_job_with_that_cut_would_have_saved(shapes, others, before, after, optimizer):
     tensors = [Tensor(f"p{i}", (size,), dtype, "parameter", group) for i, (dtype, size, group) in enumerate(shapes)]
     tensors += [Tensor("buffer", (others,), "int64", "buffer"), Tensor("frozen", (2 * others,), "float32", "frozen")]

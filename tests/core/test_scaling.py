@@ -31,6 +31,7 @@ def test_alexnet_and_vgg_fall_under_one_half_first(scaling: ModuleType) -> None:
     assert fell == {"AlexNet": [2, 4], "VGG-16": [2, None], "Inception v1": [4, None]}
 
 
+@pytest.mark.long
 def test_a_network_that_costs_nothing_wastes_nothing(scaling: ModuleType) -> None:
     free = scaling.NetworkModel(latency=1e-9, bandwidth=1e15)
     assert scaling.efficiencies(scaling.net("inception-v1"), free, (4,)) == pytest.approx([1.0], abs=0.02)

@@ -90,6 +90,7 @@ def test_weights_gradients_once_are_priced_as_made_while_others_go_back(monkeypa
     assert found.weight_gradients == "once"
 
 
+@pytest.mark.long
 def test_weights_gradients_once_are_timed_by_themselves_and_hold_what_they_are_made_of() -> None:
     """What the first layer took and the gradient of what it gave stay; so does of the second, beside what was held."""
     each, once = (

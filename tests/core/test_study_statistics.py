@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from distbelief.study import statistics
 from distbelief.study.statistics import MISSED, efficiency, first_held, median, ratio_of_medians, speed_up
@@ -38,6 +37,8 @@ def test_a_target_is_reached_by_the_first_of_two_evaluations_in_a_row(values: li
 
 
 def test_the_interval_is_that_of_scipys_percentile_bootstrap() -> None:
+    from scipy import stats  # a second, which only who runs this shall wait for
+
     chance = random.Random(5)
     baseline, times = ([chance.lognormvariate(mean, 0.4) for _ in range(15)] for mean in (2.0, 1.0))
     found = ratio_of_medians(baseline, times, resamples=20_000)

@@ -43,6 +43,7 @@ def test_a_gradient_is_of_the_rows_of_its_samples() -> None:
     assert set(gradient.coalesce().indices()[0].tolist()) == set(inputs[:, 0].long().view(-1).tolist())
 
 
+@pytest.mark.long
 def test_the_dense_one_has_every_feature_in_every_sample() -> None:
     inputs, targets = as_data(resolve("dense-svm").train()).batch(torch.arange(100))
     assert (inputs != 0).all()

@@ -11,7 +11,6 @@ import os
 import struct
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -179,10 +178,8 @@ def test_a_mirror_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(MNIST, "ANSWER_SECONDS", 0.02)
     end = threading.Event()
     monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: end.wait(60))
-    began = time.monotonic()
     assert "no answer within 0.02 s" in (tasks.available("mnist") or "")
     end.set()
-    assert time.monotonic() - began < 10
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, answers: dict[str, bytes]) -> None:

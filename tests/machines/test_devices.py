@@ -180,6 +180,7 @@ def test_what_is_sent_next_leaves_what_is_read_alone() -> None:
 # memory
 
 
+@pytest.mark.long
 def test_memory_is_registered_until_who_uses_it_is_gone() -> None:
     cuda, memory = StandIn(), torch.zeros(256, dtype=torch.uint8)
     address, copies = memory.data_ptr(), DeviceCopies(CPU, cuda)
@@ -193,6 +194,7 @@ def test_memory_is_registered_until_who_uses_it_is_gone() -> None:
     assert cuda.unregistered == [address]
 
 
+@pytest.mark.long
 def test_memory_that_cuda_refuses_is_not_unregistered() -> None:
     cuda = StandIn(refuses=True)
     copies = DeviceCopies(CPU, cuda)
@@ -207,6 +209,7 @@ class Owner:
 
 
 @pytest.mark.parametrize("error", [0, 712])
+@pytest.mark.long
 def test_cuda_is_asked_for_what_it_has(error: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Registered by address and length; undone when all copies are; an error that it keeps is taken from it."""
     asked: list[object] = []

@@ -485,6 +485,7 @@ def test_partitions_take_the_values_of_the_whole_model(split: str, partitions: i
     assert torch.equal(found, expected)
 
 
+@pytest.mark.long
 def test_a_partition_keeps_nothing_of_the_others() -> None:
     _, built, parts = taken(partial(linear, 8))
     kept = weakref.ref(parts[0].module.get_parameter("0.weight"))

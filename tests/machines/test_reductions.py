@@ -8,7 +8,6 @@ import os
 import random
 import threading
 from collections import deque
-from time import monotonic
 
 import pytest
 import torch
@@ -152,8 +151,6 @@ def test_who_waits_for_another_is_not_kept() -> None:
         part.open(64, [Bucket(0, 64, "float32")])
         part.meet(0, [0, 1])
         part.ready(0)
-        began = monotonic()
         for _ in range(9):
             assert part.reduce() is None
-        assert monotonic() - began < SECONDS
     os.close(memory)

@@ -215,6 +215,7 @@ def test_every_chunk_has_a_step_and_all_steps_are_in_one(chunks: int, more: int,
 
 
 @pytest.mark.parametrize(("takes", "homes", "rises"), [(5, 2, 1), (500, 2, -1), (6, 3, 0)])
+@pytest.mark.long
 def test_chunks_grow_where_the_layers_above_work_longer(takes: int, homes: int, rises: int) -> None:
     torch.manual_seed(0)
     stack = Recurrent(nn.GRU, homes, True)

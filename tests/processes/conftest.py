@@ -9,6 +9,7 @@ import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
 import select
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from pathlib import Path
 from time import monotonic
 
 import pytest
+from patience import SECONDS
 
 from distbelief.places.attempt import Attempt
 from distbelief.places.processes import forkserver
@@ -26,8 +28,6 @@ if HERE not in sys.path:  # where `jobs` is, for the tests and for the processes
 
 from jobs import Watch, descendants  # noqa: E402
 
-PATIENCE = 30.0
-"""Seconds that processes may take to end after a test, such as a forkserver whose job is over."""
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -40,6 +40,13 @@ def temporary() -> Iterator[Path]:
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", folder)
         yield Path(folder)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def heard() -> None:
+    """What began these tests may have had them ignore signals, as `nohup` and a shell in the background do."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -67,7 +74,7 @@ def nothing_is_left(request: pytest.FixtureRequest, temporary: Path) -> Iterator
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     processes, before = descendants(os.getpid()), _held(os.getpid())
     yield
-    deadline = monotonic() + PATIENCE
+    deadline = monotonic() + SECONDS
     own = (
         multiprocessing.forkserver._forkserver._forkserver_pid,
         multiprocessing.resource_tracker._resource_tracker._pid,

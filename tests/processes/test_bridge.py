@@ -4,6 +4,8 @@ import socket
 import ssl
 import threading
 
+from patience import SECONDS
+
 from distbelief.core import roles
 from distbelief.places.cluster.bridge import Bridge
 from distbelief.places.cluster.words import AgentWord, Beat, Dismiss, Line
@@ -49,8 +51,8 @@ def test_the_last_word_arrives_while_the_other_end_is_speaking() -> None:
             speaking.say(Beat())
         dismissal.join()
         speaking.close()
-        assert near.wait(10.0)
-        assert far.wait(10.0)
+        assert near.wait(SECONDS)
+        assert far.wait(SECONDS)
         assert heard == [Dismiss(130)]
 
 
@@ -62,7 +64,7 @@ def test_a_line_that_is_cut_ends_on_both_sides_and_raises_nowhere() -> None:
         speaking.say(Beat())
         assert far.line.poll(10.0)
         far.cut()
-        assert far.wait(10.0)
-        assert near.wait(10.0)
+        assert far.wait(SECONDS)
+        assert near.wait(SECONDS)
         speaking.close()
         far.line.close()

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import SECONDS
 
 from distbelief.cli import main
 
-PATIENCE = 120.0
 LIGHT = """
 import sys
 from distbelief.cli.main import run
@@ -32,7 +32,7 @@ def test_help_and_wrong_words_answer_before_torch_is_imported() -> None:
     }  # fmt: skip
     ended = subprocess.run(
         [sys.executable, "-c", LIGHT], input="".join(f"{line}\n" for line in lines), capture_output=True, text=True,
-        timeout=PATIENCE,
+        timeout=SECONDS,
     )  # fmt: skip
     told = [line for line in ended.stdout.splitlines() if line.startswith("status ")]
     assert told == [f"status {status} False" for status in lines.values()], ended.stderr
@@ -67,8 +67,11 @@ def test_json_is_one_record_a_line_and_the_result_last(tmp_path: Path, capsys: p
 
 @pytest.mark.parametrize(
     ("strategy", "how"),
-    [("downpour", signal.SIGTERM), ("allreduce", signal.SIGINT), ("hogwild", signal.SIGHUP)],
-    ids=["downpour-SIGTERM", "allreduce-SIGINT", "hogwild-SIGHUP"],
+    [
+        pytest.param("downpour", signal.SIGTERM, id="downpour-SIGTERM"),
+        pytest.param("allreduce", signal.SIGINT, id="allreduce-SIGINT", marks=pytest.mark.long),
+        pytest.param("hogwild", signal.SIGHUP, id="hogwild-SIGHUP", marks=pytest.mark.long),
+    ],
 )
 def test_a_signal_to_all_processes_keeps_a_checkpoint_and_the_printed_command_goes_on(
     strategy: str, how: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -88,7 +91,7 @@ def test_a_signal_to_all_processes_keeps_a_checkpoint_and_the_printed_command_go
             break
     # a terminal sends it to every process of the job, and so does `timeout`
     os.killpg(process.pid, how)
-    shown, said = process.communicate(timeout=PATIENCE)
+    shown, said = process.communicate(timeout=SECONDS)
     assert process.returncode == 130, said
     before = json.loads(shown.splitlines()[-1])
     assert (before["outcome"], before["run"]) == ("interrupted", str(run))
@@ -115,7 +118,7 @@ def test_the_second_signal_ends_a_job_at_once_and_prints_the_command_that_goes_o
             break
     for one in (signal.SIGINT, signal.SIGTERM):  # two of one kind may come as one
         process.send_signal(one)
-    _, said = process.communicate(timeout=PATIENCE)
+    _, said = process.communicate(timeout=SECONDS)
     assert process.returncode == 130
     [line] = said.splitlines()
     command = r"distbelief train digits single --json --epochs 100000 --out \S+/run --resume"
@@ -161,7 +164,7 @@ def test_a_task_of_ones_own_is_found_in_the_current_folder(
         "    return Task(model=lambda: torch.nn.Linear(4, 2), train=data)\n"
     )
     command = [sys.executable, "-m", "distbelief", "train", "its_own:task", "single", "--batch-size", "10", "--quiet"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     result = json.loads((tmp_path / ended.stdout.strip() / "result.json").read_text())
     assert (result["samples"], result["test_accuracy"]) == (100, None)
@@ -188,15 +191,16 @@ def test_a_reader_that_leaves_ends_nothing_but_the_showing(tmp_path: Path) -> No
     process.stdout.close()
     said = process.stderr.read()
     process.stderr.close()
-    process.wait(PATIENCE)
+    process.wait(SECONDS)
     assert "Traceback" not in said
     assert json.loads((tmp_path / "run" / "result.json").read_text())["outcome"] == "done"
 
 
+@pytest.mark.long
 def test_a_job_runs_without_standard_streams(tmp_path: Path) -> None:
     out, python = shlex.quote(str(tmp_path / "run")), shlex.quote(sys.executable)
     line = f"exec {python} -m distbelief train digits downpour --out {out} 0<&- 1>&- 2>&-"
-    ended = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=PATIENCE)
+    ended = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=SECONDS)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert json.loads((tmp_path / "run" / "result.json").read_text())["outcome"] == "done"
 
@@ -208,6 +212,6 @@ def test_a_full_disk_behind_the_output_is_one_line() -> None:
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=PATIENCE,
+            timeout=SECONDS,
         )
     assert (ended.returncode, ended.stderr) == (1, "distbelief: [Errno 28] No space left on device\n")

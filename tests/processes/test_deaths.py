@@ -16,6 +16,7 @@ from time import monotonic
 
 import jobs
 import pytest
+from patience import SECONDS
 
 from distbelief.core import records
 from distbelief.core.optimizer import optim
@@ -29,8 +30,6 @@ from distbelief.strategies import Downpour, Single
 
 EPOCHS = 30
 """So many that the job does not end before the supervisor has heard of its beginning, however busy the machine is."""
-SECONDS = 60.0
-"""Most that anything is waited for; it takes about a second on a machine that does nothing else."""
 
 
 @pytest.fixture
@@ -293,7 +292,11 @@ db.run(db.Job(sys.argv[3], db.Downpour(), epochs=100_000, out=sys.argv[1]), on=d
 
 
 @pytest.mark.parametrize(
-    ("stuck", "transport"), [(False, "tcp"), (True, "shared")], ids=["at work", "in an endless step"]
+    ("stuck", "transport"),
+    [
+        pytest.param(False, "tcp", id="at work", marks=pytest.mark.long),
+        pytest.param(True, "shared", id="in an endless step"),
+    ],
 )
 def test_nobody_outlives_a_killed_supervisor(pipe: Path, tmp_path: Path, transport: str, stuck: bool) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(jobs.__file__).parent), "TMPDIR": str(tmp_path / ("long" * 40))}

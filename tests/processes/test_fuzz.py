@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from patience import SECONDS
 from spoil import LAYOUT, PLAN, Spoiler
 
 from distbelief.coordination.coordinator import Coordinator
@@ -66,7 +67,6 @@ BURST = 16
 """Spoilt frames on one link, of which those behind the one that costs the link are not read; they are not counted
 either.
 """
-PATIENCE = 30.0
 
 
 @contextlib.contextmanager
@@ -217,7 +217,7 @@ class Target:
         return socket.create_connection((host, int(port)))
 
     def until(self, reached: Callable[[], object]) -> None:
-        end = monotonic() + PATIENCE
+        end = monotonic() + SECONDS
         while not reached():
             assert monotonic() < end, self.got
             self.shard.poll(0.0005)

@@ -21,6 +21,7 @@ import jobs
 import numpy as np
 import pytest
 import torch
+from patience import SECONDS
 from safetensors.torch import load_file
 
 from distbelief.core import records
@@ -40,8 +41,6 @@ from distbelief.strategies.shared_memory.turns import UpdateTurns
 from distbelief.transport import locks
 from distbelief.transport.locks import Locks
 
-SECONDS = 60.0
-"""Most that a process may take to be caught with a lock; it takes milliseconds."""
 LOCKED = [
     Locking(replicas=3, locks="shard", shards=5),
     Locking(replicas=3, locks="round-robin"),

@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from hooked import play
+from patience import SECONDS
 
 import distbelief as db
 from distbelief.errors import UsageError
@@ -30,8 +31,6 @@ ROOT = Path(__file__).parents[2]
 WAYS = (*ALGORITHMS, "hierarchical:tree", "native", "shared", "auto", "apart:auto", "half:auto")
 RUN = {2: ("plain", "ring", "refused"), 3: ("plain", *WAYS), 4: ("pairs:plain", "pairs:ring")}
 """By how many ranks, the ways that they go through."""
-SECONDS = 100.0
-"""Most that a set of processes may take."""
 Saved = Callable[[int], dict[tuple[str, int], tuple[list[torch.Tensor], list[Any]]]]
 
 

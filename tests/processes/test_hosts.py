@@ -24,6 +24,7 @@ import jobs
 import msgspec
 import pytest
 import torch
+from patience import SECONDS
 
 from distbelief.errors import JobFailed, UsageError
 from distbelief.places import signals
@@ -39,7 +40,6 @@ from distbelief.places.processes.running import Running
 from distbelief.strategies import Downpour
 from distbelief.testing import Site, check_place
 
-SECONDS = 60.0
 reachable = pytest.mark.skipif(
     all(one.startswith("127.") for one in own_addresses().values()), reason="this machine has no address but loopback"
 )
@@ -73,6 +73,7 @@ def processes_in(folder: Path) -> dict[int, str]:
     return found
 
 
+@pytest.mark.long
 def test_hosts_are_a_place(tmp_path: Path, shell: str) -> None:
     """Roles begin where the plan says, an end is told of with how it was, and nothing is left."""
     runs = 0
@@ -273,6 +274,7 @@ def test_hosts_are_checked_and_what_is_wrong_with_one_keeps_nobody_from_the_othe
         sleep(0.05)
 
 
+@pytest.mark.long
 def test_allreduce_goes_on_when_a_replica_and_when_a_host_dies(train: Callable[..., Told]) -> None:
     """The replica begins again there; the others regroup, what died is dealt again, and all links are encrypted."""
     told = train("--hosts", "a:1,b:1,c:1", "--pad", "10ms", "--epochs", "100", strategy="allreduce")
@@ -342,6 +344,7 @@ def catches_sigterm(process: int) -> bool:
     return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
+@pytest.mark.long
 def test_a_host_that_is_told_to_go_before_the_job_has_begun_ends_it(shell: str, tmp_path: Path, train: Any) -> None:
     """While another is still to come."""
     (tmp_path / "held").touch()
@@ -486,6 +489,7 @@ STOPS = (
 """Stops an agent as soon as it has said a word of a kind."""
 
 
+@pytest.mark.long
 def test_a_host_that_stops_while_data_are_sent_to_it_does_not_keep_the_command(
     train: Callable[..., Told], stored: Path, shell: str
 ) -> None:

@@ -15,6 +15,7 @@ import damped_downpour
 import jobs
 import msgspec
 import pytest
+from patience import SECONDS
 
 from distbelief.cli import main
 from distbelief.core import records
@@ -26,7 +27,6 @@ from distbelief.places.join import guest, join_server
 from distbelief.places.processes.local import Local
 from distbelief.strategies import Allreduce, Downpour, Strategy, Synchronous
 
-SECONDS = 60.0
 PLAIN, TLS, OPEN = (
     Local(listen="127.0.0.1"),
     Local(listen="127.0.0.1", tls=True),
@@ -212,7 +212,7 @@ def test_a_guest_names_the_jobs_strategy_where_it_is_of_nobody_here(strategy: st
     assert bool(says) == bool(join_server.wrong_strategy(strategy, named))
 
 
-@pytest.mark.parametrize(("how", "replicas"), [("leaves", 2), ("is killed", 1)])
+@pytest.mark.parametrize(("how", "replicas"), [("leaves", 2), pytest.param("is killed", 1, marks=pytest.mark.long)])
 def test_a_guest_adds_up_its_gradients_with_the_others(
     tmp_path: Path, watch: jobs.Watch, guests: Guests, replicas: int, how: str
 ) -> None:
@@ -253,6 +253,7 @@ def test_a_guest_adds_up_its_gradients_with_the_others(
         assert_nothing_is_missing(tmp_path, strategy, result)
 
 
+@pytest.mark.long
 def test_a_guest_is_given_no_longer_than_it_has(tmp_path: Path, watch: jobs.Watch, guests: Guests) -> None:
     """What it had begun is dealt to others."""
 

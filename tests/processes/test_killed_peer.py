@@ -11,6 +11,7 @@ from time import monotonic
 
 import pytest
 import torch
+from patience import SECONDS
 
 from distbelief.core.conversations.initialising import Ready
 from distbelief.core.conversations.pushing import Push
@@ -19,8 +20,6 @@ from distbelief.core.events import Lost
 from distbelief.transport.base import NetworkEndpoint
 from distbelief.transport.shared import SharedEndpoint
 from distbelief.transport.tcp import TcpEndpoint
-
-PATIENCE = 60.0
 
 CHILD = """
 import sys
@@ -54,7 +53,7 @@ def test_kill_9_of_a_peer_is_seen_and_leaves_nothing(carrier: type[SharedEndpoin
             _until(shard, lambda: got)
         finally:
             child.send_signal(signal.SIGKILL)
-        child.wait(PATIENCE)
+        child.wait(SECONDS)
         _until(shard, lambda: len(got) > 1)
     assert [type(arrival.event) for arrival in got] == [Push, Lost]
     payload = got[0].payload
@@ -70,7 +69,7 @@ def test_kill_9_of_a_peer_is_seen_and_leaves_nothing(carrier: type[SharedEndpoin
 
 
 def _until(endpoint: NetworkEndpoint, reached: Callable[[], object]) -> None:
-    end = monotonic() + PATIENCE
+    end = monotonic() + SECONDS
     while not reached():
         assert monotonic() < end
         endpoint.poll(1)

@@ -13,10 +13,10 @@ from time import monotonic, sleep
 
 import jobs
 import pytest
+from patience import SECONDS
 
 from distbelief.places.cluster.network import own_addresses
 
-SECONDS = 60.0
 SIZE = 3
 ELSEWHERE = (
     "from distbelief.places.cluster import network; network.network_identity = lambda: 'of another host'; "
@@ -122,13 +122,6 @@ def test_a_start_that_ends_early_goes_on_from_its_newest_checkpoint_when_it_is_s
     again.processes[0].kill()
     assert again.statuses() == [-signal.SIGKILL, 1, 1]
     again.leaves_nobody()
-    if not any(restarts):
-        # another command is a job of its own, though the first one was of the same process of the launcher's
-        before = sorted(run.rglob("*"))
-        other = start("--replicas", "2", "--epochs", "1", "--out", "other", restarts=(1,) * SIZE)
-        assert other.until("per_replica")["samples"] == jobs.SAMPLES
-        assert other.statuses() == [0] * SIZE
-        assert sorted(run.rglob("*")) == before
 
 
 def test_a_host_that_a_launcher_tells_to_go_leaves_and_its_process_ends_well(start: Callable[..., Start]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jobs
 import pytest
+from patience import SECONDS
 
 from distbelief.errors import JobFailed
 from distbelief.places.channel_messages import Failed
@@ -17,8 +18,6 @@ from distbelief.places.processes import forkserver
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.processes import Processes
 from distbelief.strategies import Allreduce
-
-PATIENCE = 120.0
 
 
 def train(tmp_path: Path, before: str, words: str) -> subprocess.CompletedProcess[str]:
@@ -31,7 +30,7 @@ def train(tmp_path: Path, before: str, words: str) -> subprocess.CompletedProces
         "PYTHONPATH": os.pathsep.join([str(Path(jobs.__file__).parent), os.environ.get("PYTHONPATH", "")]),
     }
     return subprocess.run(
-        ["bash", "-c", line], capture_output=True, text=True, timeout=PATIENCE, env=environment, check=False
+        ["bash", "-c", line], capture_output=True, text=True, timeout=SECONDS, env=environment, check=False
     )
 
 
@@ -50,7 +49,7 @@ def test_open_files_are_allowed_where_they_can_be_and_asked_for_otherwise(
         assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("strategy", ["downpour", "single"])
+@pytest.mark.parametrize("strategy", ["downpour", pytest.param("single", marks=pytest.mark.long)])
 def test_files_that_may_not_be_as_long_as_the_model(tmp_path: Path, strategy: str) -> None:
     ended = train(tmp_path, "ulimit -f 64; exec", f"jobs:counting {strategy}")
     assert ended.returncode in (1, 2)
@@ -71,6 +70,7 @@ def without_network(tmp_path: Path, words: str) -> subprocess.CompletedProcess[s
     return train(tmp_path, "unshare -rn", words)
 
 
+@pytest.mark.long
 def test_shared_memory_needs_no_network(tmp_path: Path) -> None:
     ended = without_network(tmp_path, "digits allreduce --quiet")
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -10,6 +10,7 @@ from time import monotonic, sleep
 import jobs
 import pytest
 import torch
+from patience import SECONDS
 from ranks import in_threads
 
 from distbelief.core.conversations.grouping import Assemble, ChunkBack, Member
@@ -27,8 +28,6 @@ from distbelief.testing import Side, check_fabric
 from distbelief.transport import tcp
 from distbelief.transport.tls import TlsEndpoint
 
-SECONDS = 30.0
-"""Most that something may take that takes a moment."""
 AUTHORITY = Authority("job")
 IDENTITIES = {role: AUTHORITY.issue(role) for role in ("replica 0", "replica 1", "replica 2", "replica 3")}
 PLAN = Plan(Settings(), lay_out([Tensor("weight", (4,), "float32")]), (), 0)

@@ -11,6 +11,7 @@ import pytest
 from mutants import Mutant
 from mutants.__main__ import try_all, within
 from mutants.runs import Verdict
+from patience import SECONDS
 
 PACKAGE = {
     "distbelief/__init__.py": "",
@@ -118,6 +119,7 @@ def test_every_test_named_must_fail_and_of_its_cases_one(project: Path) -> None:
     assert (project / "distbelief/sums.py").read_text() == PACKAGE["distbelief/sums.py"]
 
 
+@pytest.mark.long
 def test_what_never_ends_is_told_as_hung_and_is_noticed_only_where_its_row_says_so(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,7 +146,7 @@ def test_when_it_is_ended_nothing_is_left_of_it(tmp_path: Path) -> None:
             assert monotonic() < end
             assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=SECONDS)
     assert begun
     assert process.returncode == 1
     assert said.decode() == "ended by SIGTERM\n"

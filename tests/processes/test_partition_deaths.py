@@ -19,7 +19,7 @@ from distbelief.core.records import Record
 from distbelief.places.processes.local import Local
 from distbelief.strategies import Allreduce, Downpour, Single, Synchronous
 
-DEATHS = int(os.environ.get("DISTBELIEF_DEATHS", "4"))
+DEATHS = int(os.environ.get("DISTBELIEF_DEATHS", "2"))
 WAYS = {
     "stages": ("jobs:tiny", "stages"),
     "neurons": ("jobs:tiny", "neurons"),

@@ -272,6 +272,7 @@ assert result["outcome"] == "done"
 """
 
 
+@pytest.mark.long
 def test_partitions_have_what_torch_traces_with_from_the_forkserver(tmp_path: Path) -> None:
     """Each by itself would take 0.7 s and 70 MB for it. The model says whether it is there."""
     path = os.pathsep.join([str(Path(jobs.__file__).parent), os.environ.get("PYTHONPATH", "")])

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import SECONDS
 from torch import nn
 
 from distbelief.core.optimizer import Optimizer, optim
@@ -127,7 +128,7 @@ def test_a_peer_that_fails_since_nobody_is_there_any_more_tells_nobody() -> None
         )
         left.connection.close()
         for peer in (left, kept):
-            peer.process.join(30)
+            peer.process.join(SECONDS)
     assert (left.process.exitcode, kept.process.exitcode) == (0, 1)
 
 
@@ -141,7 +142,7 @@ SHORT = ("--seconds", "0.1", "--strategies")
     ("words", "doing"),
     [
         (["plan", "digits"], "digits: round "),
-        (["plan", "digits", *SHORT, "hogwild", "--run", "1"], "training with"),
+        pytest.param(["plan", "digits", *SHORT, "hogwild", "--run", "1"], "training with", marks=pytest.mark.long),
     ],
 )
 def test_who_is_interrupted_says_one_line_and_leaves_nothing(words: list[str], doing: str, tmp_path: Path) -> None:
@@ -159,7 +160,7 @@ def test_who_is_interrupted_says_one_line_and_leaves_nothing(words: list[str], d
                 os.killpg(process.pid, signal.SIGINT)
                 sent = True
     os.close(main)
-    assert process.wait(60) == 130
+    assert process.wait(SECONDS) == 130
     assert sent
     assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l")  # the cursor is there again
     lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown))

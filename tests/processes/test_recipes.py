@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import recipe as recipes
 import torch
+from patience import SECONDS
 
 from distbelief.cli import main
 
@@ -55,7 +56,12 @@ def test_a_strategy_from_outside_the_package_trains_and_holds_what_a_strategy_mu
         if command != "python":
             words = ["-m", "distbelief", *words, "--quiet", "--epochs", "1", "--out", str(tmp_path / words[0])]
         ended = subprocess.run(
-            [sys.executable, *words], cwd=recipe.parent, env=environment, capture_output=True, text=True, timeout=100
+            [sys.executable, *words],
+            cwd=recipe.parent,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
         )
         assert (ended.returncode, ended.stderr) == (0, "")
         if command != "python":

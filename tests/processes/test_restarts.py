@@ -59,11 +59,8 @@ def test_a_killed_coordinator_goes_on_by_its_journal_and_nothing_is_lost(
     assert result["epochs"] == EPOCHS
     assert not watch.of(records.Rewound)
     assert not any(record.died for record in watch.of(records.Gone)), "the others did not notice"
-    [said] = [record.text for record in watch.of(records.Note) if "coordinator" in record.text]
-    assert (
-        said
-        == "coordinator is gone: its process was killed by SIGKILL; another takes its place, and goes on by its journal"
-    )
+    said = "coordinator is gone: its process was killed by SIGKILL; another takes its place, and goes on by its journal"
+    assert [note.text for note in watch.of(records.Note)].count(said) == 1
 
 
 def test_a_coordinator_that_dies_in_every_life_ends_the_job_with_the_remedy(tmp_path: Path, watch: jobs.Watch) -> None:

@@ -216,25 +216,6 @@ def test_an_interruption_while_processes_are_started_starts_no_more(
     assert len(started) == 1
 
 
-def test_ctrl_c_in_a_terminal_reaches_every_process_and_the_job_ends_in_peace(tmp_path: Path) -> None:
-    command = [*ENDLESS, "--out", str(tmp_path / "run")]
-    environment = {**os.environ, "PYTHONPATH": str(Path(jobs.__file__).parent)}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        while '"event":"Tested"' not in (line := process.stdout.readline()):
-            assert line
-        os.killpg(process.pid, signal.SIGINT)
-        out, told = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert '"event":"Finished","outcome":"interrupted"' in out
-    assert told.strip().splitlines() == [told.strip()]
-    assert "--resume" in told
-    assert Checkpoints(tmp_path / "run").latest() is not None
-
-
 def test_a_supervisor_that_is_killed_leaves_a_run_that_can_be_resumed_at_once(tmp_path: Path) -> None:
     command = [*ENDLESS, "--batch-size", "16", "--out", str(tmp_path / "run")]
     environment = {

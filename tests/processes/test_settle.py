@@ -8,6 +8,7 @@ import sys
 from contextlib import ExitStack
 
 import pytest
+from patience import SECONDS
 
 FREES_AND_TAKES = """
 import ctypes, resource, sys
@@ -35,7 +36,7 @@ def test_what_a_step_frees_the_next_one_has_without_asking_the_kernel() -> None:
     usual, settled = (
         float(
             subprocess.run(
-                [sys.executable, "-c", script, *words], capture_output=True, text=True, check=True, timeout=60
+                [sys.executable, "-c", script, *words], capture_output=True, text=True, check=True, timeout=SECONDS
             ).stdout
         )
         for words in ([], ["settled"])
@@ -72,4 +73,4 @@ def test_a_process_ends_with_either_of_those_above_it(dies: int) -> None:
         assert process.stdout.readline() == b"settled\n"
         assert process.poll() is None
         above[dies].kill()
-        assert process.wait(30) == 1
+        assert process.wait(SECONDS) == 1

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import SECONDS
 
-PATIENCE = 120.0
 IMPORTING = """
 import os, signal, sys
 
@@ -61,7 +61,7 @@ def test_no_import_swallows_a_ctrl_c(tmp_path: Path, command: str, at: str) -> N
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=SECONDS,
         check=False,
     )
     assert (ended.returncode, ended.stderr) == (130, "distbelief: interrupted before the job began\n")

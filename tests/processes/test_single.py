@@ -10,6 +10,7 @@ from typing import Any
 import jobs
 import pytest
 import torch
+from patience import SECONDS
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
@@ -132,7 +133,8 @@ print(result["outcome"], result["samples"], __name__)
 
 
 @pytest.mark.parametrize(
-    ("how", "strategy"), [("file", "db.Downpour()"), ("-c", "db.Single()"), ("stdin", "db.Single()")]
+    ("how", "strategy"),
+    [("file", "db.Downpour()"), *(pytest.param(how, "db.Single()", marks=pytest.mark.long) for how in ("-c", "stdin"))],
 )
 def test_a_job_starts_from_anywhere_and_needs_no_guard(tmp_path: Path, strategy: str, how: str) -> None:
     source, environment = (
@@ -148,7 +150,7 @@ def test_a_job_starts_from_anywhere_and_needs_no_guard(tmp_path: Path, strategy:
         text=True,
         cwd=tmp_path,
         env=environment,
-        timeout=120,
+        timeout=SECONDS,
     )
     assert done.stdout.split() == ["done", str(jobs.SAMPLES), "__main__"], done.stderr
     assert done.stderr == ""
@@ -164,6 +166,6 @@ def test_jobs_run_side_by_side_in_threads(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(SECONDS)
     assert [results[index]["samples"] for index in range(2)] == [jobs.SAMPLES] * 2
     assert sys.modules["__main__"] is main

@@ -14,6 +14,7 @@ from time import monotonic
 import jobs
 import pytest
 import torch
+from patience import SECONDS
 from wire_tap import BEFORE, BEHIND, TLS_1_3, agreed, tap
 
 from distbelief.core import records, wire
@@ -33,7 +34,6 @@ from distbelief.transport import sockets, tls
 from distbelief.transport.secure import Identity, _chunks
 from distbelief.transport.tls import TlsEndpoint
 
-PATIENCE = 30.0
 AUTHORITY = Authority("job")
 IDENTITIES = {role: AUTHORITY.issue(role) for role in ("shard 0", "shard 1", "replica 0", "replica 1")}
 
@@ -88,10 +88,10 @@ class Shard:
 
     def raw(self) -> socket.socket:
         host, _, port = self.address.removeprefix("tcp:").rpartition(":")
-        return socket.create_connection((host, int(port)), PATIENCE)
+        return socket.create_connection((host, int(port)), SECONDS)
 
     def until(self, reached: Callable[[], object]) -> None:
-        end = monotonic() + PATIENCE
+        end = monotonic() + SECONDS
         while not reached():
             assert monotonic() < end, self.got
             self.endpoint.poll(0.002)
@@ -333,7 +333,7 @@ def test_an_answer_settled_while_its_record_waits_arrives_as_it_was(shard: Shard
     got: list[Arrival] = []
     replica.deliver = got.append
     shard.endpoint.send("replica 0", Pushed(0, 1, Version(0, 1)))
-    end = monotonic() + PATIENCE
+    end = monotonic() + SECONDS
     while len(got) < 2 and monotonic() < end:
         shard.endpoint.poll(0)
         replica.poll(0.001)
@@ -373,7 +373,7 @@ def test_a_job_beyond_loopback_is_encrypted_unasked(tmp_path: Path, watch: jobs.
 
     def look() -> None:
         with (
-            socket.create_connection(("127.0.0.1", port), PATIENCE) as plain,
+            socket.create_connection(("127.0.0.1", port), SECONDS) as plain,
             stranger(None).wrap_socket(plain) as link,
         ):
             cipher = link.cipher()

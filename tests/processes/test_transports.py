@@ -10,6 +10,7 @@ from time import monotonic
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from patience import SECONDS
 
 from distbelief.core import wire
 from distbelief.core.conversations.initialising import Ready
@@ -26,7 +27,6 @@ from distbelief.transport.shared import SharedEndpoint
 from distbelief.transport.sockets import SocketEndpoint
 from distbelief.transport.tcp import TcpEndpoint
 
-PATIENCE = 30.0
 NONE = Version(0, 0)
 Carrier = type[SharedEndpoint] | type[TcpEndpoint]
 
@@ -40,7 +40,7 @@ class End:
         endpoint.deliver = self.got.append
 
     def until(self, reached: Callable[[], object], *others: SocketEndpoint) -> None:
-        end = monotonic() + PATIENCE
+        end = monotonic() + SECONDS
         while not reached():
             assert monotonic() < end, self.got
             for other in others:
@@ -78,7 +78,7 @@ def raw(address: str) -> socket.socket:
     else:
         host, _, port = address.removeprefix("tcp:").rpartition(":")
         connection = socket.create_connection((host, int(port)))
-    connection.settimeout(PATIENCE)
+    connection.settimeout(SECONDS)
     return connection
 
 
@@ -403,7 +403,7 @@ def test_a_watched_descriptor_is_served_by_poll(make: Callable[..., End]) -> Non
     seen: list[bytes] = []
     end.watch(read, lambda: seen.append(os.read(read, 10)))
     os.write(write, b"stop")
-    end.poll(PATIENCE)
+    end.poll(SECONDS)
     assert seen == [b"stop"]
     os.close(write)
     end.close()

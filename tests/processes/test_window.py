@@ -11,12 +11,12 @@ from functools import partial, reduce
 
 import pytest
 import torch
+from patience import SECONDS
 
 from distbelief.fabric import window
 from distbelief.fabric.player import WHOLE, play
 from distbelief.fabric.window import Window
 
-SECONDS = 60.0
 CHUNK = 4096
 """Bytes: so that short vectors have many."""
 LENGTHS = (0, 1, 2, 3, 16, 511, 1024, 1025, 2048, 5000, 30_000)

@@ -403,7 +403,7 @@ def test_a_death_at_any_message_is_survived_by_the_others(plain: SimpleNamespace
         plain, replicas=4, per_host=per_host(algorithm), algorithm=algorithm, bucket_mb=0.0002, task=task
     )
     run.run()
-    for message in some(range(1, counted.counts[roles.replica(who)] + 1), SEEDS // 3):
+    for message in some(range(1, counted.counts[roles.replica(who)] + 1), SEEDS // 6):
         run, _ = dying(plain, algorithm, who, message, task=task)
         run.run()
         assert (run.outcome, run.simulation.killed) == ("done", [roles.replica(who)])

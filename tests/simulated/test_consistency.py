@@ -344,6 +344,7 @@ def points(samples: int) -> Task:
 
 
 @pytest.mark.parametrize("n", some([1, 2, 6, 15, 30], SEEDS // 2))
+@pytest.mark.long
 def test_softsyncs_staleness_is_about_n_and_almost_never_above_2n(plain: SimpleNamespace, n: int) -> None:
     """Zhang et al. 2016, section 3: 30 learners, mean about n, P(> 2n) under 1e-4."""
     samples = 30 * (700 if MANY else 150)
@@ -596,6 +597,7 @@ def final_loss(plain: SimpleNamespace, strategy: Strategy) -> float:
 
 
 @pytest.mark.parametrize("kind", [Downpour, Bounded, Softsync])
+@pytest.mark.long
 def test_with_30_replicas_a_fixed_learning_rate_fails_where_inverse_scaling_learns(
     plain: SimpleNamespace, kind: Any
 ) -> None:

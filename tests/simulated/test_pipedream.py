@@ -311,6 +311,7 @@ def draw(seed: int) -> tuple[Single, Simulated]:
 
 
 @in_chunks(50)
+@pytest.mark.long
 def test_it_ends_where_a_calm_run_does_however_slow_anybody_is_and_whoever_dies(
     plain: SimpleNamespace, seeds: range
 ) -> None:

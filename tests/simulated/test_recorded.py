@@ -219,7 +219,7 @@ def recording(
     return found, {"ended": how, **found.facts(folder / "run" / "model.safetensors")}
 
 
-@pytest.mark.parametrize(("way", "fault"), some(JOBS, len(JOBS) if RENEWS else 5 * SEEDS))
+@pytest.mark.parametrize(("way", "fault"), some(JOBS, len(JOBS) if RENEWS else SEEDS))
 def test_what_was_recorded_is_played_again(
     plain: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, fault: str
 ) -> None:

@@ -30,6 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.long
 def test_runs_are_listed_sorted_and_filtered(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def listed(*words: str) -> list[dict[str, object]]:
         assert main.run(["runs", str(folder), "--json", *words]) == 0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from drawn import some
+from drawn import SEEDS, some
 
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import linking, membership
@@ -89,7 +89,7 @@ def test_a_coordinator_may_die_at_any_message(
     calm.watch(count)
     calm.run()
     assert calm.outcome == "done"
-    for long, message in some(product((False, True), range(1, count.said + 1))):
+    for long, message in some(product((False, True), range(1, count.said + 1)), SEEDS // 3):
         monkeypatch.setattr(Journal, "long", long)
         run = observe(plain, strategy, Simulated(crashes=(Crash(roles.COORDINATOR, message),), restart_seconds=0.3))
         accounting = Accounting(run) if isinstance(strategy, Served) and strategy.name != "sandblaster" else None
@@ -129,7 +129,7 @@ def test_a_standby_takes_over_whatever_the_coordinator_was_saying_as_it_died(
     calm = observe(plain, strategy, Simulated(crashes=(shard,), restart_seconds=0.3))
     calm.watch(count)
     assert calm.run().outcome == "done"
-    deaths = some(product((False, True), range(1, count.said + 1)))
+    deaths = some(product((False, True), range(1, count.said + 1)), SEEDS // 2)
     taken_over = 0
     for long, message in deaths:
         monkeypatch.setattr(Journal, "long", long)

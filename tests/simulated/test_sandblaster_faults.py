@@ -215,6 +215,7 @@ def hold_all(seeds: range, replicas: str) -> None:
 
 
 @in_chunks(CHUNK)
+@pytest.mark.long
 def test_no_fault_loses_or_repeats_a_portion_and_the_result_has_the_same_bits(seeds: range) -> None:
     hold_all(seeds, "whole")
 
@@ -226,6 +227,7 @@ def test_no_fault_loses_or_repeats_a_portion_of_split_replicas(seeds: range) -> 
 
 
 @pytest.mark.parametrize("seed", [21, 90])
+@pytest.mark.long
 def test_what_split_replicas_waited_for_for_ever(seed: int) -> None:
     """A partition that follows and has lost its shard asks its lead, and is told; and one that dies again before the
     other of its replica has ended begins the same life as that.

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from drawn import SEEDS, some
-from scipy import optimize
 from split_jobs import state_of
 from torch import Tensor, nn
 
@@ -180,6 +179,8 @@ def test_the_iterates_are_those_of_torchs_lbfgs(case: str, iterations: int, tole
 
 
 def test_a_convex_problem_ends_where_scipys_does() -> None:
+    from scipy import optimize
+
     task = CASES["logistic"]()
     data = as_data(task.train())
     inputs, targets = data.batch(torch.arange(len(data)))
@@ -395,6 +396,7 @@ def test_every_method_lowers_rosenbrocks_function(method: str) -> None:
     assert losses[0] > losses[1] > losses[2]
 
 
+@pytest.mark.long
 def test_the_result_is_independent_of_the_shards() -> None:
     task = classes(lambda: nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 3)).double())
     one = train(task, 6, shards=1, deterministic=True)
@@ -428,6 +430,7 @@ def test_no_vector_leaves_its_shard_but_parameters_to_replicas_and_gradients_fro
     assert said[1000] < 1.02 * said[10]
 
 
+@pytest.mark.long
 def test_in_order_the_result_has_the_same_bits_whoever_computes_what_and_when() -> None:
     task = CASES["mlp"]()
     runs = [

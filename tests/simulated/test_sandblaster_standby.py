@@ -147,6 +147,7 @@ def test_whenever_a_shard_dies_nobody_goes_back_and_the_bits_are_those_of_calm(k
     assert stood > len(moments) / 2
 
 
+@pytest.mark.long
 def test_a_standby_that_comes_in_the_midst_of_an_evaluation_is_sent_what_waits_for_its_turn() -> None:
     """A second death, right after the first: the standby of the heir has begun to follow while work units were summed
     in

@@ -148,6 +148,7 @@ def test_one_death_after_another_in_one_place(plain: SimpleNamespace) -> None:
     assert not [record for record in run.records if isinstance(record, records.Rewound)]
 
 
+@pytest.mark.long
 def test_nothing_is_acknowledged_that_the_standby_has_not_confirmed(plain: SimpleNamespace) -> None:
     """From when the coordinator would have a standby take over, each push that a replica is told of was confirmed
     before it was told.

@@ -104,6 +104,7 @@ def test_a_study_that_is_killed_and_gone_on_with_is_what_it_is_at_once(
     assert run(study, tmp_path / "out", preparing()) == whole[1]
 
 
+@pytest.mark.long
 def test_a_study_in_time_goes_on_where_it_was(study: Study, whole: tuple[Path, list[Trial]], tmp_path: Path) -> None:
     """With no time nothing is begun, and nothing is lost of what was."""
     assert run(study, tmp_path / "out", preparing(), minutes=-1.0) == []
@@ -147,6 +148,7 @@ def test_the_report_counts_misses_and_names_its_baseline(study: Study, whole: tu
     assert (kept["sentences"], len(kept["trials"])) == (made.sentences, 4)
 
 
+@pytest.mark.long
 def test_an_arm_that_cannot_run_is_a_row_with_the_reason(tmp_path: Path) -> None:
     """Whether there is something to begin from only the job finds out."""
     file = tmp_path / "a.toml"
@@ -210,6 +212,7 @@ def test_points_are_kept_where_the_job_would_measure(tmp_path: Path) -> None:
     assert len(trials[1].points) >= 3
 
 
+@pytest.mark.long
 def test_a_budget_ends_the_trials_of_an_arm(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     file.write_text(TEXT.replace("epochs = 2", 'epochs = 1000\nbudget = "50ms"').replace("[0, 1]", "[0]"))
@@ -228,6 +231,7 @@ def test_the_cosine_with_the_whole_gradient_is_that_of_the_definition(tmp_path: 
     assert 0 < found[0] < found[1] < 1  # type: ignore[operator]  # each was measured
 
 
+@pytest.mark.long
 def test_an_arm_compresses_what_another_has_trained_with_the_same_seed(tmp_path: Path) -> None:
     """It is no arm of the table of those that train; its figures are those of the files, which are kept."""
     file = tmp_path / "a.toml"
@@ -297,6 +301,7 @@ def test_a_farm_is_the_mean_prediction_of_its_models_and_costs_what_all_of_them_
     assert last.seconds == pytest.approx(farm.seconds, rel=0.1)
 
 
+@pytest.mark.long
 def test_what_all_arms_begin_with_is_trained_once_for_each_seed_and_counts_for_none(tmp_path: Path) -> None:
     """Arms that learn nothing, since their rate is none, end where it ended."""
     file = tmp_path / "a.toml"
