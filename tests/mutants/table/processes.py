@@ -153,12 +153,12 @@ MUTANTS = [
     Mutant(
         "who-counts-no-start-again-begins-anew", LAUNCHED, "places/cluster/tickets.py",
         "if restarts or (by and by == parent_process()) else None", "if restarts else None",
-        (f"{AGAIN}[restarts1]",), seconds=60,
+        (f"{AGAIN}[restarts1]",), seconds=200,
     ),
     Mutant(
         "what-another-host-counts-is-not-heard", LAUNCHED, "places/cluster/meeting.py",
         "self.restarts = max(self.restarts, attend.restarts)", "pass",
-        (f"{AGAIN}[restarts0]",), seconds=60,
+        (f"{AGAIN}[restarts0]",), seconds=200,
     ),
     Mutant(
         "a-command-goes-on-with-the-run-of-another", LAUNCHED, "places/cluster/tickets.py",
