@@ -354,6 +354,7 @@ class DownpourTraining:
         for.
         """
         if self._pushing.read_in_place:
+            self._vectors.swap(0)
             return
         if not self._pushing.prefetch:
             yield from self._request(0, self.server.moving, self._tick)

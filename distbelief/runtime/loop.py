@@ -140,6 +140,8 @@ class Replica:
         self._models: list[tuple[nn.Module, Groups, Optimizer | None]] = []
         """With the groups of each, and the optimizer that it names."""
         self._optimizers: list[ServerOptimizer] = []
+        self._vectors: FlatModule | None = None
+        """Of all models, where they are whole; they are told of what the script has made of them."""
         self._story: Played | None = None
         self._plan: Plan | None = None
         self._batch: Batch | None = None
@@ -296,9 +298,9 @@ class Replica:
         groups = groups_of(model, stepped) if groups is None else groups
         # torch.optim goes through them too, and they may be had once
         groups = groups and [{**group, "params": tensors_of(group["params"])} for group in groups]
-        vectors, step = FlatModule(model, groups), functools.partial(self.step, len(self._models))
+        vectors, step = FlatModule(model, groups, owned=kept is model), functools.partial(self.step, len(self._models))
         self._models.append((kept, groups, optim))
-        self._optimizers.append(ServerOptimizer(vectors, groups, self._settings, stepped.lr, step))
+        self._optimizers.append(ServerOptimizer(vectors, groups, self._settings, optimizers.defaults(stepped), step))
         return self._optimizers[-1]
 
     def _check_model(self, model: nn.Module, optim: Optimizer | None) -> None:
@@ -347,7 +349,7 @@ class Replica:
         if len(devices) > 1:
             raise UsageError(f"the models are on {' and '.join(sorted(devices))}: a replica computes on one device")
         groups = [group for model, own, _ in self._models for group in (own or [{"params": list(model.parameters())}])]
-        return FlatModule(nn.ModuleList([model for model, _, _ in self._models]), groups, several=True)
+        return FlatModule(nn.ModuleList([model for model, _, _ in self._models]), groups, several=True, owned=True)
 
     def epochs(self, number: int) -> Iterator[int]:
         """The epochs of the job, 0 to `number` - 1, with `batches()` in each: an epoch ends for a replica when it is
@@ -553,14 +555,19 @@ class Replica:
         """Tell the loss of the step just made, for the run's curve.
 
         Raises:
-            LossNotFinite: it is not a number.
+            UsageError: it is not what `float` takes.
+            LossNotFinite: it is not finite.
         """
-        if loss is not None and self._story is not None and not self._void:
+        try:
+            told = None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+        except (TypeError, ValueError):
+            raise UsageError(f"report({shown(loss)}): must be a number, or a tensor of one") from None
+        if told is not None and self._story is not None and not self._void:
             batch, step = self._handed
             self._reported = batch
             if self.partition:
                 return  # the first tells it, for all
-            self._story.report(float(loss.detach()) if isinstance(loss, torch.Tensor) else loss, batch, step)
+            self._story.report(told, batch, step)
 
     def step(self, model: int = 0) -> None:
         """Hand the gradient of the current minibatch to the story, and run it up to the next, or to where the loop may
@@ -580,6 +587,8 @@ class Replica:
                 "optimizer.step() twice for one minibatch of replica.batches(): each minibatch is one step"
             )
         module, optimizer = self._models[model][0], self._optimizers[model]
+        if self._vectors is not None:
+            self._vectors.follow()
         self._clip_and_check(module, *self._handed)
         prefix, frozen = f"{model}." if self._several else "", optimizer.vectors.frozen
         self._check_missing(module, frozen, prefix)
@@ -674,10 +683,12 @@ class Replica:
         if self._split is not None:
             computed = self._cut(self._split, source)
         else:
-            computed = None
-            self._fill(self._flat().module)
+            computed, self._vectors = None, self._flat()
+            self._vectors.follow()
+            self._fill(self._vectors.module)
+        flat = self._vectors or self._flat()
         part = self._make(
-            self._flat(), computed, source.samples, source.batch_size, self._epochs, self._order, named, self._computes
+            flat, computed, source.samples, source.batch_size, self._epochs, self._order, named, self._computes
         )
         self._story = cast(Played, part.player)
         worker = dataclasses.replace(part.worker, attach=lambda plan, arena: self._attach(part.worker, plan, arena))
@@ -809,9 +820,10 @@ def _check_given(model: object, groups: object, optim: object) -> None:
         )
 
 
-def tensors_of(parameters: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """The parameters of a group: one, or several."""
-    return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+def tensors_of(parameters: torch.Tensor | Iterable[torch.Tensor | tuple[str, torch.Tensor]]) -> list[torch.Tensor]:
+    """The parameters of a group: one, or several, which may have names."""
+    some = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+    return [one[1] if isinstance(one, tuple) else one for one in some]
 
 
 current: Replica | None = None

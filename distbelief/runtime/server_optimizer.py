@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -18,17 +19,30 @@ PUSHED = "_distbelief_pushed"
 """Of a gradient that was pushed: its version then, by which one that has grown since is told from it."""
 
 
+ON_SHARDS = (
+    "what the optimizer keeps is on the shards, and in the checkpoints of the run folder: go on with --resume (weights "
+    "alone: --init-from)"
+)
+
+
+class _OnShards(dict[str, object]):
+    """A state that says so where it is saved."""
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise UsageError(f"optimizer.state_dict() has no state to save: {ON_SHARDS}")
+
+
 class ServerOptimizer(torch.optim.Optimizer):
     """What a user's loop steps instead of an optimizer of its own.
 
     The rate of a parameter group (`lr`, as `torch.optim.lr_scheduler` sets it) goes with each push, as a factor of the
-    rate that the job began with.
+    rate that the job began with. What else a script changes in its groups is refused.
 
     Args:
         vectors: of the model.
         groups: parameter groups, as `torch.optim` takes them; None for one.
         settings: of the job, as it was launched.
-        lr: learning rate of the groups that set none.
+        defaults: options of the groups that set none, as `torch.optim` has them.
         step: hands the gradient to the replica.
     """
 
@@ -37,14 +51,15 @@ class ServerOptimizer(torch.optim.Optimizer):
         vectors: FlatModule,
         groups: Sequence[ParameterGroup] | None,
         settings: Settings,
-        lr: float,
+        defaults: Mapping[str, object],
         step: Callable[[], None],
     ) -> None:
         self.vectors, self._settings, self._push = vectors, settings, step
         self._begun = False
         made = [{"params": vectors.trained}] if groups is None else [dict(group) for group in groups]
-        super().__init__(made, {"lr": lr})
+        super().__init__(made, dict(defaults))
         self._rates = [float(group["lr"]) for group in self.param_groups]
+        self._options = [{name: group[name] for name in defaults if name != "lr"} for group in self.param_groups]
         self._begun = True
 
     def step(self, closure: object = None) -> None:  # type: ignore[override]  # there is no loss to return
@@ -78,6 +93,20 @@ class ServerOptimizer(torch.optim.Optimizer):
         """As of any optimizer of torch."""
         inspect.unwrap(torch.optim.Optimizer.zero_grad)(self, set_to_none)
 
+    def state_dict(self) -> dict[str, object]:
+        """The groups, and a state that cannot be saved: it is on the shards."""
+        return {**inspect.unwrap(torch.optim.Optimizer.state_dict)(self), "state": _OnShards()}
+
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
+        """Take the groups of a state.
+
+        Raises:
+            UsageError: there is more in it, which is on the shards.
+        """
+        if state_dict["state"]:
+            raise UsageError(f"optimizer.load_state_dict() of a state that is not empty: {ON_SHARDS}")
+        inspect.unwrap(torch.optim.Optimizer.load_state_dict)(self, dict(state_dict))
+
     def hold(self, vectors: FlatModule, names: Mapping[int, str]) -> None:
         """Step what this process has left of a model that is split.
 
@@ -95,8 +124,16 @@ class ServerOptimizer(torch.optim.Optimizer):
         """What the script has made of the job's rate, as a factor of it.
 
         Raises:
-            UsageError: it differs between groups, is no number, or is the job's to say.
+            UsageError: it differs between groups, is no number, or is the job's to say; or another option was changed.
         """
+        for group, options in zip(self.param_groups, self._options, strict=True):
+            for name, first in options.items():
+                if group[name] != first:
+                    raise UsageError(
+                        f"the script sets {name} to {group[name]}: it began with {first}, and of a group's options the "
+                        f"rate alone goes with a push; launch with --optimizer-options {name}=..., and leave it as it "
+                        "is (OneCycleLR and CyclicLR: cycle_momentum=False)"
+                    )
         rates = [(float(group["lr"]), first) for group, first in zip(self.param_groups, self._rates, strict=True)]
         if all(rate == first for rate, first in rates):
             return 1.0

@@ -113,5 +113,22 @@ def check(settings: Optimizer) -> None:
     build(settings, [{"params": [torch.nn.Parameter(torch.zeros(1))]}])
 
 
+def defaults(settings: Optimizer) -> dict[str, object]:
+    """What an optimizer has for a parameter group that sets nothing of its own.
+
+    Raises:
+        UsageError: as `build`.
+
+    >>> defaults(Optimizer("momentum", 0.02))["momentum"]
+    0.9
+    """
+    made = build(settings, [{"params": [torch.nn.Parameter(torch.zeros(1))]}]).defaults
+    return {option: value for option, value in made.items() if option not in _HOW}
+
+
+_HOW = ("foreach", "fused", "capturable", "differentiable")
+"""Options that say how a step is computed."""
+
+
 def _shown(options: Mapping[str, object]) -> str:
     return ", ".join(f"{key}={value}" for key, value in options.items() if key not in ("fused", "foreach"))

@@ -1,5 +1,8 @@
 """The flat vector of a module: its parameters and buffers as views into contiguous bytes, and the arithmetic of a step
 on them.
+
+The module of a user's own loop is the user's: its tensors stay what they are, and what is fetched is copied into them,
+so that whatever refers to them follows, and autograd counts the write.
 """
 
 from __future__ import annotations
@@ -149,7 +152,7 @@ def _groups(
     options: list[dict[str, float]] = []
     member: dict[int, int] = {}
     for number, group in enumerate(groups):
-        own = {key: value for key, value in group.items() if key != "params"}
+        own = {key: value for key, value in group.items() if key not in ("params", "name")}
         for key in own:
             if key not in GROUP_OPTIONS:
                 raise UsageError(
@@ -176,6 +179,75 @@ def _groups(
             f"parameter {missing[0]!r} is in no parameter group: put it in one, or set its requires_grad to False"
         )
     return options, member
+
+
+class _Names:
+    """The tensors that the names of a user's module are.
+
+    Args:
+        module: the user's.
+        tensors: of its layout.
+    """
+
+    def __init__(self, module: nn.Module, tensors: Sequence[Tensor]) -> None:
+        self._module, self._tensors = module, tensors
+        self._given = {name: tensor for _, name, tensor in _named(module)}
+        self._found = self._given
+        self._modules: list[nn.Module] = []
+        self._count = 0
+        self._places: list[tuple[Mapping[str, torch.Tensor | None], str, torch.Tensor]] = []
+        self._look()
+
+    def _look(self) -> None:
+        """Keep where each tensor is, so that a step need not ask for all names."""
+        self._modules = [*self._module.modules()]
+        self._count = self._counted()
+        self._places = []
+        for one in self._tensors:
+            path, _, name = one.name.rpartition(".")
+            owner, tensor = self._module.get_submodule(path), self._found[one.name]
+            self._places.append((owner._buffers if one.kind == "buffer" else owner._parameters, name, tensor))
+
+    def _counted(self) -> int:
+        held = (some.values() for one in self._modules for some in (one._parameters, one._buffers))
+        return sum(value is not None for some in held for value in some)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Those of the layout, in its order, as they are now.
+
+        Raises:
+            UsageError: one is new, gone or replaced, or of another shape, dtype or device.
+        """
+        if (
+            [*map(id, self._module.modules())] != [*map(id, self._modules)]
+            or self._counted() != self._count
+            or any(held.get(name) is not tensor for held, name, tensor in self._places)
+        ):
+            self._found = {name: tensor for _, name, tensor in _named(self._module)}
+            self._check_names()
+            self._look()
+        for one, (_, _, tensor) in zip(self._tensors, self._places, strict=True):
+            if tuple(tensor.shape) != one.shape or str(tensor.dtype) != f"torch.{one.dtype}":
+                was, now = f"{one.dtype} {[*one.shape]}", f"{tensor.dtype} {[*tensor.shape]}".removeprefix("torch.")
+                raise self._another(f"{one.kind} {one.name!r} is {now}, and was {was}")
+        return [tensor for _, _, tensor in self._places]
+
+    def _check_names(self) -> None:
+        for one in self._tensors:
+            if (now := self._found.get(one.name)) is None:
+                raise self._another(f"{one.kind} {one.name!r} is gone")
+            before = self._given[one.name]
+            if (now is not before and one.kind != "buffer") or now.device != before.device:
+                raise self._another(f"{one.kind} {one.name!r} was replaced")
+        for name in self._found:
+            if name not in self._given:
+                raise self._another(f"{name!r} is new")
+
+    def _another(self, what: str) -> UsageError:
+        return UsageError(
+            f"{what}: the model is not that which replica.optimizer() was given; change it before that (what its first "
+            "call makes, by a minibatch through it)"
+        )
 
 
 SUMMED = 2
@@ -239,6 +311,7 @@ class FlatModule:
         layout: of the whole model, where it is split; that of the module where None.
         home: whose pieces the module holds, by the names of their tensors; -1 where it holds the whole model.
         several: whether each child of the module is a model with an optimizer of its own.
+        owned: whether the module is a user's, whose tensors are never replaced.
     """
 
     def __init__(
@@ -249,8 +322,9 @@ class FlatModule:
         layout: Layout | None = None,
         home: int = -1,
         several: bool = False,
+        owned: bool = False,
     ) -> None:
-        self.module = module
+        self.module, self.owned = module, owned
         self.layout = layout_of(module, groups, several=several) if layout is None else layout
         for part in [] if rows else sparse_parts(module):
             part.sparse = False
@@ -271,6 +345,7 @@ class FlatModule:
             entry.shape != tuple(tensor.shape) for entry, tensor in zip(self._entries, self._tensors, strict=True)
         ]
         """Of each entry, whether it is a piece of a tensor that the module holds whole: then it is copied."""
+        self._names = _Names(module, [entry.tensor for entry in self._entries]) if owned else None
         self._current = -1
         self._staged = False
         self._landed: Callable[[int], int] | None = None
@@ -281,7 +356,7 @@ class FlatModule:
         self._parameters: list[torch.Tensor] = []
         self._working: list[torch.Tensor] = []
         self._slots: list[list[torch.Tensor]] = []
-        self._buffers: list[list[tuple[torch.Tensor, torch.Tensor, int]]] = []
+        self._buffers: list[list[tuple[torch.Tensor, int, int]]] = []
         self._homes: list[list[torch.Tensor]] = []
         self._live = torch.zeros(0, dtype=torch.uint8, device=self.device)
 
@@ -333,7 +408,11 @@ class FlatModule:
         slots = [list(zip(self._entries, self._views(vector), self._tensors, strict=True)) for vector in self._working]
         self._slots = [[view for entry, view, _ in slot if entry.tensor.kind == "parameter"] for slot in slots]
         self._buffers = [
-            [(view, t, self.layout.model_of(entry)) for entry, view, t in slot if entry.tensor.kind == "buffer"]
+            [
+                (view, at, self.layout.model_of(entry))
+                for at, (entry, view, _) in enumerate(slot)
+                if entry.tensor.kind == "buffer"
+            ]
             for slot in slots
         ]
         # the frozen parameters are fetched once, into the first vector
@@ -380,24 +459,53 @@ class FlatModule:
 
     def swap(self, landing: int, parts: Sequence[Range] = ()) -> None:
         """Compute with parameter vector `landing`, as it is now, from here on, where only `parts` of it have changed if
-        any are named; the module's tensors stay the same objects.
+        any are named; the module's tensors stay the same objects, and those of a user's module keep their memory.
         """
         if self._landed is not None:
             landing = self._landed(landing)
         if self._staged:
             self._arrive(landing, parts)
             landing = 0
-        if landing != self._current:
+        first, self._current, before = self._current < 0, landing, self._current
+        if self.owned:
+            self._copy(self._homes[landing], parts, first)
+            return
+        if landing != before:
             for tensor, view, cut in zip(self._tensors, self._homes[landing], self._cut, strict=True):
                 if not cut:
                     tensor.data = view
-            self._current = landing
         if any(self._cut):
             for own, view, cut in zip(self._own(), self._homes[landing], self._cut, strict=True):
                 if cut:
                     own.copy_(view)
         if self._unwritten is not None:
             self._unwritten.begin()
+
+    def _copy(self, values: Sequence[torch.Tensor], parts: Sequence[Range], frozen: bool) -> None:
+        """Copy what was fetched into the user's tensors: what is frozen, once."""
+        copied = [
+            (own.detach(), value)
+            for own, value, entry in zip(self._tensors, values, self._entries, strict=True)
+            if frozen or entry.tensor.kind != "frozen"
+            if not parts or any(part.start <= entry.start < part.stop for part in parts)
+        ]
+        torch._foreach_copy_([own for own, _ in copied], [value for _, value in copied])
+
+    def follow(self) -> None:
+        """Take the tensors that a user's module has by now: a buffer may be another than it was.
+
+        Raises:
+            UsageError: one is new, gone or replaced, or of another shape, dtype or device.
+        """
+        if self._names is not None:
+            self._tensors = self._names.tensors()
+
+    def take_buffers(self, vector: torch.Tensor) -> None:
+        """Write the buffers of a user's module, as they are now, into a vector (1-D uint8, of the bytes `held`)."""
+        if self.owned:
+            for entry, own in zip(self._entries, self._tensors, strict=True):
+                if entry.tensor.kind == "buffer":
+                    _view(vector, entry, self.held.start).copy_(own.detach())
 
     def _arrive(self, landing: int, parts: Sequence[Range]) -> None:
         """Copy a vector to the device, the frozen parameters once; waits, since the next fetch may land in it as soon
@@ -425,7 +533,7 @@ class FlatModule:
                     view.zero_()
             elif first:
                 try:
-                    view.copy_(parameter.grad)
+                    view.copy_(parameter.grad.detach())  # with what it was made of, its history would grow
                 except RuntimeError as error:
                     if parameter.grad.layout is torch.strided:
                         raise
@@ -435,7 +543,7 @@ class FlatModule:
                 if weight != 1.0:
                     view.mul_(weight)
             else:
-                view.add_(parameter.grad, alpha=weight)
+                view.add_(parameter.grad.detach(), alpha=weight)
 
     def _leave(self, slot: int) -> bool:
         """Leave the step's gradient where it is, if that is as in a slot: whether it is."""
@@ -473,9 +581,9 @@ class FlatModule:
         """Write the model's buffers behind the gradient of a slot; from a GPU, the slot itself goes to the host
         here.
         """
-        for view, tensor, of in self._buffers[slot]:
+        for view, at, of in self._buffers[slot]:
             if of == model:
-                view.copy_(tensor)
+                view.copy_(self._tensors[at].detach())
         if self._staged:
             sent = self.layout.models[model] if self.layout.models else Range(0, self._moving)
             self._gradients[slot][sent.start : sent.stop].copy_(self._working[slot][sent.start : sent.stop])

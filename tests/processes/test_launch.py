@@ -201,6 +201,58 @@ def test_a_resumed_script_goes_on_where_it_was(tmp_path: Path) -> None:
     assert all(torch.equal(value, weights(tmp_path)[name]) for name, value in weights(folder).items())
 
 
+SAVES = """
+import copy, io, sys, torch, distbelief as db
+from torch import nn
+import jobs
+
+class Centred(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.register_buffer("mean", torch.zeros(8))
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return self.head(self.layer(x - self.mean).tanh())
+
+replica, model = db.join(), Centred()
+optimizer, held, begun = replica.optimizer(model), model.layer.weight.data_ptr(), model.layer.weight.detach().clone()
+for x, y in replica.batches(jobs.data(), jobs.BATCH):
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    assert file.tell() < 5_000, file.tell()
+    assert copy.deepcopy(model).layer.weight.equal(model.layer.weight)
+assert model.layer.weight.data_ptr() == held and not model.layer.weight.equal(begun)
+torch.save(model.state_dict(), __file__ + ".saved")
+"""
+
+
+@pytest.mark.parametrize("strategy", [Downpour(1, 2), Synchronous(1, 1), Allreduce(1)], ids=lambda one: one.name)
+def test_the_model_of_a_script_is_its_own_to_save_and_to_copy_and_its_buffers_may_be_assigned_anew(
+    tmp_path: Path, strategy: Strategy
+) -> None:
+    launch(tmp_path, strategy, SAVES.replace("{", "{{").replace("}", "}}"), epochs=2)
+    saved = torch.load(tmp_path / "script.py.saved")
+    assert saved["mean"].abs().sum() > 0.1
+    assert torch.equal(weights(tmp_path)["mean"], saved["mean"])
+
+
+def test_paths_of_a_job_are_of_the_folder_of_its_command_wherever_a_script_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_file(jobs.net().state_dict(), "given")
+    moves = "import os; os.makedirs('elsewhere', exist_ok=True); os.chdir('elsewhere')"
+    Path("script.py").write_text(LOOP.format(**{**FIELDS, "before": moves}))
+    job = jobs.job("run", Allreduce(2), task="script", init_from="given", snapshot_every="5")
+    assert Local().launch(job, ["script.py"])["outcome"] == "done"
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 BREAK = "if number == 5 and {who}: break"
 
 

@@ -137,6 +137,9 @@ class _Process:
     player: Shown | None = None
 
     def __init__(self, role: str, incarnation: int, spec: Spec, channel: Channel) -> None:
+        # paths are of the folder of the command, wherever a script goes
+        run, begin = (path and os.path.abspath(path) for path in (spec.run, spec.init_from))
+        spec = msgspec.structs.replace(spec, run=run, init_from=begin)
         self.role, self.incarnation, self.spec, self.channel = role, incarnation, spec, channel
         self.endpoint = self._endpoint()
         self.clock = WallClock(self.endpoint)

@@ -100,10 +100,12 @@ class TorchWhole:
 
     def gather(self) -> None:
         """Have the gradient of the step in the vector, and with the last of a round the buffers behind it."""
+        self.flat.take_buffers(self._vector)
         self.gradients.gather()
 
     def contribute_nothing(self) -> None:
         """Have zeros there."""
+        self.flat.take_buffers(self._vector)
         self.gradients.contribute_nothing()
 
     def norm(self) -> float:
@@ -123,6 +125,7 @@ class TorchWhole:
         """Make one optimizer step with the sum."""
         name, clipped = self._applied
         self.slice.apply(name, 0, clipped, factor, norms)
+        self.flat.swap(0)
 
     def adopt_buffers(self) -> None:
         """Take the buffers in the vector as the model's own."""
@@ -138,6 +141,7 @@ class TorchWhole:
 
     def arrays(self) -> dict[str, torch.Tensor]:
         """Everything it holds, by name."""
+        self.flat.take_buffers(self._vector)
         return self.slice.arrays()
 
     def values(self, start: int, stop: int) -> bytes:
@@ -148,6 +152,7 @@ class TorchWhole:
     def load(self, arrays: Mapping[str, torch.Tensor]) -> None:
         """Take back what `arrays` gave."""
         self.slice.load(dict(arrays))
+        self.flat.swap(0)
 
     def state(self) -> list[tuple[str, str, tuple[int, ...], int]]:
         """Of everything it holds, to be sent: name, dtype, shape and length in bytes of each array."""

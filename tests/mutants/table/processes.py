@@ -23,6 +23,9 @@ PLACES = "On several hosts a replica, or each partition of a split one, takes a 
 REACHED = "Each host is told by an address that all who have tried it reach"
 PLACED = "tests/core/test_hosts.py::"
 
+OWNED = "The model of a script is the script's"
+OWN_TESTS, LAUNCH = "tests/machines/test_users_models.py::", "tests/processes/test_launch.py::"
+
 MUTANTS = [
     Mutant(
         "an-error-of-a-role-says-not-where-it-was", WHERE, "places/cluster/host_processes.py",
@@ -579,5 +582,77 @@ MUTANTS = [
         "the-first-process-leaves-its-host-to-another", LAUNCHED, "places/cluster/meeting.py",
         "(each[1] is not None, each[0].local_rank)", "(each[1] is None, each[0].local_rank)",
         (PLACED + "test_the_first_process_is_of_the_first_host_and_starts_its_agent",),
+    ),
+    Mutant(
+        "what-a-loop-fetches-takes-the-place-of-its-tensors", OWNED, "tasks/flat.py",
+        "        if self.owned:\n            self._copy(", "        if first < 0:\n            self._copy(",
+        (
+            OWN_TESTS + "test_what_is_fetched_is_copied_into_tensors_that_stay_and_whatever_refers_to_them_follows",
+            OWN_TESTS + "test_a_step_between_forward_and_backward_is_seen_by_autograd",
+        ),
+    ),
+    Mutant(
+        "what-a-group-adds-up-stays-in-its-vector", OWNED, "strategies/grouped/torch_whole.py",
+        "factor, norms)\n        self.flat.swap(0)\n", "factor, norms)\n",
+        (
+            LAUNCH + "test_the_model_of_a_script_is_its_own_to_save_and_to_copy_and_its_buffers_may_be_assigned_anew"
+            "[allreduce]",
+        ), seconds=15,
+    ),
+    Mutant(
+        "a-buffer-that-is-assigned-anew-is-pushed-as-it-was", OWNED, "tasks/flat.py",
+        "self._tensors = self._names.tensors()", "self._names.tensors()",
+        (OWN_TESTS + "test_buffers_are_pushed_as_the_module_has_them",),
+    ),
+    Mutant(
+        "a-parameter-that-is-replaced-is-stepped-unseen", OWNED, "tasks/flat.py",
+        '(now is not before and one.kind != "buffer") or ', "",
+        (OWN_TESTS + "test_a_model_that_is_made_another_is_refused_by_name[another parameter]",),
+    ),
+    Mutant(
+        "a-tensor-of-another-dtype-is-not-seen", OWNED, "tasks/flat.py",
+        ' or str(tensor.dtype) != f"torch.{one.dtype}":', ":",
+        (OWN_TESTS + "test_a_model_that_is_made_another_is_refused_by_name[another dtype]",),
+    ),
+    Mutant(
+        "a-late-tensor-is-left-out-of-what-is-saved", OWNED, "tasks/flat.py",
+        "            if name not in self._given:", "            if not name:",
+        (
+            OWN_TESTS + "test_a_model_that_is_made_another_is_refused_by_name[a late buffer]",
+            OWN_TESTS + "test_a_model_that_is_made_another_is_refused_by_name[a late layer]",
+        ),
+    ),
+    Mutant(
+        "the-history-of-a-gradient-grows", OWNED, "tasks/flat.py",
+        "view.copy_(parameter.grad.detach())", "view.copy_(parameter.grad)",
+        (OWN_TESTS + "test_a_gradient_is_pushed_without_what_it_was_made_of",),
+    ),
+    Mutant(
+        "models-that-were-not-fetched-are-written", OWNED, "tasks/flat.py",
+        "            if not parts or any(part.start", "            if True or any(part.start",
+        (OWN_TESTS + "test_only_the_parts_that_have_come_are_copied",),
+    ),
+    Mutant(
+        "an-option-that-a-script-changes-reaches-nobody", OWNED, "runtime/server_optimizer.py",
+        "if group[name] != first:", "if group[name] is None:",
+        (
+            OWN_TESTS + "test_a_script_finds_the_options_of_the_jobs_optimizer_and_changes_none_but_the_rate",
+            OWN_TESTS + "test_a_schedule_of_the_momentum_is_refused",
+        ),
+    ),
+    Mutant(
+        "a-state-that-is-loaded-reaches-nobody", OWNED, "runtime/server_optimizer.py",
+        'if state_dict["state"]:', "if not state_dict:",
+        (OWN_TESTS + "test_what_an_optimizer_keeps_is_neither_saved_nor_taken_without_a_word",),
+    ),
+    Mutant(
+        "an-empty-state-is-saved-as-one", OWNED, "runtime/server_optimizer.py",
+        '"state": _OnShards()', '"state": {}',
+        (OWN_TESTS + "test_what_an_optimizer_keeps_is_neither_saved_nor_taken_without_a_word",),
+    ),
+    Mutant(
+        "paths-are-of-the-folder-of-a-script", OWNED, "places/processes/process.py",
+        "(path and os.path.abspath(path) for path in", "(path and os.fspath(path) for path in",
+        (LAUNCH + "test_paths_of_a_job_are_of_the_folder_of_its_command_wherever_a_script_goes",), seconds=15,
     ),
 ]  # fmt: skip

@@ -1,0 +1,191 @@
+"""The model of a user's own loop: its tensors stay the user's, and what is fetched is copied into them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from distbelief.core.optimizer import optim
+from distbelief.core.settings import Settings
+from distbelief.errors import UsageError
+from distbelief.runtime.server_optimizer import ServerOptimizer
+from distbelief.server import optimizers
+from distbelief.tasks.flat import FlatModule
+
+
+class Centred(nn.Module):
+    """Assigns its buffers anew, and keeps a view of a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 2)
+        self.register_buffer("mean", torch.zeros(3))
+        self.alias = self.two.weight.detach()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.5 * self.mean + 0.5 * inputs.mean(0)
+        return self.two(self.one(inputs - self.mean).tanh())  # type: ignore[no-any-return]
+
+
+def bound(model: nn.Module) -> tuple[FlatModule, torch.Tensor, torch.Tensor]:
+    """A user's model, and the vectors that it is bound to: of gradients, and of what is fetched, as the model began."""
+    flat = FlatModule(model, owned=True)
+    slot, landing = (torch.zeros(flat.held.size, dtype=torch.uint8) for _ in range(2))
+    flat.write(landing)
+    flat.bind([slot], [landing])
+    flat.swap(0)
+    return flat, slot, landing
+
+
+def test_what_is_fetched_is_copied_into_tensors_that_stay_and_whatever_refers_to_them_follows() -> None:
+    model = Centred()
+    held = {name: (tensor, tensor.data_ptr()) for name, tensor in model.state_dict(keep_vars=True).items()}
+    flat, _, landing = bound(model)
+    for weight in flat.trained_in(landing):
+        weight.fill_(3.0)
+    flat.swap(0)
+    assert {name: (t, t.data_ptr()) for name, t in model.state_dict(keep_vars=True).items()} == held
+    assert (model.alias == 3.0).all()
+    assert model.two.weight.untyped_storage().nbytes() == model.two.weight.nbytes
+
+
+def test_a_step_between_forward_and_backward_is_seen_by_autograd() -> None:
+    model = Centred()
+    flat, *_ = bound(model)
+    loss = model(torch.ones(4, 3)).sum()
+    flat.swap(0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_only_the_parts_that_have_come_are_copied() -> None:
+    """Of several models that step in turn, what the others have computed may still be gone back from."""
+    models = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    flat = FlatModule(models, several=True, owned=True)
+    landing = torch.zeros(flat.held.size, dtype=torch.uint8)
+    flat.bind([], [landing])
+    flat.swap(0)
+    for weight in flat.trained_in(landing):
+        weight.fill_(3.0)
+    flat.swap(0, [flat.layout.models[1]])
+    assert [bool((one == 3.0).all()) for one in flat.trained] == [False, False, True, True]
+
+
+def test_buffers_are_pushed_as_the_module_has_them() -> None:
+    model = Centred()
+    flat, slot, landing = bound(model)
+    model(torch.ones(4, 3))
+    flat.follow()
+    flat.carry_buffers(0)
+    [mean] = [slice(entry.start, entry.stop) for entry in flat.layout.entries if entry.tensor.name == "mean"]
+    assert slot[mean].view(torch.float32).tolist() == [0.5] * 3
+    before = model.mean
+    landing[mean].view(torch.float32).fill_(7.0)
+    flat.swap(0)
+    assert model.mean is before
+    assert model.mean.tolist() == [7.0] * 3
+
+
+def test_a_gradient_is_pushed_without_what_it_was_made_of() -> None:
+    model = Centred()
+    flat, *_ = bound(model)
+    with pytest.warns(UserWarning, match="create_graph"):
+        model(torch.ones(4, 3)).square().sum().backward(create_graph=True)
+    for first in (True, False):
+        flat.accrue(0, first)
+        assert [one.grad_fn for one in flat.gradients(0)] == [None] * 4
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def replaces(model: Any) -> None:
+    model.one.weight = nn.Parameter(torch.zeros(3, 3))
+
+
+def replaces_a_layer(model: Any) -> None:
+    model.two = nn.Linear(3, 2)
+
+
+def removes(model: Any) -> None:
+    model.one.bias = None
+
+
+CHANGES: dict[str, tuple[Callable[[Any], object], str]] = {
+    "another parameter": (replaces, r"parameter 'one\.weight' was replaced"),
+    "another layer": (replaces_a_layer, r"parameter 'two\.weight' was replaced"),
+    "one less": (removes, r"parameter 'one\.bias' is gone"),
+    "another dtype": (lambda model: model.double(), r"'one\.weight' is float64 \[3, 3\], and was float32 \[3, 3\]"),
+    "a late buffer": (lambda model: model.register_buffer("scale", torch.ones(1)), "'scale' is new"),
+    "a late layer": (lambda model: model.add_module("head", nn.Linear(2, 2)), r"'head\.weight' is new"),
+    "a buffer of another shape": (
+        lambda model: setattr(model, "mean", torch.zeros(4)), r"buffer 'mean' is float32 \[4\], and was float32 \[3\]"
+    ),
+    "a resized parameter": (
+        lambda model: setattr(model.one.weight, "data", torch.zeros(2, 3)),
+        r"is float32 \[2, 3\], and was float32 \[3, 3\]",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_model_that_is_made_another_is_refused_by_name(name: str) -> None:
+    change, says = CHANGES[name]
+    model = Centred()
+    flat, *_ = bound(model)
+    flat.follow()
+    change(model)
+    with pytest.raises(UsageError, match=f"^.*{says}: the model is not that which replica.optimizer\\(\\) was given"):
+        flat.follow()
+
+
+def test_what_is_not_saved_may_come_late() -> None:
+    model = Centred()
+    flat, *_ = bound(model)
+    model.register_buffer("cache", torch.ones(1), persistent=False)
+    flat.follow()
+    model.get_buffer("cache").resize_(5)
+    flat.follow()
+
+
+def optimizer_of(name: str, **options: float) -> ServerOptimizer:
+    flat = FlatModule(nn.Linear(2, 2), owned=True)
+    return ServerOptimizer(flat, None, Settings(), optimizers.defaults(optim(name, lr=0.1, **options)), bool)
+
+
+def test_a_script_finds_the_options_of_the_jobs_optimizer_and_changes_none_but_the_rate() -> None:
+    optimizer = optimizer_of("momentum", weight_decay=0.01)
+    assert optimizer.param_groups[0]["momentum"] == 0.9
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, 10, cycle_momentum=False)
+    assert optimizer.factor == pytest.approx(0.08)
+    for option, value in (("weight_decay", 0.02), ("momentum", 0.5)):
+        first, optimizer.param_groups[0][option] = optimizer.param_groups[0][option], value
+        with pytest.raises(UsageError, match=rf"sets {option} to {value}: it began with {first}.*--optimizer-options"):
+            _ = optimizer.factor
+        optimizer.param_groups[0][option] = first
+
+
+def test_a_schedule_of_the_momentum_is_refused() -> None:
+    optimizer = optimizer_of("adam")
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, 10)
+    with pytest.raises(UsageError, match=r"sets betas to .*cycle_momentum=False"):
+        _ = optimizer.factor
+
+
+def test_what_an_optimizer_keeps_is_neither_saved_nor_taken_without_a_word() -> None:
+    optimizer, plain = optimizer_of("adam"), torch.optim.Adam(nn.Linear(2, 2).parameters(), lr=0.3)
+    held = optimizer.state_dict()
+    assert held["param_groups"][0]["lr"] == 0.1
+    with pytest.raises(UsageError, match=r"state_dict\(\) has no state to save: .*--resume"):
+        torch.save(held, io.BytesIO())
+    optimizer.load_state_dict(plain.state_dict())
+    assert optimizer.param_groups[0]["lr"] == 0.3
+    for one in plain.param_groups[0]["params"]:
+        one.grad = torch.ones_like(one)
+    plain.step()
+    with pytest.raises(UsageError, match=r"load_state_dict\(\) of a state that is not empty: .*--resume"):
+        optimizer.load_state_dict(plain.state_dict())
