@@ -7,7 +7,7 @@ so that whatever refers to them follows, and autograd counts the write.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -16,7 +16,8 @@ from torch.nn.parameter import is_lazy
 from distbelief.core.optimizer import ParameterGroup
 from distbelief.errors import TrainingError, UsageError
 from distbelief.fabric.pinned import CudaDevice, pin
-from distbelief.sharding.layout import ITEM_SIZES, Entry, Kind, Layout, Piece, Range, Tensor, lay_out
+from distbelief.sharding.layout import ITEM_SIZES, Entry, Layout, Piece, Range, Tensor, lay_out
+from distbelief.tasks.users_tensors import UsersTensors, named_tensors
 
 GROUP_OPTIONS = ("lr", "weight_decay")
 """What a parameter group may set for itself."""
@@ -57,7 +58,7 @@ def layout_of(
     apart = {group: len(options) + number for number, group in enumerate(dict.fromkeys(sparse.values()))}
     options = [*options, *({**options[group], "rows": 1.0} for group in apart)]
     member = {**member, **{weight: apart[group] for weight, group in sparse.items()}}
-    for kind, name, tensor in _named(module):
+    for kind, name, tensor in named_tensors(module):
         dtype = str(tensor.dtype).removeprefix("torch.")
         if id(tensor) in first:
             aliases[name] = first[id(tensor)]
@@ -132,16 +133,6 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(of(other).any())
 
 
-def _named(module: nn.Module) -> Iterable[tuple[Kind, str, torch.Tensor]]:
-    """Every parameter and persistent buffer by every name it has in `state_dict`."""
-    persistent = module.state_dict(keep_vars=True)
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        yield ("parameter" if parameter.requires_grad else "frozen"), name, parameter
-    for name, buffer in module.named_buffers(remove_duplicate=False):
-        if name in persistent:
-            yield "buffer", name, buffer
-
-
 def _groups(
     module: nn.Module, groups: Sequence[ParameterGroup] | None
 ) -> tuple[list[dict[str, float]], dict[int, int]]:
@@ -179,75 +170,6 @@ def _groups(
             f"parameter {missing[0]!r} is in no parameter group: put it in one, or set its requires_grad to False"
         )
     return options, member
-
-
-class _Names:
-    """The tensors that the names of a user's module are.
-
-    Args:
-        module: the user's.
-        tensors: of its layout.
-    """
-
-    def __init__(self, module: nn.Module, tensors: Sequence[Tensor]) -> None:
-        self._module, self._tensors = module, tensors
-        self._given = {name: tensor for _, name, tensor in _named(module)}
-        self._found = self._given
-        self._modules: list[nn.Module] = []
-        self._count = 0
-        self._places: list[tuple[Mapping[str, torch.Tensor | None], str, torch.Tensor]] = []
-        self._look()
-
-    def _look(self) -> None:
-        """Keep where each tensor is, so that a step need not ask for all names."""
-        self._modules = [*self._module.modules()]
-        self._count = self._counted()
-        self._places = []
-        for one in self._tensors:
-            path, _, name = one.name.rpartition(".")
-            owner, tensor = self._module.get_submodule(path), self._found[one.name]
-            self._places.append((owner._buffers if one.kind == "buffer" else owner._parameters, name, tensor))
-
-    def _counted(self) -> int:
-        held = (some.values() for one in self._modules for some in (one._parameters, one._buffers))
-        return sum(value is not None for some in held for value in some)
-
-    def tensors(self) -> list[torch.Tensor]:
-        """Those of the layout, in its order, as they are now.
-
-        Raises:
-            UsageError: one is new, gone or replaced, or of another shape, dtype or device.
-        """
-        if (
-            [*map(id, self._module.modules())] != [*map(id, self._modules)]
-            or self._counted() != self._count
-            or any(held.get(name) is not tensor for held, name, tensor in self._places)
-        ):
-            self._found = {name: tensor for _, name, tensor in _named(self._module)}
-            self._check_names()
-            self._look()
-        for one, (_, _, tensor) in zip(self._tensors, self._places, strict=True):
-            if tuple(tensor.shape) != one.shape or str(tensor.dtype) != f"torch.{one.dtype}":
-                was, now = f"{one.dtype} {[*one.shape]}", f"{tensor.dtype} {[*tensor.shape]}".removeprefix("torch.")
-                raise self._another(f"{one.kind} {one.name!r} is {now}, and was {was}")
-        return [tensor for _, _, tensor in self._places]
-
-    def _check_names(self) -> None:
-        for one in self._tensors:
-            if (now := self._found.get(one.name)) is None:
-                raise self._another(f"{one.kind} {one.name!r} is gone")
-            before = self._given[one.name]
-            if (now is not before and one.kind != "buffer") or now.device != before.device:
-                raise self._another(f"{one.kind} {one.name!r} was replaced")
-        for name in self._found:
-            if name not in self._given:
-                raise self._another(f"{name!r} is new")
-
-    def _another(self, what: str) -> UsageError:
-        return UsageError(
-            f"{what}: the model is not that which replica.optimizer() was given; change it before that (what its first "
-            "call makes, by a minibatch through it)"
-        )
 
 
 SUMMED = 2
@@ -334,7 +256,7 @@ class FlatModule:
         self._moving = self.layout.homes[home].moving.stop - self.held.start
         """Bytes up to which these are pushed and fetched."""
         self._entries = [entry for entry in self.layout.entries if home in (-1, entry.piece.home)]
-        tensors = {name: tensor for _, name, tensor in _named(module)}
+        tensors = {name: tensor for _, name, tensor in named_tensors(module)}
         self._tensors = [tensors[entry.tensor.name] for entry in self._entries]
         self._trained = [t for t, e in zip(self._tensors, self._entries, strict=True) if e.tensor.kind == "parameter"]
         self.frozen = frozenset(e.tensor.name for e in self._entries if e.tensor.kind == "frozen")
@@ -345,7 +267,7 @@ class FlatModule:
             entry.shape != tuple(tensor.shape) for entry, tensor in zip(self._entries, self._tensors, strict=True)
         ]
         """Of each entry, whether it is a piece of a tensor that the module holds whole: then it is copied."""
-        self._names = _Names(module, [entry.tensor for entry in self._entries]) if owned else None
+        self._names = UsersTensors(module, [entry.tensor for entry in self._entries]) if owned else None
         self._current = -1
         self._staged = False
         self._landed: Callable[[int], int] | None = None

@@ -605,17 +605,17 @@ MUTANTS = [
         (OWN_TESTS + "test_buffers_are_pushed_as_the_module_has_them",),
     ),
     Mutant(
-        "a-parameter-that-is-replaced-is-stepped-unseen", OWNED, "tasks/flat.py",
+        "a-parameter-that-is-replaced-is-stepped-unseen", OWNED, "tasks/users_tensors.py",
         '(now is not before and one.kind != "buffer") or ', "",
         (OWN_TESTS + "test_a_model_that_is_made_another_is_refused_by_name[another parameter]",),
     ),
     Mutant(
-        "a-tensor-of-another-dtype-is-not-seen", OWNED, "tasks/flat.py",
+        "a-tensor-of-another-dtype-is-not-seen", OWNED, "tasks/users_tensors.py",
         ' or str(tensor.dtype) != f"torch.{one.dtype}":', ":",
         (OWN_TESTS + "test_a_model_that_is_made_another_is_refused_by_name[another dtype]",),
     ),
     Mutant(
-        "a-late-tensor-is-left-out-of-what-is-saved", OWNED, "tasks/flat.py",
+        "a-late-tensor-is-left-out-of-what-is-saved", OWNED, "tasks/users_tensors.py",
         "            if name not in self._given:", "            if not name:",
         (
             OWN_TESTS + "test_a_model_that_is_made_another_is_refused_by_name[a late buffer]",
