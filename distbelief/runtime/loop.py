@@ -462,7 +462,7 @@ class Replica:
         if again:
             raise UsageError(
                 "batches() a second time: the first hands out the minibatches of all epochs of the job (--epochs); "
-                f"drop the outer loop, {remedy}"
+                f"drop the outer loop, {remedy} (to look at a minibatch first, take it from a DataLoader of your own)"
                 if not self._epochs
                 else f"batches() a second time in epoch {self._epoch}: each is gone through once; data to evaluate on "
                 "are read without it"

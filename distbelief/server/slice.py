@@ -93,7 +93,7 @@ class _TrainedPiece:
 
     @property
     def summed(self) -> bool:
-        """Whether what is pushed for it can be summed, and averaged: all but buffers of whole numbers."""
+        """Whether what is pushed for it can be summed or averaged: all but buffers of whole numbers."""
         return self.parameter is not None or self.tensor.is_floating_point()
 
     def working(self) -> torch.Tensor:
@@ -105,6 +105,19 @@ class _TrainedPiece:
     def typed(self, payload: torch.Tensor) -> torch.Tensor:
         """The part of a push's payload that belongs to this piece."""
         return payload[self.offset : self.offset + self.section.stop - self.section.start].view(self.tensor.dtype)
+
+
+def _average(mean: torch.Tensor, value: torch.Tensor, count: int) -> None:
+    """Take one more value into a mean, of so many with it. What is the same in all stays bit for bit, and infinities
+    stay: the smallest number of a mask, added up, would be one.
+
+    >>> mean = torch.tensor([torch.finfo(torch.float32).min, 1.0]); kept = mean.clone()
+    >>> _average(mean, torch.tensor([torch.finfo(torch.float32).min, 4.0]), 3); mean == kept, mean[1]
+    (tensor([ True, False]), tensor(2.))
+    """
+    wide = torch.promote_types(mean.dtype, torch.float32)
+    moved = mean.to(wide) + (value.to(wide) - mean.to(wide)) / count
+    mean.copy_(torch.where((value == mean) | mean.isinf(), mean, moved.to(mean.dtype)))
 
 
 class TorchSlice:
@@ -233,7 +246,7 @@ class TorchSlice:
             elif first:
                 piece.working().copy_(value)
             else:
-                piece.working().add_(value)
+                _average(piece.working(), value, self._gathered)
 
     def squares(self) -> Squares:
         """Of the layers that are cut: the squared norms of the parts that are here."""
@@ -250,7 +263,7 @@ class TorchSlice:
         self._optimize(factor, norms)
         for piece in self._carried:
             if self._average and piece.summed:
-                piece.tensor.copy_(piece.working().div_(self._gathered))
+                piece.tensor.copy_(piece.working())
         self._gathered = 0
 
     @property
@@ -262,7 +275,9 @@ class TorchSlice:
         )
 
     def sum(self) -> Payload:
-        """What was gathered for the next `step` with averaged buffers: sums in the precision in which they are made."""
+        """What was gathered for the next `step`: sums of gradients, in the precision in which they are made, and means
+        of buffers.
+        """
         return torch.cat([as_bytes(part) for part in self._sums()])
 
     def take_sum(self, payload: Payload, parts: int) -> None:

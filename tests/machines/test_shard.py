@@ -19,6 +19,7 @@ from distbelief.core.messages import Address, Version
 from distbelief.core.optimizer import LEARNING_RATES, Optimizer
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
+from distbelief.server import slice as slices
 from distbelief.server.optimizers import OPTIMIZERS
 from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice, TorchSlice
@@ -159,6 +160,23 @@ def test_the_partitions_of_a_replica_number_their_pushes_each_by_itself() -> Non
         assert one.version.updates == partition + 1
     one.handle("replica 0.1", halves[1], numbers(MOVING, 1))
     assert one.version.updates == 2, "a push of the same partition that comes again"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_buffer_that_all_pushes_have_stays_what_it_is_and_others_are_averaged(dtype: torch.dtype) -> None:
+    """A mask may have the smallest number there is, or an infinity."""
+    far = torch.finfo(dtype)
+    mask = torch.tensor([far.min, far.max, 0.1, -torch.inf, far.tiny], dtype=dtype)
+    some = torch.randn(5, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    kept, mean = mask.clone(), some[0].clone()
+    for count in range(2, 6):
+        slices._average(kept, mask, count)
+        slices._average(mean, some[count - 1], count)
+    assert torch.equal(kept.view(torch.uint8), mask.view(torch.uint8))
+    torch.testing.assert_close(mean.double(), some.double().mean(0), rtol=4 * far.eps, atol=4 * far.eps)
+    slices._average(mean, torch.full_like(mean, torch.inf), 6)
+    slices._average(mean, some[0], 7)
+    assert torch.isposinf(mean).all()
 
 
 def test_buffers_are_the_latest_pushs_and_frozen_parameters_stay() -> None:

@@ -153,8 +153,13 @@ MUTANTS = [
     ),
     Mutant(
         "a-buffer-of-a-round-is-the-sum", UNION, "server/slice.py",
-        "piece.tensor.copy_(piece.working().div_(self._gathered))", "piece.tensor.copy_(piece.working())",
+        "_average(piece.working(), value, self._gathered)", "piece.working().add_(value)",
         (f"{CONSISTENCY}::test_buffers_are_averaged_in_rounds",),
+    ),
+    Mutant(
+        "what-all-pushes-have-is-averaged", UNION, "server/slice.py",
+        "torch.where((value == mean) | mean.isinf(), mean, moved.to(mean.dtype))", "moved.to(mean.dtype)",
+        ("tests/machines/test_shard.py::test_a_buffer_that_all_pushes_have_stays_what_it_is_and_others_are_averaged",),
     ),
     Mutant(
         "a-late-gradient-is-in-the-next-round", BACKUP, "core/rounds.py",
