@@ -14,12 +14,12 @@ train: .venv/installed
 # many processes are started: compiled modules are kept, whatever the environment says
 test test-all test-busy test-mutants: export PYTHONDONTWRITEBYTECODE :=
 
-# what a newcomer and CI run; `pytest` alone runs the first of it, with few draws of each sweep
+# what a newcomer and CI run; `pytest` alone runs one case of each test that takes no process and is not long
 test: .venv/tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/mypy & checked=$$!; $(BIN)/pytest --doctest-modules distbelief && wait $$checked
+	$(BIN)/mypy & checked=$$!; $(BIN)/pytest --doctest-modules distbelief; status=$$?; wait $$checked && exit $$status
 	DISTBELIEF_SEEDS=50 $(BIN)/pytest -n 2 --dist worksteal
 	$(BIN)/pytest -n 4 --dist worksteal -m "not long" tests/processes
 

@@ -21,16 +21,17 @@ FEW = 50
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Draw cases where few are asked for; stretch the limit of each test, unless one is named on the command line."""
-    if SEEDS < FEW and not config.getoption("keyword") and [*config.args] == config.getini("testpaths"):
+    """Draw cases where few are asked for; stretch the limit of each test, to at least that of the command line."""
+    chosen = any(config.getoption(option, None) for option in ("keyword", "markexpr", "lf", "failedfirst"))
+    if SEEDS < FEW and not chosen and [*config.args] == config.getini("testpaths"):
         kept = drawn(items)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
-    if config.getoption("timeout") is None:
-        usual = float(config.getini("timeout"))
-        for item in items:
-            mark = item.get_closest_marker("timeout")
-            item.add_marker(pytest.mark.timeout((mark.args[0] if mark else usual) * SLOWNESS), append=False)
+    least, usual = config.getoption("timeout") or 0.0, float(config.getini("timeout"))
+    for item in items:
+        mark = item.get_closest_marker("timeout")
+        limit = max(least, (mark.args[0] if mark else usual) * SLOWNESS)
+        item.add_marker(pytest.mark.timeout(limit), append=False)
 
 
 def drawn(items: list[pytest.Item]) -> set[pytest.Item]:

@@ -27,6 +27,10 @@ SEEDS = {"DISTBELIEF_SEEDS": "2000", "DISTBELIEF_DEATHS": "200", "DISTBELIEF_FRA
 """How much every sweep draws in the ring of all."""
 
 
+SUFFIXES = (".py", ".toml", ".json", ".md")
+BESIDE = ("Makefile", "README.md", "constraints.txt", "pyproject.toml")
+
+
 class Step(NamedTuple):
     """One command of a ring."""
 
@@ -68,9 +72,11 @@ def steps_of_busy() -> list[Step]:
 
 
 def hash_of_sources(root: Path) -> str:
-    """A hash of the package and its tests."""
+    """A hash of all that a test may look at."""
     found = hashlib.sha256()
-    for path in sorted(path for folder in ("distbelief", "tests") for path in (root / folder).rglob("*.py")):
+    folders = ("distbelief", "tests", "docs", "recipes")
+    paths = [path for folder in folders for path in (root / folder).rglob("*") if path.suffix in SUFFIXES]
+    for path in sorted([*paths, *(root / name for name in BESIDE if (root / name).exists())]):
         found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return found.hexdigest()
 
@@ -93,7 +99,7 @@ class Log:
 
     def write(self, verdict: str, seconds: float, name: str, why: str = "") -> None:
         """Add a line, and show it."""
-        line = show(verdict, seconds, name, why)
+        line = show(verdict, seconds, name, " ".join(why.split()))
         self.lines.append(line)
         with self.path.open("a") as file:
             file.write(line + "\n")

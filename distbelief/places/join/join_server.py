@@ -137,16 +137,20 @@ class JoinServer:
         self._server.start()
 
     def close(self) -> None:
-        """Let nobody in any more; the ticket is worth nothing and goes."""
+        """Let nobody in any more: the ticket is worth nothing and goes, and whoever is served is cut off, which is
+        waited for, 5 s at most.
+        """
         self._open = False
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there; closing alone does not
         self._listener.close()
         self.path.unlink(missing_ok=True)
         self._server.join(PATIENCE)
-        for visitor, answering in [*self._visitors.items()]:
+        answering, end = [*self._visitors.items()], time.monotonic() + PATIENCE
+        for visitor, _ in answering:
             _cut(visitor)
-            answering.join(PATIENCE)
+        for _, one in answering:
+            one.join(max(0.0, end - time.monotonic()))
 
     def _serve(self) -> None:
         while self._open:
@@ -166,9 +170,12 @@ class JoinServer:
 
     def _answer(self, visitor: socket.socket) -> None:
         late = threading.Timer(PATIENCE, _cut, [visitor])
-        late.start()
         connection = visitor
         try:
+            try:
+                late.start()
+            except RuntimeError:  # no more threads
+                return
             connection.settimeout(PATIENCE)
             if self._context:
                 connection = self._context.wrap_socket(socket.socket(fileno=os.dup(visitor.fileno())), server_side=True)
