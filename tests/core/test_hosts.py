@@ -311,6 +311,7 @@ def test_a_host_listens_where_it_says_and_one_that_does_not_is_told() -> None:
 
 def test_hosts_without_numbers_have_no_slots_until_they_are_asked() -> None:
     assert (Cluster(hosts="a:2,b:3").slots, Cluster(hosts="a:2,b").slots) == (5, 0)
+    assert [Cluster(hosts="a,b", insecure=insecure).encrypted for insecure in (False, True)] == [True, False]
 
 
 SLURM = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[0-1]", "SLURM_JOB_CPUS_PER_NODE": "4(x2)"}

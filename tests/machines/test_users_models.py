@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from distbelief.core.learning_rate import LearningRate
 from distbelief.core.optimizer import optim
 from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
@@ -167,6 +168,27 @@ def test_a_script_finds_the_options_of_the_jobs_optimizer_and_changes_none_but_t
         with pytest.raises(UsageError, match=rf"sets {option} to {value}: it began with {first}.*--optimizer-options"):
             _ = optimizer.factor
         optimizer.param_groups[0][option] = first
+
+
+@pytest.mark.parametrize(
+    ("rates", "rate", "says"),
+    [
+        ((0.2, 0.1), LearningRate(), "sets the learning rates of its groups to 0.2, 0.1, which is not one factor"),
+        ((0.2, 0.2), LearningRate(lr_schedule="cosine"), r"and so does the job \(--lr-schedule, --warmup-epochs\)"),
+        ((-0.1, -0.1), LearningRate(), "of which it must be a multiple"),
+    ],
+)
+def test_a_rate_that_no_push_can_take_with_it_is_refused(
+    rates: tuple[float, float], rate: LearningRate, says: str
+) -> None:
+    model = nn.Linear(2, 2)
+    groups = [{"params": [one]} for one in model.parameters()]
+    flat = FlatModule(model, groups, owned=True)
+    optimizer = ServerOptimizer(flat, groups, Settings(rate=rate), optimizers.defaults(optim("sgd", lr=0.1)), bool)
+    for group, lr in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = lr
+    with pytest.raises(UsageError, match=says):
+        _ = optimizer.factor
 
 
 def test_a_schedule_of_the_momentum_is_refused() -> None:

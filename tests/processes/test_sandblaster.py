@@ -122,7 +122,7 @@ def test_a_standby_takes_the_place_of_a_killed_shard_and_nobody_goes_back(
 def test_a_resumed_job_ends_with_the_bits_of_one_that_was_not_interrupted(
     tmp_path: Path, watch: jobs.Watch, calm: Path, options: dict[str, Any]
 ) -> None:
-    """What each method goes on with is in its checkpoints."""
+    """What each method goes on with is in its checkpoints, for other numbers of replicas and shards too."""
     if options:
         calm = tmp_path / "calm"
         Simulated(keep=True).run(job(calm, **options))
@@ -131,7 +131,7 @@ def test_a_resumed_job_ends_with_the_bits_of_one_that_was_not_interrupted(
     assert broken["outcome"] == "interrupted"
     assert 0 < broken["epochs"] < ITERATIONS
     watch.rest()
-    result = run(tmp_path / "run", resume=True, **options)
+    result = run(tmp_path / "run", resume=True, replicas=1, shards=3, **options)
     assert (result["outcome"], result["epochs"]) == ("done", ITERATIONS)
     assert same(calm, tmp_path / "run")
 
