@@ -329,8 +329,8 @@ for name in {optimizers}:
     assert "torch._dynamo" not in sys.modules, name
     SingleLoop(LoopContext(jobs.tiny(), jobs.net(), job.settings(), lambda record: None, lambda: None)).run()
     assert "torch._dynamo" not in sys.modules, name + ", single"
-script = ServerOptimizer(FlatModule(jobs.net()), None, job.settings(), {"lr": 0.1}, lambda: None)
-script.zero_grad()
+script = ServerOptimizer(FlatModule(jobs.net()), None, job.settings(), dict(lr=0.1), lambda: None)
+script.zero_grad(), script.load_state_dict(script.state_dict())
 assert "torch._dynamo" not in sys.modules, "the optimizer of a script"
 """
 
