@@ -141,7 +141,7 @@ class Replica:
         """With the groups of each, and the optimizer that it names."""
         self._optimizers: list[ServerOptimizer] = []
         self._vectors: FlatModule | None = None
-        """Of all models, where they are whole; they are told of what the script has made of them."""
+        """The vectors of all models, from the first minibatch on."""
         self._story: Played | None = None
         self._plan: Plan | None = None
         self._batch: Batch | None = None
@@ -587,8 +587,8 @@ class Replica:
                 "optimizer.step() twice for one minibatch of replica.batches(): each minibatch is one step"
             )
         module, optimizer = self._models[model][0], self._optimizers[model]
-        if self._vectors is not None:
-            self._vectors.follow()
+        assert self._vectors is not None
+        self._vectors.follow()
         self._clip_and_check(module, *self._handed)
         prefix, frozen = f"{model}." if self._several else "", optimizer.vectors.frozen
         self._check_missing(module, frozen, prefix)
@@ -681,12 +681,12 @@ class Replica:
     def _begin(self, source: Source | Stream) -> None:
         named = tuple(optim for _, _, optim in self._models if optim is not None)
         if self._split is not None:
-            computed = self._cut(self._split, source)
+            computed, flat = self._cut(self._split, source), self._flat()
         else:
-            computed, self._vectors = None, self._flat()
-            self._vectors.follow()
-            self._fill(self._vectors.module)
-        flat = self._vectors or self._flat()
+            computed, flat = None, self._flat()
+            flat.follow()
+            self._fill(flat.module)
+        self._vectors = flat
         part = self._make(
             flat, computed, source.samples, source.batch_size, self._epochs, self._order, named, self._computes
         )

@@ -110,11 +110,11 @@ def check(settings: Optimizer) -> None:
     Raises:
         UsageError: as `build`.
     """
-    build(settings, [{"params": [torch.nn.Parameter(torch.zeros(1))]}])
+    defaults(settings)
 
 
 def defaults(settings: Optimizer) -> dict[str, object]:
-    """What an optimizer has for a parameter group that sets nothing of its own.
+    """Give the options of a parameter group that sets none of its own.
 
     Raises:
         UsageError: as `build`.

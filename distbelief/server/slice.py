@@ -275,8 +275,8 @@ class TorchSlice:
         )
 
     def sum(self) -> Payload:
-        """What was gathered for the next `step`: sums of gradients, in the precision in which they are made, and means
-        of buffers.
+        """The pushes gathered for the next `step`: sums of gradients in the precision in which they are made, and
+        means of buffers.
         """
         return torch.cat([as_bytes(part) for part in self._sums()])
 

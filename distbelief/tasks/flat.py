@@ -267,7 +267,7 @@ class FlatModule:
             entry.shape != tuple(tensor.shape) for entry, tensor in zip(self._entries, self._tensors, strict=True)
         ]
         """Of each entry, whether it is a piece of a tensor that the module holds whole: then it is copied."""
-        self._names = UsersTensors(module, [entry.tensor for entry in self._entries]) if owned else None
+        self._names = UsersTensors(module, [entry.tensor for entry in self._entries], tensors) if owned else None
         self._current = -1
         self._staged = False
         self._landed: Callable[[int], int] | None = None
@@ -388,9 +388,9 @@ class FlatModule:
         if self._staged:
             self._arrive(landing, parts)
             landing = 0
-        first, self._current, before = self._current < 0, landing, self._current
+        before, self._current = self._current, landing
         if self.owned:
-            self._copy(self._homes[landing], parts, first)
+            self._copy(self._homes[landing], parts, frozen=before < 0)
             return
         if landing != before:
             for tensor, view, cut in zip(self._tensors, self._homes[landing], self._cut, strict=True):

@@ -27,25 +27,24 @@ class UsersTensors:
     Args:
         module: the user's.
         tensors: of its layout.
+        given: the tensors that its names are now.
     """
 
-    def __init__(self, module: nn.Module, tensors: Sequence[Tensor]) -> None:
-        self._module, self._tensors = module, tensors
-        self._given = {name: tensor for _, name, tensor in named_tensors(module)}
-        self._found = self._given
+    def __init__(self, module: nn.Module, tensors: Sequence[Tensor], given: Mapping[str, torch.Tensor]) -> None:
+        self._module, self._tensors, self._given = module, tensors, given
         self._modules: list[nn.Module] = []
         self._count = 0
         self._places: list[tuple[Mapping[str, torch.Tensor | None], str, torch.Tensor]] = []
-        self._look()
+        self._look(given)
 
-    def _look(self) -> None:
+    def _look(self, named: Mapping[str, torch.Tensor]) -> None:
         """Keep where each tensor is, so that a step need not ask for all names."""
         self._modules = [*self._module.modules()]
         self._count = self._counted()
         self._places = []
         for one in self._tensors:
             path, _, name = one.name.rpartition(".")
-            owner, tensor = self._module.get_submodule(path), self._found[one.name]
+            owner, tensor = self._module.get_submodule(path), named[one.name]
             self._places.append((owner._buffers if one.kind == "buffer" else owner._parameters, name, tensor))
 
     def _counted(self) -> int:
@@ -63,23 +62,23 @@ class UsersTensors:
             or self._counted() != self._count
             or any(held.get(name) is not tensor for held, name, tensor in self._places)
         ):
-            self._found = {name: tensor for _, name, tensor in named_tensors(self._module)}
-            self._check_names()
-            self._look()
+            named = {name: tensor for _, name, tensor in named_tensors(self._module)}
+            self._check_names(named)
+            self._look(named)
         for one, (_, _, tensor) in zip(self._tensors, self._places, strict=True):
             if tuple(tensor.shape) != one.shape or str(tensor.dtype) != f"torch.{one.dtype}":
                 was, now = f"{one.dtype} {[*one.shape]}", f"{tensor.dtype} {[*tensor.shape]}".removeprefix("torch.")
                 raise self._another(f"{one.kind} {one.name!r} is {now}, and was {was}")
         return [tensor for _, _, tensor in self._places]
 
-    def _check_names(self) -> None:
+    def _check_names(self, named: Mapping[str, torch.Tensor]) -> None:
         for one in self._tensors:
-            if (now := self._found.get(one.name)) is None:
+            if (now := named.get(one.name)) is None:
                 raise self._another(f"{one.kind} {one.name!r} is gone")
             before = self._given[one.name]
             if (now is not before and one.kind != "buffer") or now.device != before.device:
                 raise self._another(f"{one.kind} {one.name!r} was replaced")
-        for name in self._found:
+        for name in named:
             if name not in self._given:
                 raise self._another(f"{name!r} is new")
 

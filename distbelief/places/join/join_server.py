@@ -145,8 +145,9 @@ class JoinServer:
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there; closing alone does not
         self._listener.close()
         self.path.unlink(missing_ok=True)
+        end = time.monotonic() + PATIENCE
         self._server.join(PATIENCE)
-        answering, end = [*self._visitors.items()], time.monotonic() + PATIENCE
+        answering = [*self._visitors.items()]
         for visitor, _ in answering:
             _cut(visitor)
         for _, one in answering:

@@ -585,7 +585,7 @@ MUTANTS = [
     ),
     Mutant(
         "what-a-loop-fetches-takes-the-place-of-its-tensors", OWNED, "tasks/flat.py",
-        "        if self.owned:\n            self._copy(", "        if first < 0:\n            self._copy(",
+        "        if self.owned:\n            self._copy(", "        if before < 0:\n            self._copy(",
         (
             OWN_TESTS + "test_what_is_fetched_is_copied_into_tensors_that_stay_and_whatever_refers_to_them_follows",
             OWN_TESTS + "test_a_step_between_forward_and_backward_is_seen_by_autograd",
