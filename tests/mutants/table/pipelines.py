@@ -11,40 +11,28 @@ OVERLAP = "Where the minibatches of a split `single` overlap"
 STAGED = "tests/simulated/test_pipedream.py"
 
 MUTANTS = [
-    Mutant(
-        "a-stage-goes-back-with-the-newest-weights", OVERLAP, "strategies/grouped/versions.py",
+    Mutant("a-stage-goes-back-with-the-newest-weights", OVERLAP, "strategies/grouped/versions.py",
         "            self._compute_with(self._kept[0][1])", "            self._compute_with(self._own)",
-        (f"{STAGED}::test_it_is_that_bit_for_bit",), 20,
-    ),
-    Mutant(
-        "a-version-is-written-over-while-it-is-in-use", OVERLAP, "strategies/grouped/versions.py",
+        (f"{STAGED}::test_it_is_that_bit_for_bit",), 20),
+    Mutant("a-version-is-written-over-while-it-is-in-use", OVERLAP, "strategies/grouped/versions.py",
         "        copy, views = self._free.popleft()\n", "        copy, views = self._free[0]\n",
-        (f"{STAGED}::test_it_is_that_bit_for_bit",), 20,
-    ),
-    Mutant(
-        "an-evaluation-does-not-wait-for-what-is-under-way", OVERLAP, "strategies/grouped/coordinator.py",
+        (f"{STAGED}::test_it_is_that_bit_for_bit",), 20),
+    Mutant("an-evaluation-does-not-wait-for-what-is-under-way", OVERLAP, "strategies/grouped/coordinator.py",
         "        if data.out and data.at_start and (self._measures_after(whole) or self._keeps_after(whole)):",
         "        if False:",
-        (f"{STAGED}::test_evaluations_and_checkpoints_are_of_a_moment",), 40,
-    ),
-    Mutant(
-        "who-is-told-to-halt-drops-what-is-under-way", OVERLAP, "strategies/grouped/replica.py",
+        (f"{STAGED}::test_evaluations_and_checkpoints_are_of_a_moment",), 40),
+    Mutant("who-is-told-to-halt-drops-what-is-under-way", OVERLAP, "strategies/grouped/replica.py",
         "            if self._drained:\n                raise _Halted",
         "            if True:\n                raise _Halted",
-        (f"{STAGED}::test_a_job_that_is_stopped_anywhere_has_made_the_same_updates_at_all_stages",), 40,
-    ),
-    Mutant(
-        "a-boundary-has-slots-for-what-its-target-holds", ENDS, "schedules/pipeline.py",
+        (f"{STAGED}::test_a_job_that_is_stopped_anywhere_has_made_the_same_updates_at_all_stages",), 40),
+    Mutant("a-boundary-has-slots-for-what-its-target-holds", ENDS, "schedules/pipeline.py",
         "self.in_flight[self.graph.boundaries[boundary].source]",
         "self.in_flight[self.graph.boundaries[boundary].target]",
-        (f"{PIPELINES}::test_what_skips_homes_has_slots_for_all_that_its_source_has_in_flight",),
-    ),
-    Mutant(
-        "a-gradient-leaves-before-all-have-added-to-it", ENDS, "schedules/pipeline.py",
+        (f"{PIPELINES}::test_what_skips_homes_has_slots_for_all_that_its_source_has_in_flight",)),
+    Mutant("a-gradient-leaves-before-all-have-added-to-it", ENDS, "schedules/pipeline.py",
         "earlier = {number for one in self.segments[: task.segment] for number in one.takes}",
         "earlier = {number for one in self.segments[task.segment + 1 :] for number in one.takes}",
-        (f"{PIPELINES}::test_a_value_crosses_once_to_each_home_that_takes_it_and_passes_by_those_between", ANY),
-    ),
+        (f"{PIPELINES}::test_a_value_crosses_once_to_each_home_that_takes_it_and_passes_by_those_between", ANY)),
     Mutant(
         "a-home-goes-back-before-it-is-full", ENDS, "schedules/pipelines.py",
         "        if turn >= in_flight:\n            yield HomeTask(Pass.BACKWARD, turn - in_flight)\n"
@@ -53,44 +41,28 @@ MUTANTS = [
         "        if turn >= in_flight:\n            yield HomeTask(Pass.BACKWARD, turn - in_flight)\n",
         (f"{PIPELINES}::test_the_orders_are_those_of_pytorchs_pipelining_and_its_simulator_ends_them",),
     ),
-    Mutant(
-        "a-slot-is-written-while-it-is-in-use", ENDS, "schedules/pipeline_proof.py",
+    Mutant("a-slot-is-written-while-it-is-in-use", ENDS, "schedules/pipeline_proof.py",
         "if not ring or ring[at % len(ring)] is not None:", "if not ring:",
-        (f"{PIPELINES}::test_with_fewer_slots_than_a_pipeline_holds_it_waits_forever",),
-    ),
-    Mutant(
-        "whatever-lies-in-a-slot-is-taken", ENDS, "schedules/pipeline_proof.py",
+        (f"{PIPELINES}::test_with_fewer_slots_than_a_pipeline_holds_it_waits_forever",)),
+    Mutant("whatever-lies-in-a-slot-is-taken", ENDS, "schedules/pipeline_proof.py",
         "        if lies != action:\n", "        if lies.boundary != action.boundary:\n",
-        (f"{PIPELINES}::test_what_does_not_run_to_its_end_with_every_gradient_is_refused[never sent]",),
-    ),
-    Mutant(
-        "pipedream-never-updates", ENDS, "schedules/pipelines.py",
+        (f"{PIPELINES}::test_what_does_not_run_to_its_end_with_every_gradient_is_refused[never sent]",)),
+    Mutant("pipedream-never-updates", ENDS, "schedules/pipelines.py",
         'orders, algorithm == "pipedream")', 'orders, algorithm == "dream")',
-        (f"{PIPELINES}::test_a_stage_of_pipedream_computes_with_the_weights_that_the_paper_says",),
-    ),
-    Mutant(
-        "bytes-cross-for-nothing", ENDS, "schedules/pipeline_price.py",
+        (f"{PIPELINES}::test_a_stage_of_pipedream_computes_with_the_weights_that_the_paper_says",)),
+    Mutant("bytes-cross-for-nothing", ENDS, "schedules/pipeline_price.py",
         "size / self.link.bandwidth", "0.0",
-        (f"{PIPELINES}::test_messages_cost_latency_and_bytes_of_each_sample",),
-    ),
-    Mutant(
-        "places-have-no-bias", BUILT_IN, "tasks/local.py",
+        (f"{PIPELINES}::test_messages_cost_latency_and_bytes_of_each_sample",)),
+    Mutant("places-have-no-bias", BUILT_IN, "tasks/local.py",
         "torch.baddbmm(self.bias.flatten", "torch.baddbmm(0 * self.bias.flatten",
-        (f"{MODELS}::test_a_locally_connected_layer_has_filters_of_its_own_at_each_place",),
-    ),
-    Mutant(
-        "a-character-sees-those-behind-it", BUILT_IN, "tasks/gpt.py",
+        (f"{MODELS}::test_a_locally_connected_layer_has_filters_of_its_own_at_each_place",)),
+    Mutant("a-character-sees-those-behind-it", BUILT_IN, "tasks/gpt.py",
         "is_causal=True", "is_causal=False",
-        (f"{MODELS}::test_a_transformer_sees_only_what_came_before_and_its_last_layer_is_its_embedding",),
-    ),
-    Mutant(
-        "a-pair-is-the-same-if-it-was-meant-to-be", BUILT_IN, "tasks/siamese.py",
+        (f"{MODELS}::test_a_transformer_sees_only_what_came_before_and_its_last_layer_is_its_embedding",)),
+    Mutant("a-pair-is-the-same-if-it-was-meant-to-be", BUILT_IN, "tasks/siamese.py",
         "self.same = (classes[self.partners] == classes).float()", "self.same = alike.float()",
-        (f"{MODELS}::test_pairs_say_whether_both_are_of_one_class_and_half_of_them_are",),
-    ),
-    Mutant(
-        "names-that-differ-are-layers-that-lack", BUILT_IN, "sharding/layout.py",
+        (f"{MODELS}::test_pairs_say_whether_both_are_of_one_class_and_half_of_them_are",)),
+    Mutant("names-that-differ-are-layers-that-lack", BUILT_IN, "sharding/layout.py",
         "if nameless(server) != nameless(joining):", "if server != joining:",
-        ("tests/core/test_layout.py::test_a_model_that_differs_is_refused_with_its_first_difference[renamed]",),
-    ),
+        ("tests/core/test_layout.py::test_a_model_that_differs_is_refused_with_its_first_difference[renamed]",)),
 ]  # fmt: skip

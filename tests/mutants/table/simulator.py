@@ -7,27 +7,21 @@ TRACES = "tests/simulated/test_traces.py::"
 COSTS = "In simulation a role does one thing at a time"
 
 MUTANTS = [
-    Mutant(
-        "the-network-has-a-chance-of-its-own", SEED, "transport/virtual.py",
+    Mutant("the-network-has-a-chance-of-its-own", SEED, "transport/virtual.py",
         "self.chance = random.Random(seed)", "self.chance = random.Random()",
         (
             TRACES + "test_one_seed_is_one_trace_and_one_vector_and_another_seed_is_another",
             TRACES + "test_the_golden_traces_stay",
-        ), seconds=8,
-    ),
-    Mutant(
-        "what-is-due-at-one-moment-comes-in-any-order", SEED, "runtime/clock.py",
+        ), seconds=8),
+    Mutant("what-is-due-at-one-moment-comes-in-any-order", SEED, "runtime/clock.py",
         "call = (moment, order, function, argument, queue)", "call = (moment, -order, function, argument, queue)",
-        (TRACES + "test_the_golden_traces_stay",), seconds=8,
-    ),
-    Mutant(
-        "an-update-costs-a-simulated-shard-no-time", COSTS, "places/simulated/handling.py",
+        (TRACES + "test_the_golden_traces_stay",), seconds=8),
+    Mutant("an-update-costs-a-simulated-shard-no-time", COSTS, "places/simulated/handling.py",
         "return 0.0 if self._gathers or payload is None else self.update(payload.nbytes)", "return 0.0",
         (
             "tests/simulated/test_handling.py::test_taking_a_message_costs_the_vectors_that_it_touches",
             "tests/simulated/test_handling.py::test_a_step_of_downpour_takes_what_its_messages_cost",
-        ),
-    ),
+        )),
     Mutant(
         "a-simulated-machine-does-all-things-at-once", COSTS, "transport/virtual.py",
         "if self._queues and (self._waiting or self.thread.works()):", "if self._queues and self._waiting:",
@@ -35,32 +29,22 @@ MUTANTS = [
             "tests/machines/test_processors.py::test_a_machine_is_handed_one_message_after_the_other_and_its_answers_leave_when_its_work_is_done",
         ),
     ),
-    Mutant(
-        "what-a-simulated-role-works-for-is-said-before-it-is-done", COSTS, "transport/virtual.py",
+    Mutant("what-a-simulated-role-works-for-is-said-before-it-is-done", COSTS, "transport/virtual.py",
         "if seconds or self.thread.works():", "if seconds < 0:",
-        ("tests/machines/test_processors.py::test_who_dies_says_nothing_that_waited_and_hears_nothing",),
-    ),
-    Mutant(
-        "a-word-that-waits-is-taken-for-one-of-the-next-life", COSTS, "transport/virtual.py",
+        ("tests/machines/test_processors.py::test_who_dies_says_nothing_that_waited_and_hears_nothing",)),
+    Mutant("a-word-that-waits-is-taken-for-one-of-the-next-life", COSTS, "transport/virtual.py",
         "if self.links[sender.role].peer is sender or isinstance(arrival.event, Lost):", "if sender is not None:",
-        ("tests/simulated/test_sweep.py::test_a_word_of_a_former_life_that_waits_is_not_taken_for_one_of_the_next",),
-    ),
-    Mutant(
-        "every-role-of-a-host-has-all-its-cores", COSTS, "transport/processors.py",
+        ("tests/simulated/test_sweep.py::test_a_word_of_a_former_life_that_waits_is_not_taken_for_one_of_the_next",)),
+    Mutant("every-role-of-a-host-has-all-its-cores", COSTS, "transport/processors.py",
         "return slowed * busy / working", "return slowed",
         (
             "tests/machines/test_processors.py::test_those_who_work_share_the_cores_evenly",
             "tests/simulated/test_handling.py::test_four_replicas_on_one_core_take_four_times_the_time_of_one",
-        ),
-    ),
-    Mutant(
-        "a-simulated-round-is-updated-once-for-each-gradient", COSTS, "places/simulated/handling.py",
+        )),
+    Mutant("a-simulated-round-is-updated-once-for-each-gradient", COSTS, "places/simulated/handling.py",
         "                self._known = updates\n", "",
-        ("tests/simulated/test_handling.py::test_a_round_costs_an_addition_for_each_gradient_and_one_update",),
-    ),
-    Mutant(
-        "simulated-single-updates-in-no-time", COSTS, "places/simulated/alone.py",
+        ("tests/simulated/test_handling.py::test_a_round_costs_an_addition_for_each_gradient_and_one_update",)),
+    Mutant("simulated-single-updates-in-no-time", COSTS, "places/simulated/alone.py",
         "                steps.update()\n            clock.time += seconds\n", "                steps.update()\n",
-        ("tests/simulated/test_handling.py::test_single_takes_the_pace_of_its_steps_and_the_time_of_its_updates",),
-    ),
+        ("tests/simulated/test_handling.py::test_single_takes_the_pace_of_its_steps_and_the_time_of_its_updates",)),
 ]  # fmt: skip
