@@ -236,6 +236,8 @@ class Computed(msgspec.Struct, frozen=True, gc=False):
     none."""
     ended: bool = False
     """Whether there was no such minibatch: the replica's stream has ended before it."""
+    written: bool = False
+    """Whether a user's loop has written to its parameters since they were fetched."""
     overflows: int = 0
     """In fp16, how often it was computed again, since its gradient overflowed; in fixed point, values that were cut."""
     counted: int = 0

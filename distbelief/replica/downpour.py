@@ -170,6 +170,8 @@ class DownpourTraining:
             return True
         if computed.loss is not None:
             replica.report(computed.loss, batch, replica.step)
+        if computed.written:
+            yield from self._replace()
         replica.step += 1
         if computed.held:
             self._hold_over(computed)
@@ -191,6 +193,8 @@ class DownpourTraining:
             if computed is not None and computed.ended:
                 yield from self._end_epoch(batch)
                 return True
+            if computed is not None and computed.written:
+                yield from self._replace()
             if computed is None or computed.held:
                 if computed is not None or self._amid:  # what was pushed in a minibatch that is left is done
                     self._pushes.close(1, samples)
@@ -276,6 +280,16 @@ class DownpourTraining:
         self._accrued_samples += samples
         self._held_steps = self._held_samples = 0
         self.work.seconds += computed.seconds
+
+    def _replace(self) -> Steps[None]:
+        """Have the shards hold what the script has written to its parameters, before a gradient that was computed with
+        it.
+        """
+        while self._pushes.waiting:  # they read the slot
+            yield from self.wait()
+        yield from self.server.initial(replaces=True)
+        while self._links.missing:
+            yield from self.wait()
 
     def _shrinks(self) -> Steps[float]:
         """What the gradient of a step of a split replica is multiplied with, where the job clips it: by its norm, of

@@ -105,11 +105,13 @@ class ServerView:
             for part in parts
         ]
 
-    def initial(self) -> list[Send]:
-        """Give all shards the parameters that the model has."""
+    def initial(self, replaces: bool = False) -> list[Send]:
+        """Give all shards the parameters that the model has, in place of their own where it `replaces` those."""
         self.vectors.initial(0)
         return [
-            self._links.ask(role, initialising.Initialise(0, part.start, part.stop), self.vectors.outgoing(0, part))
+            self._links.ask(
+                role, initialising.Initialise(0, part.start, part.stop, replaces), self.vectors.outgoing(0, part)
+            )
             for part, role in self._initial
         ]
 

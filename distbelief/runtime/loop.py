@@ -166,8 +166,6 @@ class Replica:
         self._process = os.getpid()
         self._had_gradient: dict[str, bool] = {}
         """The parameters that have had one; false of those that were said to have none since."""
-        self._sums: dict[int, dict[str, float]] = {}
-        """What each parameter of a model added up to after its first step; nothing, once that was looked at."""
 
     @property
     def here(self) -> bool:
@@ -522,10 +520,20 @@ class Replica:
                 self._pass_over()
         if self._batch is None:
             source.close()
-            if not self._steps and not self._stopping and self._handed[0] is not None:
-                raise UsageError(
-                    "the loop went through its minibatches without optimizer.step(): nothing was trained by it"
-                )
+            self._check_end()
+
+    def _check_end(self) -> None:
+        """Refuse a loop that has trained nothing; name what it has written to since the last step."""
+        if not self._steps and not self._stopping and self._handed[0] is not None:
+            raise UsageError(
+                "the loop went through its minibatches without optimizer.step(): nothing was trained by it"
+            )
+        if self._vectors is not None and (names := self._vectors.written()):
+            warnings.warn(
+                f"the script has written to {names[0]!r} after its last step: model.safetensors of the run is without "
+                "that; save the model by itself (torch.save)",
+                stacklevel=3,
+            )
 
     def _pass_over(self) -> None:
         """Go on from a minibatch without a step: its gradient, where there is one, is in that of a later one. Of
@@ -538,7 +546,8 @@ class Replica:
         if self._several:
             self._rest()
             samples = self._samples if self._turns else 0
-            self._go_on(Computed(None, samples, time.perf_counter() - self._began, held=True))
+            seconds = time.perf_counter() - self._began
+            self._go_on(Computed(None, samples, seconds, held=True, written=self._written()))
             return
         own = self._plan.settings.strategy
         if own.held_by is not Holder.SHARDS or (own.attendance and own.pushing.prefetch):
@@ -547,9 +556,9 @@ class Replica:
                 f"the loop took the next minibatch without optimizer.step() for the last: with {why} each minibatch is "
                 "one step; leave it off, or step for each"
             )
-        self._sums[0] = {}  # what is fetched now changes the parameters too
         samples = self._samples if self._optimizers[0].has_gradient else 0
-        self._go_on(Computed(None, samples, time.perf_counter() - self._began, held=True))
+        seconds = time.perf_counter() - self._began
+        self._go_on(Computed(None, samples, seconds, held=True, written=self._written()))
 
     def report(self, loss: float | torch.Tensor | None = None) -> None:
         """Tell the loss of the step just made, for the run's curve.
@@ -587,20 +596,16 @@ class Replica:
                 "optimizer.step() twice for one minibatch of replica.batches(): each minibatch is one step"
             )
         module, optimizer = self._models[model][0], self._optimizers[model]
-        assert self._vectors is not None
-        self._vectors.follow()
+        written = self._written()
         self._clip_and_check(module, *self._handed)
         prefix, frozen = f"{model}." if self._several else "", optimizer.vectors.frozen
         self._check_missing(module, frozen, prefix)
-        self._check_changed(model, frozen, prefix)
         rate = optimizer.factor
         optimizer.mark_pushed()
         self._steps, self._turns = self._steps + 1, self._turns + 1
         if not self._several:
             self._rest()
-        self._go_on(Computed(None, self._samples, time.perf_counter() - self._began, rate, model))
-        if model not in self._sums:
-            self._sums[model] = self._add_up(model)
+        self._go_on(Computed(None, self._samples, time.perf_counter() - self._began, rate, model, written=written))
         self._began = time.perf_counter()
 
     def _rest(self) -> None:
@@ -650,33 +655,43 @@ class Replica:
                     stacklevel=5,
                 )
 
-    def _add_up(self, model: int) -> dict[str, float]:
-        """What each parameter of a model adds up to, where the shards hold them, and change them when it is stepped."""
-        own = self._settings.strategy
-        if self._split is not None or own.held_by is not Holder.SHARDS or own.pushing.read_in_place:
-            return {}
-        named = dict(self._models[model][0].named_parameters())
-        sums = torch.stack([one.detach().sum(dtype=torch.float64) for one in named.values()])
-        return dict(zip(named, sums.tolist(), strict=True))
+    def _written(self) -> bool:
+        """Whether the script has written to its parameters since they were fetched.
 
-    def _check_changed(self, model: int, frozen: frozenset[str], prefix: str) -> None:
-        """Name a parameter that the script itself has changed between the first two steps of a model: what clips
-        weights, or has some follow others, does so in each.
+        Raises:
+            UsageError: the shards cannot follow it.
         """
-        before = self._sums.get(model)
-        if not before:
-            return
-        self._sums[model] = {}
-        changed = next((name for name, one in self._add_up(model).items() if one != before.get(name, one)), None)
-        if changed is not None:
-            told = (
-                "it was frozen when replica.optimizer() was called, so that each replica has its own, and what is "
-                "saved is as it began; make it a buffer (register_buffer)"
-                if changed in frozen
-                else "the shards hold it, and the next fetch undoes that; have the model compute it "
-                "(torch.nn.utils.parametrize)"
+        own, vectors = self._settings.strategy, self._vectors
+        assert vectors is not None
+        vectors.follow()
+        if own.pushing.read_in_place or not (names := vectors.written()):
+            return False
+        why = self._why_alone
+        if why:
+            remedy = (
+                "it was frozen when replica.optimizer() was called; make it a buffer (register_buffer), or keep it in "
+                "another module"
+                if names[0] in vectors.frozen
+                else "have the model compute it (torch.nn.utils.parametrize), or put its values back before the step"
             )
-            warnings.warn(f"{prefix}{changed} was changed in place after a step: {told}", stacklevel=5)
+            raise UsageError(
+                f"the script has written to {names[0]!r} since it was fetched, and {why}: {remedy}; one replica whose "
+                "steps are each pushed and fetched may write"
+            )
+        return True
+
+    @property
+    def _why_alone(self) -> str:
+        """Why what the script writes to its parameters cannot be followed; "" where it can."""
+        own = self._settings.strategy
+        pushing = own.pushing
+        if self._settings.replicas > 1 or self.index:
+            return "the other replicas do not hear of it"
+        if own.held_by is Holder.SHARDS and (
+            pushing.push_every > 1 or pushing.fetch_every > 1 or pushing.prefetch or pushing.local_lr
+        ):
+            return "its parameters are not those of the shards (--push-every, --fetch-every, --prefetch, --local-lr)"
+        return "a standby does not hear of it (--standby)" if self._settings.standby else ""
 
     def _begin(self, source: Source | Stream) -> None:
         named = tuple(optim for _, _, optim in self._models if optim is not None)

@@ -309,8 +309,19 @@ class Shard:
     def _initialise(self, sender: str, event: initialising.Initialise, payload: Payload | None) -> list[Effect]:
         asked = Range(event.start, event.stop)
         frozen = self._which(sender, asked)
+        others = [one.who for one in self.ledger.taken() if one.who != sender]
+        if event.replaces and others:
+            return [
+                Send(
+                    sender,
+                    membership.Refused(
+                        f"the script has written to its parameters, and {others[0]} trains them too: only one replica "
+                        "alone may"
+                    ),
+                )
+            ]
         # the first who initialises a range does: one who died doing it may be heard after its successor
-        if payload is not None and asked in self._blank:
+        if payload is not None and (asked in self._blank or event.replaces):
             self._blank.discard(asked)
             self.held.fill(payload, frozen)
         return [Send(sender, initialising.Initialised(self.version))]

@@ -183,8 +183,9 @@ class TorchSlice:
     def moved(self) -> None:
         """Take what lies in the moving range now, which was written by others, as the values to go on from."""
         for piece in self._trained:
-            if piece.master:
-                _data(piece).copy_(piece.tensor)
+            if piece.master:  # one whose rounded value is the same keeps what it has beyond that
+                master = _data(piece)
+                master.copy_(torch.where(master.to(piece.tensor.dtype) == piece.tensor, master, piece.tensor.float()))
 
     def apply(self, sender: str, slot: int, payload: Payload, factor: float, norms: Squares = ()) -> None:
         """Make one optimizer step with a push; the views of a slot are made once."""

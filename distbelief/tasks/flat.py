@@ -267,7 +267,7 @@ class FlatModule:
             entry.shape != tuple(tensor.shape) for entry, tensor in zip(self._entries, self._tensors, strict=True)
         ]
         """Of each entry, whether it is a piece of a tensor that the module holds whole: then it is copied."""
-        self._names = UsersTensors(module, [entry.tensor for entry in self._entries], tensors) if owned else None
+        self._users = UsersTensors(module, [entry.tensor for entry in self._entries], tensors) if owned else None
         self._current = -1
         self._staged = False
         self._landed: Callable[[int], int] | None = None
@@ -378,6 +378,8 @@ class FlatModule:
     def initial(self, slot: int) -> None:
         """Write the model's own values into a gradient slot."""
         self.write(self._gradients[slot])
+        if self._users is not None:
+            self._users.keep()
 
     def swap(self, landing: int, parts: Sequence[Range] = ()) -> None:
         """Compute with parameter vector `landing`, as it is now, from here on, where only `parts` of it have changed if
@@ -389,7 +391,7 @@ class FlatModule:
             self._arrive(landing, parts)
             landing = 0
         before, self._current = self._current, landing
-        if self.owned:
+        if self._users is not None:
             self._copy(self._homes[landing], parts, frozen=before < 0)
             return
         if landing != before:
@@ -405,13 +407,16 @@ class FlatModule:
 
     def _copy(self, values: Sequence[torch.Tensor], parts: Sequence[Range], frozen: bool) -> None:
         """Copy what was fetched into the user's tensors: what is frozen, once."""
-        copied = [
-            (own.detach(), value)
-            for own, value, entry in zip(self._tensors, values, self._entries, strict=True)
-            if frozen or entry.tensor.kind != "frozen"
-            if not parts or any(part.start <= entry.start < part.stop for part in parts)
-        ]
-        torch._foreach_copy_([own for own, _ in copied], [value for _, value in copied])
+        assert self._users is not None
+        some = None
+        if frozen or parts:
+            some = [
+                at
+                for at, entry in enumerate(self._entries)
+                if frozen or entry.tensor.kind != "frozen"
+                if not parts or any(part.start <= entry.start < part.stop for part in parts)
+            ]
+        self._users.copy(values, some)
 
     def follow(self) -> None:
         """Take the tensors that a user's module has by now: a buffer may be another than it was.
@@ -419,8 +424,13 @@ class FlatModule:
         Raises:
             UsageError: one is new, gone or replaced, or of another shape, dtype or device.
         """
-        if self._names is not None:
-            self._tensors = self._names.tensors()
+        if self._users is not None:
+            self._users.follow()
+            self._tensors = self._users.now
+
+    def written(self) -> list[str]:
+        """The parameters of a user's module to which the script has written since they were fetched."""
+        return self._users.written() if self._users is not None else []
 
     def take_buffers(self, vector: torch.Tensor) -> None:
         """Write the buffers of a user's module, as they are now, into a vector (1-D uint8, of the bytes `held`)."""

@@ -1,4 +1,9 @@
-"""The tensors of a module by their names, and what a user's script has made of them since."""
+"""The tensors of a module by their names; those of a user's script, which are copied into, and which it may write to.
+
+A write is seen by the count that autograd keeps of each tensor, or by its memory, which is another after `.data = ...`.
+Writes through `.data` and numpy move neither, so that values are compared with what was fetched, too: always where the
+model is small, else in the first steps, and now and then.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +26,13 @@ def named_tensors(module: nn.Module) -> Iterable[tuple[Kind, str, torch.Tensor]]
             yield "buffer", name, buffer
 
 
+SMALL, FIRST, EVERY = 1 << 20, 20, 50
+"""Bytes of a model whose values are compared in each step; of a larger one in so many first steps, and in one of so
+many.
+"""
+_AS_WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 class UsersTensors:
     """The tensors that the names of a user's module are.
 
@@ -35,6 +47,15 @@ class UsersTensors:
         self._modules: list[nn.Module] = []
         self._count = 0
         self._places: list[tuple[Mapping[str, torch.Tensor | None], str, torch.Tensor]] = []
+        self._parameters = [at for at, one in enumerate(tensors) if one.kind != "buffer"]
+        self._moving = [at for at, one in enumerate(tensors) if one.kind != "frozen"]
+        self._small = sum(given[one.name].nbytes for one in tensors) <= SMALL
+        self._steps = 0
+        self._values: Sequence[torch.Tensor] = ()
+        """What was copied last, of each."""
+        self._marks: list[tuple[int, int]] = []
+        self._targets: list[torch.Tensor] = []
+        """Those that move, without their history."""
         self._look(given)
 
     def _look(self, named: Mapping[str, torch.Tensor]) -> None:
@@ -46,13 +67,16 @@ class UsersTensors:
             path, _, name = one.name.rpartition(".")
             owner, tensor = self._module.get_submodule(path), named[one.name]
             self._places.append((owner._buffers if one.kind == "buffer" else owner._parameters, name, tensor))
+        self.now = [tensor for _, _, tensor in self._places]
+        """Those of the layout, in its order, as they were when names were asked for last."""
+        self._targets = []
 
     def _counted(self) -> int:
         held = (some.values() for one in self._modules for some in (one._parameters, one._buffers))
         return sum(value is not None for some in held for value in some)
 
-    def tensors(self) -> list[torch.Tensor]:
-        """Those of the layout, in its order, as they are now.
+    def follow(self) -> None:
+        """Ask for the names.
 
         Raises:
             UsageError: one is new, gone or replaced, or of another shape, dtype or device.
@@ -65,11 +89,10 @@ class UsersTensors:
             named = {name: tensor for _, name, tensor in named_tensors(self._module)}
             self._check_names(named)
             self._look(named)
-        for one, (_, _, tensor) in zip(self._tensors, self._places, strict=True):
+        for one, tensor in zip(self._tensors, self.now, strict=True):
             if tuple(tensor.shape) != one.shape or str(tensor.dtype) != f"torch.{one.dtype}":
                 was, now = f"{one.dtype} {[*one.shape]}", f"{tensor.dtype} {[*tensor.shape]}".removeprefix("torch.")
                 raise self._another(f"{one.kind} {one.name!r} is {now}, and was {was}")
-        return [tensor for _, _, tensor in self._places]
 
     def _check_names(self, named: Mapping[str, torch.Tensor]) -> None:
         for one in self._tensors:
@@ -87,3 +110,38 @@ class UsersTensors:
             f"{what}: the model is not that which replica.optimizer() was given; change it before that (what its first "
             "call makes, by a minibatch through it)"
         )
+
+    def copy(self, values: Sequence[torch.Tensor], some: Sequence[int] | None = None) -> None:
+        """Copy values of all into them, of which these are new: where None, those that move."""
+        if some is None:
+            self._targets = self._targets or [self.now[at].detach() for at in self._moving]
+            torch._foreach_copy_(self._targets, [values[at] for at in self._moving])
+        elif some:
+            torch._foreach_copy_([self.now[at].detach() for at in some], [values[at] for at in some])
+        self._values, self._marks = values, self._marked()
+
+    def _marked(self) -> list[tuple[int, int]]:
+        """What changes with most writes to a parameter."""
+        return [(one._version, one.data_ptr()) for one in (self.now[at] for at in self._parameters)]
+
+    def written(self) -> list[str]:
+        """The parameters that have other values than were copied into them."""
+        self._steps += 1
+        if (marks := self._marked()) != self._marks:
+            self._targets = []  # one may lie elsewhere
+        elif not (self._small or self._steps <= FIRST or self._steps % EVERY == 0):
+            return []
+        self._marks = marks
+        return [self._tensors[at].name for at in self._parameters if not _same(self.now[at], self._values[at])]
+
+    def keep(self) -> None:
+        """Take what the frozen ones are now as what was copied into them: they are copied once."""
+        for one, now, value in zip(self._tensors, self.now, self._values, strict=False):  # none before the first copy
+            if one.kind == "frozen":
+                value.copy_(now.detach())
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are of the same bits, which NaN are too."""
+    kind = _AS_WHOLE_NUMBERS[one.itemsize]
+    return torch.equal(one.detach().view(kind), other.view(kind))

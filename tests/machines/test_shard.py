@@ -62,6 +62,31 @@ def push(
     return pushing.Push(slot, 0, stop, incarnation, clock, Version(0, version), 1, samples, ranges=(Range(0, stop),))
 
 
+def test_values_take_the_place_of_what_is_there_where_one_replica_alone_trains() -> None:
+    one = shard(plan(replicas=1, optimizer=Optimizer("momentum", 0.1)))
+    twin = shard(plan(replicas=1, optimizer=Optimizer("momentum", 0.1)))
+    for each in (one, twin):
+        each.handle("replica 0", push(1), numbers(MOVING, 1))
+    kept = one.held.moving()
+    assert isinstance(kept, torch.Tensor)
+    values = kept.clone()
+    first, *others = sorted(
+        (entry for entry in LAYOUT.entries if entry.tensor.kind == "parameter"),
+        key=lambda one: one.tensor.name != "weight",
+    )
+    values[first.start : first.stop].view(torch.float32).fill_(3.0)
+    answered = one.handle("replica 0", initialising.Initialise(0, 0, MOVING, replaces=True), values)
+    assert answer(answered) == initialising.Initialised(Version(0, 1))
+    assert kept.equal(values)
+    for each in (one, twin):
+        each.handle("replica 0", push(2, 1), numbers(MOVING, 2))
+    for entry in others:  # they go on as if nothing were, their masters too
+        assert kept[entry.start : entry.stop].equal(twin.held.moving()[entry.start : entry.stop])
+    one.handle("replica 1", push(1, 2), numbers(MOVING, 3))
+    refused = one.handle("replica 0", initialising.Initialise(0, 0, MOVING, replaces=True), values)
+    assert isinstance(answer(refused), membership.Refused)
+
+
 @pytest.mark.parametrize("settings", [{"strategy": "synchronous", "batch_size": 4}, {"strategy": "softsync"}], ids=str)
 @pytest.mark.parametrize("name", ["momentum", "adagrad"])
 def test_two_pushes_make_one_step_with_their_mean_in_every_dtype_and_group(name: str, settings: dict[str, Any]) -> None:

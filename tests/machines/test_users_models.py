@@ -16,6 +16,7 @@ from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
 from distbelief.runtime.server_optimizer import ServerOptimizer
 from distbelief.server import optimizers
+from distbelief.tasks import users_tensors
 from distbelief.tasks.flat import FlatModule
 
 
@@ -151,6 +152,72 @@ def test_what_is_not_saved_may_come_late() -> None:
     flat.follow()
     model.get_buffer("cache").resize_(5)
     flat.follow()
+
+
+def assigns(weight: Any) -> None:
+    weight.data = weight.data * 2
+
+
+def puts_back(weight: Any) -> None:
+    before, weight.data = weight.data, weight.data * 2
+    weight.data = before
+
+
+def under_no_grad(weight: Any) -> None:
+    with torch.no_grad():
+        weight.mul_(2)
+
+
+WRITES: dict[str, tuple[Callable[[Any], object], bool]] = {
+    ".data": (lambda weight: weight.data.mul_(2), False),
+    ".data =": (assigns, True),
+    "numpy": (lambda weight: weight.detach().numpy().__imul__(2), False),
+    "no_grad": (under_no_grad, True),
+}
+"""What writes, and whether it is seen in each step of a large model too."""
+
+
+@pytest.mark.parametrize("way", WRITES)
+def test_what_a_script_writes_to_a_parameter_is_seen(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, at_once = WRITES[way]
+    for small in (True, False):
+        monkeypatch.setattr(users_tensors, "SMALL", 1 << 20 if small else 0)
+        model = Centred()
+        flat, *_ = bound(model)
+        for _ in range(users_tensors.FIRST):
+            assert flat.written() == []
+        write(model.two.weight)
+        steps = next(steps for steps in range(1, users_tensors.EVERY + 1) if flat.written())
+        assert steps == (1 if small or at_once else users_tensors.EVERY - users_tensors.FIRST)
+        assert flat.written() == ["two.weight"] or not small
+        flat.swap(0)
+        assert not model.two.weight.equal(2 * model.two.weight)
+        assert flat.written() == []
+
+
+def test_values_that_are_put_back_are_no_write_and_neither_are_buffers() -> None:
+    model = Centred()
+    flat, *_ = bound(model)
+    puts_back(model.one.weight)
+    model.mean += 1
+    assert flat.written() == []
+    with torch.no_grad():
+        model.one.weight[0, 0] = torch.nan
+    assert flat.written() == ["one.weight"]
+    flat.initial(0)
+    assert flat.gradients(0)[0][0, 0].isnan()
+
+
+def test_what_is_frozen_is_written_once_for_each_write() -> None:
+    model = Centred()
+    model.two.requires_grad_(False)
+    flat, slot, _ = bound(model)
+    model.two.weight.mul_(2)
+    assert flat.written() == ["two.weight"]
+    flat.initial(0)
+    [frozen] = [slice(entry.start, entry.stop) for entry in flat.layout.entries if entry.tensor.name == "two.weight"]
+    assert slot[frozen].view(torch.float32).equal(model.two.weight.flatten())
+    assert flat.written() == []
 
 
 def optimizer_of(name: str, **options: float) -> ServerOptimizer:

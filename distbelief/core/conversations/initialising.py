@@ -38,6 +38,9 @@ class Restored(Message, frozen=True, array_like=True, tag=True, gc=False):
 class Initialise(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     """The initial values of a range of the vector."""
 
+    replaces: bool = False
+    """Whether they take the place of what is there: the script of the only replica has written to its parameters."""
+
 
 class Initialised(Message, frozen=True, array_like=True, tag=True, gc=False):
     """The shard holds the range that was sent."""

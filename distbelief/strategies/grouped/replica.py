@@ -427,6 +427,8 @@ class AllreduceReplica:
                     self.report(computed.loss, batch, self.step)
                 self.step += 1
                 self._seconds += computed.seconds
+                if computed.written:
+                    self.whole.take_written()
                 self.whole.gather()
             if not own:
                 self.whole.contribute_nothing()

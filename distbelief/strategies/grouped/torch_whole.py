@@ -103,6 +103,11 @@ class TorchWhole:
         self.flat.take_buffers(self._vector)
         self.gradients.gather()
 
+    def take_written(self) -> None:
+        """Go on from what the script has written to its parameters."""
+        self.flat.write(self._vector)
+        self.slice.moved()
+
     def contribute_nothing(self) -> None:
         """Have zeros there."""
         self.flat.take_buffers(self._vector)

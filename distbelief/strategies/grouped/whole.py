@@ -38,6 +38,9 @@ class Whole(Protocol):
         parameter without one adds zero.
         """
 
+    def take_written(self) -> None:
+        """Go on from what the script has written to its parameters."""
+
     def contribute_nothing(self) -> None:
         """Have zeros there: this replica has no minibatch in the round."""
 
@@ -109,6 +112,9 @@ class PhantomWhole:
 
     def gather(self) -> None:
         """Nothing to gather."""
+
+    def take_written(self) -> None:
+        """Nothing to take."""
 
     def contribute_nothing(self) -> None:
         """Nothing to zero."""

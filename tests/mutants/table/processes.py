@@ -25,6 +25,7 @@ PLACED = "tests/core/test_hosts.py::"
 
 OWNED = "The model of a script is the script's"
 OWN_TESTS, LAUNCH = "tests/machines/test_users_models.py::", "tests/processes/test_launch.py::"
+WRITTEN = "tests/machines/test_shard.py::test_values_take_the_place_of_what_is_there_where_one_replica_alone_trains"
 
 MUTANTS = [
     Mutant("an-error-of-a-role-says-not-where-it-was", WHERE, "places/cluster/host_processes.py",
@@ -421,7 +422,7 @@ MUTANTS = [
             "[allreduce]",
         ), seconds=15),
     Mutant("a-buffer-that-is-assigned-anew-is-pushed-as-it-was", OWNED, "tasks/flat.py",
-        "self._tensors = self._names.tensors()", "self._names.tensors()",
+        "            self._tensors = self._users.now\n", "",
         (OWN_TESTS + "test_buffers_are_pushed_as_the_module_has_them",)),
     Mutant("a-parameter-that-is-replaced-is-stepped-unseen", OWNED, "tasks/users_tensors.py",
         '(now is not before and one.kind != "buffer") or ', "",
@@ -435,6 +436,24 @@ MUTANTS = [
             OWN_TESTS + "test_a_model_that_is_made_another_is_refused_by_name[a late buffer]",
             OWN_TESTS + "test_a_model_that_is_made_another_is_refused_by_name[a late layer]",
         )),
+    Mutant("a-write-past-autograd-is-not-seen", OWNED, "tasks/users_tensors.py",
+        "elif not (self._small or", "elif not (False and",
+        (OWN_TESTS + "test_what_a_script_writes_to_a_parameter_is_seen[.data]",)),
+    Mutant("a-write-that-autograd-counts-is-seen-late", OWNED, "tasks/users_tensors.py",
+        "if (marks := self._marked()) != self._marks:", "if not (marks := self._marked()):",
+        (OWN_TESTS + "test_what_a_script_writes_to_a_parameter_is_seen[no_grad]",)),
+    Mutant("what-is-frozen-is-written-in-every-step", OWNED, "tasks/flat.py",
+        "            self._users.keep()\n", "            pass\n",
+        (OWN_TESTS + "test_what_is_frozen_is_written_once_for_each_write",)),
+    Mutant("what-a-script-writes-reaches-no-shard", OWNED, "server/shard.py",
+        "(asked in self._blank or event.replaces)", "asked in self._blank",
+        (WRITTEN,)),
+    Mutant("who-writes-to-its-parameters-undoes-what-others-push", OWNED, "server/shard.py",
+        "if event.replaces and others:", "if event.replaces and not others:",
+        (WRITTEN,)),
+    Mutant("a-master-is-rounded-where-another-is-written", OWNED, "server/slice.py",
+        "torch.where(master.to(piece.tensor.dtype) == piece.tensor, master, piece.tensor.float())", "piece.tensor",
+        (WRITTEN,)),
     Mutant("the-history-of-a-gradient-grows", OWNED, "tasks/flat.py",
         "view.copy_(parameter.grad.detach())", "view.copy_(parameter.grad)",
         (OWN_TESTS + "test_a_gradient_is_pushed_without_what_it_was_made_of",)),
