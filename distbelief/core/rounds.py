@@ -93,7 +93,9 @@ class Rounds(Policy):
 
     def __init__(self, settings: Settings, rules: bool, backup: int = 0, quorum: float = 0.0) -> None:
         super().__init__()
-        self._batch_size, self._rules = settings.data.batch_size, rules
+        self._rules = rules
+        self._weighed = settings.data.batch_size if settings.strategy.pushing.push_every > 1 else 0
+        """Of which samples the steps of a push have a share as their weight; 0 where it has one step, and no weight."""
         self._backup, self._quorum = backup, quorum
         self._most = settings.replicas - self._backup
         self._decided = 0
@@ -243,16 +245,11 @@ class Rounds(Policy):
             if not taken:
                 continue
             union = sum(self._here[key] for key in taken)
+            parts = tuple((key, (self._weighed or self._here[key]) / union) for key in taken)
             model, _ = self._turns.get(taken[0], (0, True))
             for key in taken:
                 self._settle(key)
-            return PlannedUpdate(
-                union,
-                1.0,
-                tuple((key, self._batch_size / union) for key in taken),
-                f"round {ruled.round} of {union} samples",
-                model,
-            )
+            return PlannedUpdate(union, 1.0, parts, f"round {ruled.round} of {union} samples", model)
         return None
 
     def rule(self, ruled: Ruling) -> None:

@@ -4,7 +4,7 @@ Beside the paper's listing: gradients are pushed after every `push_every` steps,
 listing pushes one at step 0), and a fetch lands only between steps. With `prefetch` the fetch for the next step is in
 flight while this one computes, and pushes are not waited for. Where the consistency needs it, a replica tells the
 shards when it takes part and when it sits out, and pushes and fetches name their tick; in rounds each gradient of a
-push is weighted by its minibatch's share of a full one, so that unequal minibatches add up to their union.
+push of several is weighted by its minibatch's share of a full one, so that unequal minibatches add up to their union.
 
 A shard that dies comes again: a replica tells it how far the one before had acknowledged, and sends it again what that
 had not; in rounds, where all shards go back to one checkpoint, a replica begins anew. While a checkpoint is made it
@@ -270,7 +270,9 @@ class DownpourTraining:
         if not self._steps:
             self._based = self.server.based(computed.model)
         samples, self._rate = computed.samples + self._held_samples, computed.rate
-        weight = samples / self._settings.data.batch_size if self._in_rounds else 1.0
+        # of one step the shards weigh the whole push: a round of one leaves it as it is
+        several = self._in_rounds and self._pushing.push_every > 1
+        weight = samples / self._settings.data.batch_size if several else 1.0
         self._vectors.accrue(self._slot, not self._steps, weight * shrinks, computed.model)
         if self._pushing.local_lr:
             self._vectors.descend(self._pushing.local_lr * shrinks)
@@ -335,7 +337,8 @@ class DownpourTraining:
         for (role, part), payload in zip(pushed.parts, pushed.outgoing[slot], strict=True):
             push = pushing.Push(
                 slot, part.start, part.stop, self._replica.incarnation, clock, self._based[role], steps,
-                self._accrued_samples, self._tick, self._replica.partition, (part,), rate=self._rate
+                self._accrued_samples, self._tick, self._replica.partition, self._vectors.covered(slot, part),
+                rate=self._rate
             )  # fmt: skip
             sent[role] = Send(role, push, payload)
         covered = (self._covered, self._accrued_samples) if single else (0, 0)  # those are done with the minibatch

@@ -28,8 +28,8 @@ class Vectors(Protocol):
         """
 
     def accrue(self, slot: int, first: bool, weight: float = 1.0, model: int = 0) -> None:
-        """Add the step's gradient, times its weight, to a slot, or begin the slot with it; a parameter without one
-        counts as zero. Of several models, that of one.
+        """Add the step's gradient, times its weight, to a slot, or begin the slot with it. Of several models, that of
+        one.
         """
 
     def descend(self, rate: float) -> None:
@@ -46,6 +46,10 @@ class Vectors(Protocol):
 
     def outgoing(self, slot: int, part: Range) -> Payload:
         """A range of a gradient slot, to be sent."""
+        ...
+
+    def covered(self, slot: int, part: Range) -> tuple[Range, ...]:
+        """What of a range has a gradient in a slot, buffers too, in order."""
         ...
 
     def free(self, slot: int) -> None:
@@ -80,6 +84,10 @@ class PhantomVectors:
     def outgoing(self, slot: int, part: Range) -> Payload:
         """A stand-in that knows its length."""
         return Phantom(part.size)
+
+    def covered(self, slot: int, part: Range) -> tuple[Range, ...]:
+        """All of it."""
+        return (part,)
 
     def free(self, slot: int) -> None:
         """Nothing to let go."""

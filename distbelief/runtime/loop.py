@@ -40,6 +40,7 @@ from distbelief.runtime.server_optimizer import ServerOptimizer
 from distbelief.runtime.split_model import SplitModel
 from distbelief.runtime.streams import Stream
 from distbelief.server import optimizers
+from distbelief.server.partial import WHOLE_STEPS
 from distbelief.split.layers import LossFunction
 from distbelief.split.options import AUTO, Split
 from distbelief.split.play import HomeSteps
@@ -164,8 +165,8 @@ class Replica:
         self.over = False
         """Whether it went through all of its minibatches: what its script does now comes after the training."""
         self._process = os.getpid()
-        self._had_gradient: dict[str, bool] = {}
-        """The parameters that have had one; false of those that were said to have none since."""
+        self._missing: set[str] = set()
+        """The parameters that were said to have no gradient."""
 
     @property
     def here(self) -> bool:
@@ -528,7 +529,7 @@ class Replica:
             raise UsageError(
                 "the loop went through its minibatches without optimizer.step(): nothing was trained by it"
             )
-        if self._vectors is not None and (names := self._vectors.written()):
+        if self._steps and self._vectors is not None and (names := self._vectors.written()):
             warnings.warn(
                 f"the script has written to {names[0]!r} after its last step: model.safetensors of the run is without "
                 "that; save the model by itself (torch.save)",
@@ -599,7 +600,7 @@ class Replica:
         written = self._written()
         self._clip_and_check(module, *self._handed)
         prefix, frozen = f"{model}." if self._several else "", optimizer.vectors.frozen
-        self._check_missing(module, frozen, prefix)
+        self._check_missing(model, module, frozen, prefix)
         rate = optimizer.factor
         optimizer.mark_pushed()
         self._steps, self._turns = self._steps + 1, self._turns + 1
@@ -631,29 +632,39 @@ class Replica:
         if not (known or math.isfinite(norm)) and not all(bool(gradient.isfinite().all()) for gradient in dense):
             self._story.report(norm, batch, step, "norm of the gradient")
 
-    def _check_missing(self, module: nn.Module, frozen: frozenset[str], prefix: str) -> None:
-        """Name a parameter that had a gradient and has none in this step, once: plain torch would not step it.
+    def _check_missing(self, model: int, module: nn.Module, frozen: frozenset[str], prefix: str) -> None:
+        """See to parameters without a gradient, which plain torch would not step.
 
         Raises:
-            UsageError: one that was frozen has a gradient, which nobody would apply.
+            UsageError: one that was frozen has a gradient, which nobody would apply; one has none, and is stepped all
+                the same.
         """
         for own, parameter in module.named_parameters():
             name = prefix + own
-            if parameter.grad is not None:
-                if own in frozen:
-                    raise UsageError(
-                        f"{name} has a gradient in step {self._steps}, and was frozen when replica.optimizer() was "
-                        "called, so that nobody steps it: call that first and freeze it then (what has no gradient "
-                        "counts as zero)"
-                    )
-                self._had_gradient.setdefault(name, True)
-            elif self._had_gradient.get(name):
-                self._had_gradient[name] = False
-                warnings.warn(
-                    f"{name} has had a gradient and has none in step {self._steps}: it counts as zero, and is stepped "
-                    "all the same, by momentum or weight decay too",
-                    stacklevel=5,
+            if parameter.grad is not None and own in frozen:
+                raise UsageError(
+                    f"{name} has a gradient in step {self._steps}, and was frozen when replica.optimizer() was "
+                    "called, so that nobody steps it: call that first and freeze it then"
                 )
+            if parameter.grad is None and own not in frozen and (why := self._why_stepped(model)):
+                self._name_missing(name, why)
+
+    def _name_missing(self, name: str, why: str) -> None:
+        said = f"{name} has no gradient in step {self._steps}, which counts as zero: {why}"
+        if self._settings.replicas == 1:
+            raise UsageError(f"{said}; freeze it before replica.optimizer(), or take another optimizer")
+        if name not in self._missing:
+            self._missing.add(name)
+            warnings.warn(f"{said}, and momentum or weight decay step it all the same", stacklevel=6)
+
+    def _why_stepped(self, model: int) -> str:
+        """Why a parameter without a gradient is stepped; "" where it is left out."""
+        settings, stepped = self._settings, self._models[model][2] or self.stepped
+        if settings.strategy.held_by is not Holder.SHARDS:
+            return "" if settings.replicas == 1 else f"{settings.strategy.name} adds up whole gradients"
+        if stepped.name in WHOLE_STEPS or stepped.options.get("dampening"):
+            return f"{stepped.name} steps all parameters of a shard together"
+        return "a standby steps all together (--standby)" if settings.standby else ""
 
     def _written(self) -> bool:
         """Whether the script has written to its parameters since they were fetched.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -25,8 +25,11 @@ ON_SHARDS = (
 )
 
 
-class _OnShards(dict[str, object]):
-    """A state that says so where it is saved."""
+class _OnShards(dict[Any, Any]):
+    """A state that says so where it is read or saved."""
+
+    def __missing__(self, key: object) -> NoReturn:
+        raise UsageError(f"optimizer.state[...] has nothing: {ON_SHARDS}")
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise UsageError(f"optimizer.state_dict() has no state to save: {ON_SHARDS}")
@@ -58,6 +61,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         self._begun = False
         made = [{"params": vectors.trained}] if groups is None else [dict(group) for group in groups]
         super().__init__(made, dict(defaults))
+        self.state = _OnShards()  # type: ignore[assignment]  # torch's makes what is missing
         self._rates = [float(group["lr"]) for group in self.param_groups]
         self._options = [{name: group[name] for name in defaults if name != "lr"} for group in self.param_groups]
         self._begun = True

@@ -21,7 +21,9 @@ from distbelief.core.effects import Payload
 from distbelief.core.settings import Plan
 from distbelief.errors import JobFailed, LocalProtocolError
 from distbelief.fabric.copying import copy_bytes
+from distbelief.server.partial import MISSED
 from distbelief.server.slice import TorchSlice
+from distbelief.sharding.layout import Range
 
 PAGE = 4096
 NOTE = 64 << 10
@@ -97,14 +99,23 @@ def _paged(size: int) -> int:
 
 
 def _kept(plan: Plan, shard: int) -> tuple[list[_Kept], int]:
-    """The arrays that a slice has beside its ranges once it was stepped, and their bytes in all."""
+    """The arrays that a slice has beside its ranges once it was stepped, and their bytes in all.
+
+    Those by which some parameters have missed steps come last: most jobs never use them.
+    """
     probe, end, found = TorchSlice(plan, shard), 0, []
     probe.apply("", 0, torch.zeros(plan.assignments[shard].moving.size, dtype=torch.uint8), 1.0)
-    for name, array in probe.arrays().items():
-        if not name.startswith("vector."):
-            found.append(_Kept(name, array.dtype, array.shape, end))
-            end += -(-array.nbytes // 64) * 64
+    probe.miss()
+    arrays = {name: one for name, one in probe.arrays().items() if not name.startswith("vector.")}
+    for name in sorted(arrays, key=_is_missed):
+        found.append(_Kept(name, arrays[name].dtype, arrays[name].shape, end))
+        end += -(-arrays[name].nbytes // 64) * 64
     return found, end
+
+
+def _is_missed(name: str) -> bool:
+    """Whether an array says how many steps each element has missed."""
+    return name.endswith(f".{MISSED}")
 
 
 def _nothing(_: int) -> Sequence[torch.Tensor]:
@@ -126,6 +137,8 @@ class PassedSlice:
     def __init__(self, layout: PassedLayout, shard: int, memory: torch.Tensor, place: int) -> None:
         self._layout, self._shard, self._memory = layout, shard, memory
         self._kept, self._size = layout.kept[shard]
+        self._most = next((one.offset for one in self._kept if _is_missed(one.name)), self._size)
+        """Bytes of what is kept where no parameter has missed a step."""
         self._range = layout.plan.assignments[shard].moving
         self._words = layout.words(memory, shard)
         self._own = (2 * place, 2 * place + 1)
@@ -236,7 +249,12 @@ class PassedSlice:
 
     def _arrays(self) -> dict[str, torch.Tensor]:
         beside = self._layout.beside(self._memory, self._shard, self._kept_half)
-        return {one.name: one.of(beside) for one in self._kept}
+        return {one.name: one.of(beside) for one in self._kept if self._uneven or not _is_missed(one.name)}
+
+    @property
+    def _uneven(self) -> bool:
+        """Whether some parameters have made fewer steps than others."""
+        return bool(self._words[10 + self._kept_half])
 
     @property
     def _is_stepped(self) -> bool:
@@ -283,9 +301,11 @@ class PassedSlice:
         """Begin a change with what was there before it, in a buffer and a half."""
         copy_bytes(self._part(self._changed), self._part(newest))
         if self._kept:
+            size = self._size if self._words[10 + half] else self._most
             here, there = (self._layout.beside(self._memory, self._shard, one) for one in (self._kept_half, half))
-            copy_bytes(here, there)
-            self._words[8 + self._kept_half] = self._words[8 + half]
+            copy_bytes(here[:size], there[:size])
+            for word in (8, 10):
+                self._words[word + self._kept_half] = self._words[word + half]
 
     def _begin(self) -> None:
         """Begin the first change: some optimizers have a state before their first step."""
@@ -302,8 +322,9 @@ class PassedSlice:
 
     def _settle(self) -> None:
         """After a change: the optimizer may have made its state, which it keeps in memory of its own then."""
-        if self._kept and not self._is_stepped:
-            one = self._slices[self._changed]
+        one = self._slices[self._changed]
+        if self._kept and not (self._is_stepped and self._uneven == one.uneven):
+            self._words[10 + self._kept_half] = one.uneven
             self._keep(one)
             self._is_stepped = any(name.startswith("state.") for name in one.arrays())
             one.adopt(self._arrays(), self._is_stepped)
@@ -333,10 +354,10 @@ class PassedSlice:
         self._change().fill(payload, frozen)
         self._settle()
 
-    def apply(self, sender: str, slot: int, payload: Payload, factor: float) -> None:
-        """Make one optimizer step with a push, into a buffer of one's own."""
+    def apply(self, sender: str, slot: int, payload: Payload, factor: float, covered: Sequence[Range] = ()) -> None:
+        """Make one optimizer step with a push, into a buffer of one's own; what is left out adds zero."""
         if not self.adds or self.now < 0:
-            self._change().apply(sender, slot, payload, factor)
+            self._change().apply(sender, slot, payload, factor, covered)
             self._settle()
             return
         before = self._at(self.now)
@@ -347,9 +368,11 @@ class PassedSlice:
         else:
             one.apply_to(before, sender, slot, payload, factor)
 
-    def gather(self, sender: str, slot: int, payload: Payload, weight: float, average: bool) -> None:
+    def gather(
+        self, sender: str, slot: int, payload: Payload, weight: float, average: bool, covered: Sequence[Range] = ()
+    ) -> None:
         """Add a push to what the next `step` is made with."""
-        self._change().gather(sender, slot, payload, weight, average)
+        self._change().gather(sender, slot, payload, weight, average, covered)
 
     def step(self, factor: float, weight: float, norms: Squares = ()) -> None:
         """Make one optimizer step with what was gathered."""

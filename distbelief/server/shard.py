@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
@@ -77,6 +77,12 @@ class HeldRange:
         """The partition of each replica that pushes here."""
         self.exchange = Exchange(plan, index)
         self.rate = plan.factor if plan.settings.rate.varies else _unvaried
+
+
+def _covers_part(ranges: Sequence[Range], whole: Range) -> bool:
+    """Whether ranges are in order, within a whole."""
+    ends = [whole.start, *(end for one in ranges for end in (one.start, one.stop)), whole.stop]
+    return bool(ranges) and ends == sorted(ends)
 
 
 def _unvaried(_samples: int) -> float:
@@ -331,6 +337,7 @@ class Shard:
         model = self._model(here, sender, event, payload)
         held = here.slice.of(model)
         assert payload is not None
+        covered = () if event.ranges == here.covers[model] else event.ranges
         noted = self.ledger.judge(sender, event.partition, event.incarnation, event.clock)
         taking = noted.taking
         if taking is REFUSE:
@@ -356,13 +363,13 @@ class Shard:
                     return self._settle()
                 if verdict.action is GATHER:
                     scale = verdict.scale * event.rate
-                    held.gather(sender, event.slot, payload, scale, average=False)
+                    held.gather(sender, event.slot, payload, scale, average=False, covered=covered)
                     self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
                     version = Version(incarnation, updates + 1)
                     told = self._copy(GATHERED, sender, event, payload, staleness, scale)
                     return [*told, *self.mirror.after([pushed(sender, event, version)]), *self._settle()]
                 factor *= verdict.scale
-            held.apply(sender, event.slot, payload, factor)
+            held.apply(sender, event.slot, payload, factor, covered)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
             self.samples += event.samples
             self._count(here, model)
@@ -387,14 +394,15 @@ class Shard:
         Raises:
             RemoteProtocolError: it is none that this shard can apply.
         """
-        model = here.covers.index(event.ranges) if len(here.covers) > 1 and event.ranges in here.covers else 0
+        whole = Range(event.start, event.stop)
+        model = here.parts.index(whole) if len(here.parts) > 1 and whole in here.parts else 0
         own = here.parts[model]
         if event.start != own.start or event.stop != own.stop or payload is None:
             raise RemoteProtocolError(
                 f"{sender} pushed [{event.start}, {event.stop}) to {self.role}, which holds [{own.start}, {own.stop})"
             )
         known = event.encoding in pushing.ENCODINGS and event.partition == roles.partition_of(sender)
-        if not known or event.ranges != here.covers[model]:
+        if not known or not (event.ranges == here.covers[model] or _covers_part(event.ranges, own)):
             raise self._unread(sender, event)
         if not 0 <= event.samples <= SAMPLES_LIMIT or not 0.0 <= event.rate < math.inf:
             raise RemoteProtocolError(
@@ -504,7 +512,8 @@ class Shard:
         held = [(key, weight, *self._pushes.pop(key)) for key, weight in due.parts]
         stale = tuple(self._staleness(own, push.version, due.model) for _, _, push, _ in held)
         for (key, weight, push, payload), staleness in zip(held, stale, strict=True):
-            part.gather(key.who, push.slot, payload, weight, average=True)
+            covered = () if push.ranges == own.covers[due.model] else push.ranges
+            part.gather(key.who, push.slot, payload, weight, average=True, covered=covered)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
         factor = own.rate(self.samples) * mean_rate([push for _, _, push, _ in held])
         self._pending = PendingUpdate(due, factor, [(key, push) for key, _, push, _ in held], stale)

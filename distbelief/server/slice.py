@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -18,6 +18,7 @@ from distbelief.server import optimizers
 from distbelief.server.layers import Layers
 from distbelief.server.layerwise import Layerwise
 from distbelief.server.packing import as_bytes
+from distbelief.server.partial import COUNT, MISSED, StepPart, step_without
 from distbelief.sharding.layout import Layout, Range, Section
 
 MASTERED = (torch.bfloat16, torch.float16)
@@ -37,12 +38,19 @@ class Slice(Protocol):
     def fill(self, payload: Payload, frozen: bool) -> None:
         """Take initial values for the moving or the frozen range."""
 
-    def apply(self, sender: str, slot: int, payload: Payload, factor: float) -> None:
-        """Make one optimizer step with a push, at `factor` times the base learning rate."""
+    def apply(self, sender: str, slot: int, payload: Payload, factor: float, covered: Sequence[Range] = ()) -> None:
+        """Make one optimizer step with a push, at `factor` times the base learning rate.
 
-    def gather(self, sender: str, slot: int, payload: Payload, weight: float, average: bool) -> None:
+        Parameters that lie in none of the ranges `covered` are left out; none are where it is empty.
+        """
+
+    def gather(
+        self, sender: str, slot: int, payload: Payload, weight: float, average: bool, covered: Sequence[Range] = ()
+    ) -> None:
         """Add a push, times its weight, to what the next `step` is made with; average the buffers, or take this
         push's.
+
+        A parameter has the mean of the pushes that cover it.
         """
 
     def squares(self) -> Squares:
@@ -168,6 +176,10 @@ class TorchSlice:
         self._layout = plan.layout
         self._factor = 1.0
         self._gathered, self._average = 0, False
+        self._weight, self._lacks = 0.0, dict[int, float]()
+        """Of what was gathered: the weight, and how much of it does not cover a parameter."""
+        self._missing: Collection[int] = ()
+        """The parameters that the next step leaves out."""
         self._views: dict[tuple[str, int], tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]] = {}
 
     def of(self, model: int) -> TorchSlice:
@@ -187,10 +199,19 @@ class TorchSlice:
                 master = _data(piece)
                 master.copy_(torch.where(master.to(piece.tensor.dtype) == piece.tensor, master, piece.tensor.float()))
 
-    def apply(self, sender: str, slot: int, payload: Payload, factor: float, norms: Squares = ()) -> None:
+    def apply(
+        self,
+        sender: str,
+        slot: int,
+        payload: Payload,
+        factor: float,
+        covered: Sequence[Range] = (),
+        norms: Squares = (),
+    ) -> None:
         """Make one optimizer step with a push; the views of a slot are made once."""
         gradients, values = self._typed(sender, slot, payload)
         self._take_gradients(gradients)
+        self._missing = self._left_out(covered)
         self._optimize(factor, norms)
         for piece, value in zip(self._carried, values, strict=True):
             piece.tensor.copy_(value)
@@ -199,6 +220,25 @@ class TorchSlice:
         """What `squares` says, with a push."""
         self._take_gradients(self._typed(sender, slot, payload)[0])
         return self._layers.squares() if self._layers else ()
+
+    def _left_out(self, covered: Sequence[Range]) -> list[int]:
+        """The numbers of the parameters that lie in none of some ranges."""
+        return [
+            number
+            for number, (span, _, _) in enumerate(self._spans if covered else ())
+            if not any(one.start <= span.start and span.stop <= one.stop for one in covered)
+        ]
+
+    @functools.cached_property
+    def _spans(self) -> list[tuple[Range, _TrainedPiece, slice]]:
+        """Where each parameter, or the part of it that is here, lies in the flat vector, and in its piece."""
+        spans = []
+        for piece in self._trained:
+            start, item = piece.section.start, piece.tensor.itemsize
+            for one in self._layout.trained_in(Range(start, piece.section.stop)):
+                elements = slice((one.part.start - start) // item, (one.part.stop - start) // item)
+                spans.append((one.part, piece, elements))
+        return spans
 
     def _take_gradients(self, gradients: list[torch.Tensor]) -> None:
         for piece, gradient in zip(self._trained, gradients, strict=True):
@@ -218,7 +258,14 @@ class TorchSlice:
                 self._factor = factor
                 for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
                     group["lr"] = rate * factor
-            self._layers.step(norms) if self._layers else self._step()
+            if self._layers:
+                self._layers.step(norms)
+            elif self._missing or self.uneven:
+                all_of = [StepPart(_data(piece), elements) for _, piece, elements in self._spans]
+                step_without(self._optimizer, self._step, all_of, self._missing)
+            else:
+                self._step()
+        self._missing = ()
         if self._fixed_point:
             for piece, parts in zip(self._trained, self._parts, strict=True):
                 round_each(_data(piece).split(parts), self._fixed_point.updates)
@@ -226,8 +273,24 @@ class TorchSlice:
             if piece.master:
                 piece.tensor.copy_(_data(piece))
 
-    def gather(self, sender: str, slot: int, payload: Payload, weight: float, average: bool) -> None:
+    @property
+    def uneven(self) -> bool:
+        """Whether some parameters have made fewer steps than others."""
+        return self._optimizer is not None and any(MISSED in state for state in self._optimizer.state.values())
+
+    def miss(self) -> None:
+        """Keep how many steps each element has missed, none as yet, where torch counts steps."""
+        for state, parameter in [(state, p) for p, state in self._optimizer.state.items()] if self._optimizer else ():
+            if COUNT in state:
+                state[MISSED] = torch.zeros_like(parameter, dtype=torch.int32)
+
+    def gather(
+        self, sender: str, slot: int, payload: Payload, weight: float, average: bool, covered: Sequence[Range] = ()
+    ) -> None:
         """Add a push, times its weight, to the one working gradient of each piece."""
+        self._weight += weight
+        for number in self._left_out(covered):
+            self._lacks[number] = self._lacks.get(number, 0.0) + weight
         gradients, values = self._typed(sender, slot, payload)
         first, self._average = not self._gathered, average
         self._gathered += 1
@@ -255,6 +318,13 @@ class TorchSlice:
         return self._layers.squares() if self._layers else ()
 
     def _direct(self, weight: float) -> None:
+        if self._weight:
+            self._missing = [number for number, lacking in self._lacks.items() if lacking >= self._weight]
+            for number, lacking in self._lacks.items():
+                if lacking < self._weight:
+                    _, piece, elements = self._spans[number]
+                    piece.working()[elements].mul_(self._weight / (self._weight - lacking))
+            self._weight, self._lacks = 0.0, {}
         for piece in self._trained:
             _data(piece).grad = piece.working() if weight == 1.0 else piece.working().mul_(weight)
 
@@ -493,10 +563,12 @@ class PhantomSlice:
     def fill(self, payload: Payload, frozen: bool) -> None:
         """Nothing to take."""
 
-    def apply(self, sender: str, slot: int, payload: Payload, factor: float) -> None:
+    def apply(self, sender: str, slot: int, payload: Payload, factor: float, covered: Sequence[Range] = ()) -> None:
         """Nothing to step."""
 
-    def gather(self, sender: str, slot: int, payload: Payload, weight: float, average: bool) -> None:
+    def gather(
+        self, sender: str, slot: int, payload: Payload, weight: float, average: bool, covered: Sequence[Range] = ()
+    ) -> None:
         """Nothing to add."""
 
     def squares(self) -> Squares:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -54,6 +54,17 @@ class Range(msgspec.Struct, frozen=True, array_like=True):
         """
         start = max(self.start, other.start)
         return Range(start, max(start, min(self.stop, other.stop)))
+
+    def without(self, others: Iterable[Range]) -> tuple[Range, ...]:
+        """What is left of it without others, which are in order; an empty one where nothing is.
+
+        >>> Range(0, 9).without([Range(2, 4), Range(4, 5)])
+        (Range(start=0, stop=2), Range(start=5, stop=9))
+        """
+        cut = (min(max(end, self.start), self.stop) for one in others for end in (one.start, one.stop))
+        ends = [self.start, *cut, self.stop]
+        left = (Range(start, stop) for start, stop in zip(ends[::2], ends[1::2], strict=True) if start < stop)
+        return tuple(left) or (Range(self.start, self.start),)
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True):

@@ -274,6 +274,8 @@ class FlatModule:
         self._lies = False
         self._unwritten: _WriteCheck | None = None
         self._lying: list[Sequence[torch.Tensor]] = []
+        self._without: list[set[int]] = []
+        """Of each slot, the numbers of the parameters of which it has no gradient."""
         self._gradients: list[torch.Tensor] = []
         self._parameters: list[torch.Tensor] = []
         self._working: list[torch.Tensor] = []
@@ -314,6 +316,7 @@ class FlatModule:
         """
         self._gradients, self._parameters = list(gradients), list(parameters)
         self._landed, self._lies, self._lying = landed, lies, [() for _ in gradients]
+        self._without = [set() for _ in gradients]
         names = [entry.tensor.name for entry in self._entries if entry.tensor.kind == "parameter"]
         self._unwritten = _WriteCheck(dict(zip(names, self._trained, strict=True)), remedy) if remedy else None
         self._staged = any(vector.device != self.device for vector in (*gradients, *parameters))
@@ -448,19 +451,25 @@ class FlatModule:
             self._live[part.start : part.stop].copy_(self._parameters[landing][part.start : part.stop])
 
     def accrue(self, slot: int, first: bool, weight: float = 1.0, model: int = 0) -> None:
-        """Add the step's gradient, times its weight, to a slot, or begin the slot with it; a parameter without one
-        counts as zero.
+        """Add the step's gradient, times its weight, to a slot, or begin the slot with it.
+
+        A parameter that has none adds zero; the slot does not cover one that had none in any step.
         """
         if self._unwritten is not None:
             self._unwritten.check()
         if self._lies and first:
             self._lying[slot] = ()
             if weight == 1.0 and self._leave(slot):
+                self._without[slot] = set()
                 return
-        for view, parameter, of in zip(self._slots[slot], self._trained, self._models, strict=True):
+        without = set()
+        for number, (view, parameter, of) in enumerate(
+            zip(self._slots[slot], self._trained, self._models, strict=True)
+        ):
             if of != model:
                 continue
             if parameter.grad is None:
+                without.add(number)
                 if first:
                     view.zero_()
             elif first:
@@ -476,6 +485,14 @@ class FlatModule:
                     view.mul_(weight)
             else:
                 view.add_(parameter.grad.detach(), alpha=weight)
+        self._without[slot] = without if first else self._without[slot] & without
+
+    def covered(self, slot: int, part: Range) -> tuple[Range, ...]:
+        """What of a range has a gradient in a slot, buffers too, in order."""
+        if not self._without[slot]:
+            return (part,)
+        trained = [entry for entry in self._entries if entry.tensor.kind == "parameter"]
+        return part.without(Range(one.start, one.stop) for at, one in enumerate(trained) if at in self._without[slot])
 
     def _leave(self, slot: int) -> bool:
         """Leave the step's gradient where it is, if that is as in a slot: whether it is."""

@@ -56,6 +56,8 @@ class UsersTensors:
         self._marks: list[tuple[int, int]] = []
         self._targets: list[torch.Tensor] = []
         """Those that move, without their history."""
+        self.now: list[torch.Tensor] = []
+        """Those of the layout, in its order, as they were when names were asked for last."""
         self._look(given)
 
     def _look(self, named: Mapping[str, torch.Tensor]) -> None:
@@ -68,7 +70,6 @@ class UsersTensors:
             owner, tensor = self._module.get_submodule(path), named[one.name]
             self._places.append((owner._buffers if one.kind == "buffer" else owner._parameters, name, tensor))
         self.now = [tensor for _, _, tensor in self._places]
-        """Those of the layout, in its order, as they were when names were asked for last."""
         self._targets = []
 
     def _counted(self) -> int:

@@ -130,6 +130,23 @@ def held(one: Shard) -> torch.Tensor:
     return moving.clone()
 
 
+@pytest.mark.parametrize("strategy", ["downpour", "synchronous", "softsync"])
+def test_what_a_push_does_not_cover_is_not_stepped(strategy: str) -> None:
+    one = shard(plan(replicas=1, optimizer=Optimizer("momentum", 0.1), strategy=strategy, batch_size=4))
+    if strategy != "downpour":
+        one.handle("replica 0", attendance.Attend(0, 0), None)
+    part = next(Range(entry.start, entry.stop) for entry in LAYOUT.entries if entry.tensor.name == "weight")
+    rest = [Range(e.start, e.stop) for e in LAYOUT.trained_entries if e.tensor.name != "weight"]
+    for clock, ranges in enumerate(((Range(0, MOVING),), Range(0, MOVING).without([part])), start=1):
+        before, payload = held(one).clone(), numbers(MOVING, clock)
+        one.handle("replica 0", msgspec.structs.replace(push(clock, clock - 1), ranges=ranges, tick=clock - 1), payload)
+        assert one.version.updates == clock
+        stepped = [
+            not held(one)[span.start : span.stop].equal(before[span.start : span.stop]) for span in (part, *rest)
+        ]
+        assert stepped == [clock == 1, *(True for _ in rest)]
+
+
 def test_a_push_is_applied_counted_and_acknowledged_with_the_version_that_has_it() -> None:
     one, before = shard(), None
     for clock, version, staleness in ((1, 0, 0), (2, 0, 1), (3, 2, 0)):
@@ -231,9 +248,9 @@ def test_buffers_are_the_latest_pushs_and_frozen_parameters_stay() -> None:
             r"pushed to shard 0 what covers nothing; it holds \[0, \d+\)",
         ),
         (
-            msgspec.structs.replace(push(1), ranges=(Range(0, 128), Range(128, MOVING))),
+            msgspec.structs.replace(push(1), ranges=(Range(128, MOVING), Range(0, 128))),
             numbers(MOVING, 0),
-            r"what covers \[0, 128\), \[128, \d+\); it holds",
+            r"what covers \[128, \d+\), \[0, 128\); it holds",
         ),
         (
             msgspec.structs.replace(push(1), partition=1),

@@ -16,6 +16,7 @@ from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
 from distbelief.runtime.server_optimizer import ServerOptimizer
 from distbelief.server import optimizers
+from distbelief.sharding.layout import Range
 from distbelief.tasks import users_tensors
 from distbelief.tasks.flat import FlatModule
 
@@ -91,6 +92,30 @@ def test_buffers_are_pushed_as_the_module_has_them() -> None:
     flat.swap(0)
     assert model.mean is before
     assert model.mean.tolist() == [7.0] * 3
+
+
+def test_a_push_covers_what_has_a_gradient_in_one_of_its_steps() -> None:
+    model = Centred()
+    flat, *_ = bound(model)
+    entries = {entry.tensor.name: Range(entry.start, entry.stop) for entry in flat.layout.entries}
+    whole = flat.layout.only.moving
+    for first, names in ((True, ("one.weight", "two.bias")), (False, ("one.weight",)), (False, ("one.bias",))):
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.ones_like(parameter) if name in names else None
+        flat.accrue(0, first)
+        assert flat.covered(0, whole) == whole.without(
+            sorted(
+                (span for name, span in entries.items() if name in {"one.bias", "two.weight"} - {*names}),
+                key=lambda span: span.start,
+            )
+        )
+    [part] = [entries["two.weight"]]
+    assert flat.covered(0, part) == (Range(part.start, part.start),)
+    flat.accrue(0, first=True)
+    model.zero_grad()
+    model(torch.ones(4, 3)).sum().backward()
+    flat.accrue(0, first=True)
+    assert flat.covered(0, whole) == (whole,)
 
 
 def test_a_gradient_is_pushed_without_what_it_was_made_of() -> None:
@@ -269,6 +294,8 @@ def test_what_an_optimizer_keeps_is_neither_saved_nor_taken_without_a_word() -> 
     optimizer, plain = optimizer_of("adam"), torch.optim.Adam(nn.Linear(2, 2).parameters(), lr=0.3)
     held = optimizer.state_dict()
     assert held["param_groups"][0]["lr"] == 0.1
+    with pytest.raises(UsageError, match=r"optimizer\.state\[\.\.\.\] has nothing: .*--resume"):
+        _ = optimizer.state[optimizer.param_groups[0]["params"][0]]
     with pytest.raises(UsageError, match=r"state_dict\(\) has no state to save: .*--resume"):
         torch.save(held, io.BytesIO())
     optimizer.load_state_dict(plain.state_dict())

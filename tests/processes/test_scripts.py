@@ -403,18 +403,26 @@ def test_the_last_words_of_a_replica_are_not_lost(
         assert "last" in (tmp_path / "run" / "logs" / "replica-0.log").read_text()
 
 
-def test_a_parameter_without_a_gradient_is_named_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """One that has had one; it counts as zero, so momentum steps it on."""
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_parameter_without_a_gradient_is_named_where_it_is_stepped(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], replicas: int
+) -> None:
     inside = "optimizer.zero_grad(); torch.nn.functional.cross_entropy(model(x), y).backward()"
-    inside += (
-        "; model[0].weight.requires_grad and number > 4 and setattr(model[0].weight, 'grad', None); optimizer.step()"
-    )
+    inside += "; number > 4 and setattr(model[0].weight, 'grad', None); optimizer.step()"
     (tmp_path / "script.py").write_text(LOOP.format(before="", inside=inside, after=""))
-    job = jobs.job(tmp_path / "run", Downpour(replicas=1), task="script")
-    assert Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])["outcome"] == "done"
-    warned = [line for line in capfd.readouterr().out.splitlines() if "has had a gradient" in line]
-    assert len(warned) == 1
-    assert "UserWarning: 0.weight has had a gradient and has none in step 5" in warned[0]
+    strategy = Downpour(replicas=replicas, optimizer=optim("nadam", lr=0.01))
+    job, words = (
+        jobs.job(tmp_path / "run", strategy, task="script"),
+        [str(tmp_path / "script.py"), str(tmp_path / "seen")],
+    )
+    says = "0.weight has no gradient in step 5, which counts as zero: nadam steps all parameters of a shard together"
+    if replicas == 1:
+        with pytest.raises(UsageError, match=says):
+            Local().launch(job, words)
+    else:
+        assert Local().launch(job, words)["outcome"] == "done"
+        warned = [line for line in capfd.readouterr().out.splitlines() if "has no gradient" in line]
+        assert len(warned) == len({line.partition("]")[0] for line in warned}) <= 2
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

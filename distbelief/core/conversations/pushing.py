@@ -1,7 +1,7 @@
 """Pushing: the messages by which gradients go to the shards, and parameters come back.
 
-A push says which ranges of the flat vector it covers, and how the bytes behind it encode them: there may be fewer bytes
-than it covers.
+A push says which ranges of the flat vector it covers, and how the bytes behind it encode its part of that. It covers
+what has a gradient: of the rest the bytes count for nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from distbelief.sharding.layout import Range
 
 DENSE = "dense"
 ENCODINGS = (DENSE,)
-"""How the bytes of a push may encode the ranges that it covers: dense, one behind the other, as they are."""
+"""How the bytes of a push may encode its part of the flat vector: dense, as they are."""
 
 
 class Push(Bulk, frozen=True, array_like=True, tag=True, gc=False):

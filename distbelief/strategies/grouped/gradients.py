@@ -9,6 +9,7 @@ import torch
 
 from distbelief.core.settings import Plan
 from distbelief.fabric.buckets import Bucket, buckets, of_buffers
+from distbelief.sharding.layout import Range
 from distbelief.strategies.grouped.settings import reduction
 
 
@@ -76,6 +77,8 @@ class Gradients:
         ]
         self._weight, self._first, self._last = 1.0, True, True
         self._missing, self._left = [True] * len(trained), list(self._counts)
+        self._has, self._ranges = [False] * len(trained), [Range(e.start, e.stop) for e in trained]
+        self._moving = home.moving
         if overlaps:
             for number, parameter in enumerate(parameters):
                 parameter.register_post_accumulate_grad_hook(lambda _, number=number: self._made(number))
@@ -91,6 +94,7 @@ class Gradients:
         """A parameter's gradient is made: bring it into the vector, and tell where that was the last of its bucket."""
         view, gradient = self._views[number], self._parameters[number].grad
         self._missing[number] = False
+        self._has[number] = gradient is not None or (self._has[number] and not self._first)
         if not self._first:
             if gradient is not None:
                 view.add_(gradient, alpha=self._weight)
@@ -116,6 +120,12 @@ class Gradients:
                     self._made(number)
         if self._last:
             self._tell_rest()
+
+    def covered(self) -> tuple[Range, ...]:
+        """What of the vector has a gradient of this replica in this round, buffers too; nothing where all has."""
+        if all(self._has):
+            return ()
+        return self._moving.without(one for one, has in zip(self._ranges, self._has, strict=True) if not has)
 
     def contribute_nothing(self) -> None:
         """Have zeros there."""

@@ -437,7 +437,7 @@ class AllreduceReplica:
             norms = (yield from self._whole_squares()) if self._cuts else ()
             if self._own.buffers == "broadcast":
                 self.whole.adopt_buffers()
-            self.whole.update(self._plan.factor(self.samples), norms)
+            self.whole.update(self._plan.factor(self.samples), norms, count == 1)
             self.rounds += 1
             self._updates += 1
             self.samples += sum(sizes)

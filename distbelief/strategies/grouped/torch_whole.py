@@ -126,10 +126,11 @@ class TorchWhole:
         name, clipped = self._applied
         return self.slice.squares_with(name, 0, clipped)
 
-    def update(self, factor: float, norms: Squares = ()) -> None:
+    def update(self, factor: float, norms: Squares = (), alone: bool = False) -> None:
         """Make one optimizer step with the sum."""
         name, clipped = self._applied
-        self.slice.apply(name, 0, clipped, factor, norms)
+        covered = self.gradients.covered() if alone else ()
+        self.slice.apply(name, 0, clipped, factor, covered, norms)
         self.flat.swap(0)
 
     def adopt_buffers(self) -> None:

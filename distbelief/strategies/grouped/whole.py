@@ -55,9 +55,9 @@ class Whole(Protocol):
         """With the sum: what the parts that are here add to the norms of the layers that are cut."""
         ...
 
-    def update(self, factor: float, norms: Squares = ()) -> None:
+    def update(self, factor: float, norms: Squares = (), alone: bool = False) -> None:
         """Make one optimizer step with the sum, at `factor` times the learning rate; `norms` are those of the layers
-        that are cut, as a whole.
+        that are cut, as a whole. Of a replica that is `alone` it leaves out parameters without a gradient.
         """
 
     def adopt_buffers(self) -> None:
@@ -130,7 +130,7 @@ class PhantomWhole:
         """Nothing to add."""
         return ()
 
-    def update(self, factor: float, norms: Squares = ()) -> None:
+    def update(self, factor: float, norms: Squares = (), alone: bool = False) -> None:
         """Nothing to step."""
 
     def adopt_buffers(self) -> None:

@@ -25,6 +25,8 @@ PLACED = "tests/core/test_hosts.py::"
 
 OWNED = "The model of a script is the script's"
 OWN_TESTS, LAUNCH = "tests/machines/test_users_models.py::", "tests/processes/test_launch.py::"
+UNSTEPPED = "tests/machines/test_partial.py::test_a_parameter_without_a_gradient_is_not_stepped"
+SKIPPED = "A parameter without a gradient"
 WRITTEN = "tests/machines/test_shard.py::test_values_take_the_place_of_what_is_there_where_one_replica_alone_trains"
 
 MUTANTS = [
@@ -454,6 +456,30 @@ MUTANTS = [
     Mutant("a-master-is-rounded-where-another-is-written", OWNED, "server/slice.py",
         "torch.where(master.to(piece.tensor.dtype) == piece.tensor, master, piece.tensor.float())", "piece.tensor",
         (WRITTEN,)),
+    Mutant("what-is-left-out-is-stepped-with-the-rest", SKIPPED, "server/partial.py",
+        "        parameter[elements].copy_(one.values)\n", "        pass\n",
+        (UNSTEPPED + "[momentum-1]", UNSTEPPED + "[adam-3]")),
+    Mutant("what-has-missed-steps-counts-them-as-its-own", SKIPPED, "server/partial.py",
+        "count - 1 - one.missed", "count - 1",
+        (UNSTEPPED + "[adam-1]",)),
+    Mutant("missed-steps-are-forgotten-in-shared-memory", SKIPPED, "server/passed.py",
+        "            self._words[10 + self._kept_half] = one.uneven\n", "            pass\n",
+        (UNSTEPPED + "[adam-1]",)),
+    Mutant("a-mean-is-over-those-without-a-gradient-too", SKIPPED, "server/slice.py",
+        "mul_(self._weight / (self._weight - lacking))", "mul_(1.0)",
+        ("tests/machines/test_partial.py::test_a_round_gives_a_parameter_the_mean_of_those_who_have_a_gradient_of_it",)),
+    Mutant("a-shard-steps-what-a-push-does-not-cover", SKIPPED, "server/shard.py",
+        "held.apply(sender, event.slot, payload, factor, covered)", "held.apply(sender, event.slot, payload, factor)",
+        ("tests/machines/test_shard.py::test_what_a_push_does_not_cover_is_not_stepped[downpour]",)),
+    Mutant("a-round-steps-what-no-push-covers", SKIPPED, "server/shard.py",
+        "weight, average=True, covered=covered)", "weight, average=True)",
+        ("tests/machines/test_shard.py::test_what_a_push_does_not_cover_is_not_stepped[synchronous]",)),
+    Mutant("a-push-of-several-steps-leaves-out-what-one-of-them-had", SKIPPED, "tasks/flat.py",
+        "without if first else self._without[slot] & without", "without",
+        (OWN_TESTS + "test_a_push_covers_what_has_a_gradient_in_one_of_its_steps",)),
+    Mutant("the-state-of-an-optimizer-is-read-as-empty", OWNED, "runtime/server_optimizer.py",
+        "        self.state = _OnShards()", "        self.state = dict()",
+        (OWN_TESTS + "test_what_an_optimizer_keeps_is_neither_saved_nor_taken_without_a_word",)),
     Mutant("the-history-of-a-gradient-grows", OWNED, "tasks/flat.py",
         "view.copy_(parameter.grad.detach())", "view.copy_(parameter.grad)",
         (OWN_TESTS + "test_a_gradient_is_pushed_without_what_it_was_made_of",)),

@@ -1,0 +1,105 @@
+"""A step of flat parameters that leaves some tensors in them out: those without a gradient, which plain torch skips.
+
+A flat parameter is stepped as a whole, and what was left out is put back. torch counts the steps of a parameter
+(`step`, by which Adam corrects its moments), and a flat one has one count. So where a tensor has missed steps, the
+state holds how many (`missed`, of each element), and the tensor is stepped by itself from then on, by its own count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from distbelief.server.layerwise import Group
+
+MISSED, COUNT = "missed", "step"
+"""Names in an optimizer's state: how many steps each element has missed, and torch's count of steps."""
+
+WHOLE_STEPS = ("nadam", "lars", "lamb")
+"""Optimizers that step all of a flat parameter: by norms of layers, or by more than a count of steps."""
+
+
+class StepPart(NamedTuple):
+    """A tensor, or what a shard has of it, in a flat parameter."""
+
+    parameter: Tensor
+    elements: slice
+
+
+class _Apart(NamedTuple):
+    """What is not stepped with the rest, as it is before that."""
+
+    part: StepPart
+    left_out: bool
+    missed: int
+    values: Tensor
+    state: dict[str, Tensor]
+
+
+def step_without(
+    optimizer: torch.optim.Optimizer, step: Callable[[], object], parts: Sequence[StepPart], missing: Collection[int]
+) -> None:
+    """Step all parts but those of these numbers.
+
+    Args:
+        optimizer: of the flat parameters, whose gradients are set.
+        step: makes its step.
+        parts: of all its parameters.
+        missing: the numbers of those to leave out.
+
+    >>> flat = torch.zeros(4); flat.grad = torch.ones(4); sgd = torch.optim.SGD([flat], lr=1.0, weight_decay=0.5)
+    >>> step_without(sgd, sgd.step, [StepPart(flat, slice(0, 2)), StepPart(flat, slice(2, 4))], {1}); flat
+    tensor([-1., -1.,  0.,  0.])
+    """
+    for parameter in {id(one.parameter): one.parameter for one in parts}.values():
+        if all(number in missing for number, one in enumerate(parts) if one.parameter is parameter):
+            parameter.grad = None
+    apart = [
+        _Apart(one, number in missing, missed, one.parameter[one.elements].clone(), _state(optimizer, one, copy=True))
+        for number, one in enumerate(parts)
+        if one.parameter.grad is not None
+        if (missed := _missed(optimizer, one)) or number in missing
+    ]
+    step()
+    for one in apart:
+        parameter, elements = one.part
+        parameter[elements].copy_(one.values)
+        for key, value in _state(optimizer, one.part).items():
+            value.copy_(one.state[key]) if key in one.state else value.zero_()
+        held = optimizer.state[parameter]
+        if not one.left_out:
+            _step_alone(optimizer, one)
+        elif COUNT in held:
+            held.setdefault(MISSED, torch.zeros_like(parameter, dtype=torch.int32))[elements] += 1
+
+
+def _missed(optimizer: torch.optim.Optimizer, part: StepPart) -> int:
+    missed = optimizer.state.get(part.parameter, {}).get(MISSED)
+    return 0 if missed is None else int(missed[part.elements.start])
+
+
+def _state(optimizer: torch.optim.Optimizer, part: StepPart, copy: bool = False) -> dict[str, Tensor]:
+    """What an optimizer keeps of each element of a part: views, or a copy."""
+    held = {
+        key: value[part.elements]
+        for key, value in optimizer.state.get(part.parameter, {}).items()
+        if isinstance(value, Tensor) and value.shape == part.parameter.shape and key != MISSED
+    }
+    return {key: value.clone() for key, value in held.items()} if copy else held
+
+
+def _step_alone(optimizer: torch.optim.Optimizer, one: _Apart) -> None:
+    """Step a part that has missed steps, with its own count of them."""
+    parameter, elements = one.part
+    assert parameter.grad is not None
+    group: Group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+    part = parameter[elements]
+    part.grad = parameter.grad[elements]
+    kind: Callable[..., torch.optim.Optimizer] = type(optimizer)
+    alone = kind([{**group, "params": [part]}])
+    count = optimizer.state[parameter][COUNT]  # the step that the rest has made is in it
+    alone.state[part] = {**_state(optimizer, one.part), COUNT: count - 1 - one.missed}
+    alone.step()
