@@ -878,6 +878,15 @@ def test_what_failed_once_does_not_fail_again(plain: SimpleNamespace, why: str) 
     hold(plain, ONCE[why])
 
 
+MISTAKEN = (12, 14, 34, 47, 52, 88, 116, 134, 155, 156, 170, 182, 214, 225)
+"""Seeds of which each mutant that names them fails two or more."""
+
+
+@pytest.mark.parametrize("seed", MISTAKEN)
+def test_a_seed_that_fails_by_a_mistake(plain: SimpleNamespace, seed: int) -> None:
+    hold(plain, seed)
+
+
 @in_chunks(CHUNK)
 def test_no_fault_loses_or_repeats_a_gradient_under_any_consistency_and_every_job_ends(
     plain: SimpleNamespace, seeds: range
