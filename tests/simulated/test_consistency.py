@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from drawn import SEEDS, in_chunks, some, sweep
+from drawn import SEEDS, in_chunks, scaled, some, sweep
 from torch import nn
 
 from distbelief.core import records, roles
@@ -892,8 +892,7 @@ def test_no_fault_loses_or_repeats_a_gradient_under_any_consistency_and_every_jo
     plain: SimpleNamespace, seeds: range
 ) -> None:
     found = sweep(seeds, lambda seed: hold(plain, seed), draw)
-    if len(seeds) >= CHUNK:
-        hold_floors(found, FLOORS)
+    hold_floors(found, scaled(FLOORS, seeds, CHUNK))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from drawn import SEEDS, in_chunks, sweep
+from drawn import SEEDS, in_chunks, scaled, sweep
 from torch import Tensor, nn
 
 from distbelief.core import records
@@ -210,8 +210,7 @@ def hold(seed: int, replicas: str = "whole") -> Counter[str]:
 
 def hold_all(seeds: range, replicas: str) -> None:
     found = sweep(seeds, lambda seed: hold(seed, replicas), DRAWS[replicas])
-    if len(seeds) >= CHUNK:
-        hold_floors(found, FLOORS | {"copies": CHUNK})
+    hold_floors(found, scaled(FLOORS | {"copies": CHUNK}, seeds, CHUNK))
 
 
 @in_chunks(CHUNK)
