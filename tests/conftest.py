@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from drawn import SEEDS
+from drawn import FEW, SEEDS
 from hypothesis import settings
 from patience import SLOWNESS
 from rings import ROOT, hash_of_sources
@@ -16,8 +16,6 @@ from rings import ROOT, hash_of_sources
 torch.set_num_threads(1)
 settings.register_profile("steady", deadline=None, derandomize=True, max_examples=min(200, max(24, SEEDS)))
 settings.load_profile("steady")
-FEW = 50
-"""Below so many seeds, one case of each test is drawn, and of long ones none."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

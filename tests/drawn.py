@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 import pytest
 
 T = TypeVar("T")
 SEEDS = int(os.environ.get("DISTBELIEF_SEEDS", "6"))
+FEW = 50
+"""Below so many seeds, one case of each test is drawn, and of long ones none; and sweeps have no floors."""
 
 
 def some(cases: Iterable[T], most: int = SEEDS) -> list[T]:
@@ -38,3 +40,9 @@ def sweep(seeds: Iterable[int], hold: Callable[[int], Counter[str]], told: Calla
             error.add_note(f"DISTBELIEF_SEED={seed} replays it: {told(seed)}")
             raise
     return found
+
+
+def scaled(floors: Mapping[str, int], seeds: range, chunk: int) -> dict[str, int]:
+    """How often each way is to be gone by some seeds, of floors for a chunk of so many."""
+    share = len(seeds) / chunk if len(seeds) >= FEW else 0.0
+    return {way: int(floor * share) for way, floor in floors.items()}

@@ -194,6 +194,8 @@ def status(run: str | Path) -> Json:
                 if len(data) > ANSWER_LIMIT:
                     raise JobFailed(f"the job in {run} answers with more than {ANSWER_LIMIT} bytes")
             return {"run": str(run), **json.loads(data)}
+        except PermissionError as error:
+            raise JobFailed(f"the job in {run} does not answer: {error}") from None
         except (OSError, ValueError) as error:
             raise JobFailed(f"the job in {run} does not answer ({error}); it may just have ended: ask again") from error
 

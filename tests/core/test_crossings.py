@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from patience import SLOWNESS
 
 from distbelief.fabric.crossings import Crossings, segment_bytes
 
@@ -148,7 +149,7 @@ def test_two_threads_that_hardly_look_never_miss_each_other(steps: int, monkeypa
     seen: list[float] = []
 
     def wait(home: int) -> None:
-        assert bells[home].wait(20), f"home {home} was not woken"
+        assert bells[home].wait(20 * SLOWNESS), f"home {home} was not woken"
         bells[home].clear()
 
     def play(home: int) -> None:
@@ -172,7 +173,7 @@ def test_two_threads_that_hardly_look_never_miss_each_other(steps: int, monkeypa
     for one in threads:
         one.start()
     for one in threads:
-        one.join(60)
+        one.join(60 * SLOWNESS)
     assert seen == [step + 1.0 for step in range(1, steps + 1)]
 
 

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import SLOWNESS
 
 import distbelief as db
 from distbelief.cli import main
@@ -207,7 +208,7 @@ def test_a_thousand_hosts_are_planned_in_seconds() -> None:
     began = process_time()
     sites = [HostSlots(host.name, host.slots) for host in parse_hostfile(text, "F")]
     placement = Placement(sites, Mesh(8000), servers(500, 1), ALONE)
-    assert process_time() - began < 10
+    assert process_time() - began < 10 * SLOWNESS
     assert set(Counter(at for role, at in placement.where.items() if roles.is_replica(role)).values()) == {8}
 
 

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from patience import SECONDS
 
 MAKEFILE = Path(__file__).parents[2] / "Makefile"
 
@@ -30,7 +31,7 @@ def make_train(folder: Path, why: str) -> list[str]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=SECONDS,
         check=True,
     )
     return done.stdout.splitlines()

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from made_studies import made_report, made_trial
+from patience import SLOWNESS
 
 from distbelief.study import page as pages
 from distbelief.study.charts import charts
@@ -27,7 +28,7 @@ def test_a_page_of_200_runs_is_small_and_made_soon() -> None:
     began = time.process_time()
     found = made_report(arms=40, seeds=5, points=60)
     made = page(found, "")
-    assert time.process_time() - began < 10
+    assert time.process_time() - began < 10 * SLOWNESS
     assert len(found.trials) == 200
     assert len(made.encode()) + SCRIPT_BYTES < 6_000_000
 

@@ -83,6 +83,13 @@ def test_all_that_is_dealt_to_one_more_is_dealt_to_who_has_nothing_and_the_oldes
     assert work_units.held(WHO[0]) == [1]
 
 
+def test_what_the_dead_one_held_is_dealt_again() -> None:
+    work_units = WorkUnits(3, WHO[:1], copies=0)
+    assert [work_units.deal(WHO[0]), work_units.deal(WHO[0])] == [0, 1]
+    assert work_units.lost(WHO[0]) == 2
+    assert [work_units.deal(WHO[1]), work_units.deal(WHO[1])] == [0, 1]
+
+
 @pytest.mark.parametrize(("size", "overlap"), [(40, 0.25), (20, 0.4), (24, 0.3)])
 def test_windows_share_what_they_say_and_go_over_all_samples(size: int, overlap: float) -> None:
     batches = BatchWindows(Descent(batch=size, overlap=overlap, send_every=2), samples=83, portion_size=4)

@@ -64,8 +64,8 @@ class Office:
             if isinstance(effect, WriteRecord) and isinstance(effect.record, kind)
         ]
 
-    def join(self, role: str, samples: int = 8, layout: Layout = LAYOUT, batch_size: int = 0) -> Office:
-        return self.tell(role, membership.Join(0, layout, samples, batch_size))
+    def join(self, role: str, samples: int = 8, layout: Layout = LAYOUT, **named: Any) -> Office:
+        return self.tell(role, membership.Join(0, layout, samples, **named))
 
     def shards(self, *events: Event) -> Office:
         for i in range(self.coordinator.settings.shards):
@@ -137,15 +137,22 @@ def test_a_replica_that_waits_takes_over_from_one_that_died_initialising() -> No
     [
         ({"samples": 9}, "has 9 training samples, the job has 8"),
         ({"batch_size": 7}, "asks for batches of 7, the job has 1"),
+        ({"epochs": 7}, r"goes through replica\.epochs\(7\), the job through 1: it is one number for all"),
+        ({"order": "sequential"}, "asks for order sequential, the job has shuffled: it is one for all"),
         ({"layout": lay_out([Tensor("weight", (1001,), "float32")])}, r"its 'weight' is parameter \[1001\]"),
     ],
-    ids=["samples", "batch size", "layout"],
+    ids=["samples", "batch size", "epochs", "order", "layout"],
 )
 def test_a_replica_that_does_not_fit_is_refused_and_the_job_goes_on(options: dict[str, Any], says: str) -> None:
     office = Office().training().join("replica 1", **options)
     (refused,) = office.said(membership.Refused, "replica 1")
     assert re.search(says, refused.reason)
     assert office.tell("replica 0", progress(wants=True)).said(dealing.Deal) == ["replica 0"]
+
+
+def test_nobody_begins_a_job_on_no_samples() -> None:
+    (refused,) = Office().shards(membership.Here()).join("replica 0", samples=0).said(membership.Refused, "replica 0")
+    assert refused.reason == "the training set is empty: there is nothing to train on"
 
 
 OF = {"0.weight": 0, "1.weight": 1}

@@ -13,9 +13,13 @@ such.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
+import re
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,6 @@ class Mutant:
     """Names as pytest has them. Every one must fail; of one with parameters that are not named, at least one case."""
     seconds: float = 5.0
     """How long these tests take with the change made, about: ten times that and half a minute more is a hang."""
-    seeds: int = 50
-    """How many are drawn of sweeps, where so many as `make test` draws do not find it."""
     hangs: bool = False
     """That the tests never end counts as noticed: they wait for what the change keeps from happening."""
 
@@ -49,6 +51,24 @@ class Mutant:
 def starts_processes(test: str) -> bool:
     """Whether a test is in a folder of those that start processes."""
     return not test.startswith(("tests/core", "tests/machines", "tests/simulated"))
+
+
+@cache
+def functions_of(file: Path) -> dict[str, ast.FunctionDef]:
+    """The functions in a file, by name."""
+    nodes = ast.walk(ast.parse(file.read_text()))
+    return {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
+
+
+def left_out(root: Path, test: str) -> bool:
+    """Whether `make test` does not play it: of tests with processes, long ones and those in folders of their own."""
+    file, _, name = test.partition("::")
+    if not starts_processes(test) or not file.startswith("tests/processes/"):
+        return starts_processes(test)
+    function, _, case = name.rstrip("]").partition("[")
+    marks = [ast.unparse(mark) for mark in functions_of(root / file)[function].decorator_list]
+    long = re.findall(r"(?:id='([^']*)', )?marks=pytest\.mark\.long", " ".join(marks))  # "" where a case has no name
+    return "pytest.mark.long" in marks or case in long or "" in long
 
 
 def table() -> list[Mutant]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rings import Log, hash_of_sources, show
 
-from mutants import Mutant, table
+from mutants import Mutant, left_out, table
 from mutants.runs import LEAST_SECONDS, TIMES, Outcome, Run, Verdict, judged, play, unfit
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "--minutes", type=float, help="run what fits into so many minutes, chosen by a hash of the sources"
     )
     parser.add_argument(
-        "--passed", action="store_true", help="the tests have just passed: do not run them without the mutants first"
+        "--passed", action="store_true", help="`make test` has passed: run nothing of it without mutants first"
     )
     options = parser.parse_args(words)
     mutants = table()
@@ -92,7 +92,8 @@ def try_all(
         write(outcome.verdict.value, outcome.seconds, outcome.mutant.name, outcome.why)
 
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
-        wrong = {} if passed else unmutated(root, mutants, Path(folder))
+        unseen = [m for m in mutants if not passed or any(left_out(root, test) for test in m.tests)]
+        wrong = unmutated(root, unseen, Path(folder))
         runs: dict[bool, list[Run]] = {False: [], True: []}
         for mutant in mutants:
             if found := [wrong[test] for test in mutant.tests if test in wrong]:

@@ -181,11 +181,10 @@ def test_a_cable_that_is_cut_for_seconds_costs_these_seconds_and_nobody_dies(hos
     told = train(hosts)
     told.until_a_guest_works()
     hosts.cable("down")
-    cut, deadline = monotonic(), monotonic() + SECONDS
-    while hosts.tries() < 4:  # 0.2 s, 0.4 s, 0.8 s, 1.6 s
+    deadline = monotonic() + SECONDS
+    while hosts.tries() < 4:  # the kernel has waited 0.2 s, 0.4 s, 0.8 s and 1.6 s
         assert monotonic() < deadline, "nothing was sent that needs an answer"
         assert told.job.poll() is None, "the job has ended with the cable cut"
-    assert monotonic() - cut > 2
     hosts.cable("up")
     result = told.result()
     assert (result["outcome"], told.died()) == ("done", [])

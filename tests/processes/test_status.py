@@ -160,7 +160,7 @@ def test_nobody_but_the_same_user_asks_and_nobody_else_is_believed(
     server, own = status.StatusServer(tmp_path, lambda: 0, lambda _: {}), os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: own + 1)
     monkeypatch.setattr(status, "ASK_SECONDS", 0.1)
-    with pytest.raises(JobFailed, match=f"runs as user {own}, this one as {own + 1}; run both as one user"):
+    with pytest.raises(JobFailed, match=f"runs as user {own}, this one as {own + 1}; run both as one user$"):
         status.status(tmp_path)
     server.serve(ready=True)
     with socket.socket(socket.AF_UNIX) as other:

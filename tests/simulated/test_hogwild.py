@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from drawn import SEEDS, in_chunks, some, sweep
+from drawn import SEEDS, in_chunks, scaled, some, sweep
 from safetensors.torch import load_file
 from torch import nn
 
@@ -726,8 +726,7 @@ def test_no_fault_loses_a_minibatch_or_leaves_anybody_waiting(plain: SimpleNames
     minibatch in it.
     """
     found = sweep(seeds, lambda seed: hold(drawn(plain, seed)), lambda seed: drawn(plain, seed).simulation.job)
-    if len(seeds) >= 100:
-        hold_floors(found, FLOORS)
+    hold_floors(found, scaled(FLOORS, seeds, 100))
 
 
 def test_a_parameter_without_elements_is_in_no_range() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from drawn import SEEDS, in_chunks, sweep
+from drawn import SEEDS, in_chunks, scaled, sweep
 from torch import Tensor, nn
 
 from distbelief.core import records
@@ -210,8 +210,7 @@ def hold(seed: int, replicas: str = "whole") -> Counter[str]:
 
 def hold_all(seeds: range, replicas: str) -> None:
     found = sweep(seeds, lambda seed: hold(seed, replicas), DRAWS[replicas])
-    if len(seeds) >= CHUNK:
-        hold_floors(found, FLOORS | {"copies": CHUNK})
+    hold_floors(found, scaled(FLOORS | {"copies": CHUNK}, seeds, CHUNK))
 
 
 @in_chunks(CHUNK)
@@ -226,11 +225,11 @@ def test_no_fault_loses_or_repeats_a_portion_of_split_replicas(seeds: range) -> 
     hold_all(seeds, "split")
 
 
-@pytest.mark.parametrize("seed", [21, 90])
+@pytest.mark.parametrize("seed", [21, 36, 90])
 @pytest.mark.long
 def test_what_split_replicas_waited_for_for_ever(seed: int) -> None:
-    """A partition that follows and has lost its shard asks its lead, and is told; and one that dies again before the
-    other of its replica has ended begins the same life as that.
+    """A partition that follows and has lost its shard asks its lead, and is told; one that dies again before the other
+    of its replica has ended begins the same life as that; and none computes on parameters of two evaluations.
     """
     hold(seed, "split")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 import torch
-from drawn import in_chunks, sweep
+from drawn import in_chunks, scaled, sweep
 from torch import nn
 
 from distbelief.core import records
@@ -131,8 +131,7 @@ def hold(seed: int) -> Counter[str]:
 @in_chunks(CHUNK)
 def test_no_fault_loses_or_repeats_a_gradient_and_every_job_ends(seeds: range) -> None:
     found = sweep(seeds, hold, draw)
-    if len(seeds) >= CHUNK:
-        hold_floors(found, FLOORS)
+    hold_floors(found, scaled(FLOORS, seeds, CHUNK))
 
 
 def test_a_word_of_a_former_life_that_waits_is_not_taken_for_one_of_the_next() -> None:

@@ -24,9 +24,7 @@ ORACLES, CONSISTENCY, SWEEP = (
     "tests/simulated/test_consistency.py",
     "tests/simulated/test_sweep.py",
 )
-CONSISTENCY_SWEEP = (
-    f"{CONSISTENCY}::test_no_fault_loses_or_repeats_a_gradient_under_any_consistency_and_every_job_ends[0]"
-)
+BY_SEED = f"{CONSISTENCY}::test_a_seed_that_fails_by_a_mistake"
 PROCESSES = "tests/processes/"
 DEALT_AHEAD = "tests/simulated/test_dealt_ahead.py"
 SHARDING = "tests/core/test_sharding.py"
@@ -69,7 +67,7 @@ MUTANTS = [
         ("tests/machines/test_shard.py::test_a_push_of_the_dead_is_neither_applied_nor_acknowledged",)),
     Mutant("a-push-is-done-when-its-first-shard-says-so", ONCE, "replica/pushes.py",
         "while waiting and not waiting[0].sent:", "while waiting and (not waiting[0].sent or waiting[0] is push):",
-        (DOWNPOUR_SWEEP,), seconds=15, seeds=250),
+        (DOWNPOUR_SWEEP,), seconds=15),
     Mutant(
         "what-a-dead-replica-held-is-dealt-again-one-off", PORTIONS, "core/portions.py",
         "        self._again.extend(held)\n        return sum",
@@ -127,7 +125,7 @@ MUTANTS = [
         "            completed += self._put_back(self._next(who, vain))\n"
         "            completed += self.done(who, at - past)\n"
         "            past = at\n",
-        (CONSISTENCY_SWEEP,), seconds=15, seeds=1000,
+        (BY_SEED,),
     ),
     Mutant("a-dropped-gradient-is-not-made-again", BACKUP, "replica/pushes.py",
         "            self._dropped.append((self._steps, steps))\n", "            pass\n",
@@ -153,16 +151,16 @@ MUTANTS = [
         (f"{CONSISTENCY}::test_an_infinite_bound_is_downpour",)),
     Mutant("softsync-adds-where-it-is-to-average", OPTIM, "core/consistency.py",
         "return PlannedUpdate(samples, 1.0 / count, (),", "return PlannedUpdate(samples, 1.0, (),",
-        (CONSISTENCY_SWEEP,), seconds=15, seeds=1000),
+        (BY_SEED,)),
     Mutant("inverse-scaling-counts-from-one", OPTIM, "core/consistency.py",
         '"inverse": lambda staleness: 1.0 / max(staleness, 1),', '"inverse": lambda staleness: 1.0 / (staleness + 1),',
-        (CONSISTENCY_SWEEP,), seconds=15, seeds=1000),
+        (BY_SEED,)),
     Mutant("the-scale-of-a-stale-push-is-not-used", OPTIM, "server/shard.py",
         "                factor *= verdict.scale\n", "",
         (f"{CONSISTENCY}::test_each_scaling_is_another",)),
     Mutant("the-optimizers-state-dies-with-its-shard", OPTIM, "server/slice.py",
         "            if state:\n                self._optimizer.state[piece.parameter] = state\n", "",
-        (CONSISTENCY_SWEEP,), seconds=15, seeds=1000),
+        (BY_SEED,)),
     Mutant("a-round-waits-for-the-dead", WAITING, "core/rounds.py",
         "        self._members.discard(who)\n        self._coming.discard(who)\n",
         "        self._coming.discard(who)\n",
@@ -225,7 +223,7 @@ MUTANTS = [
     Mutant("a-gradient-is-written-where-shards-still-read", FROZEN, "replica/downpour.py",
         "        while self._pushes.busy[self._slot * len(self._models) + computed.model]:\n"
         "            yield from self.wait()\n", "",
-        (DOWNPOUR_SWEEP,), seconds=15, seeds=250),
+        (DOWNPOUR_SWEEP,), seconds=15),
     Mutant("the-schedule-counts-the-warm-up-too", RATE, "core/learning_rate.py",
         "since = (samples - warming) / (total - warming)", "since = samples / total",
         ("tests/core/test_settings.py::test_the_learning_rate_is_what_its_options_say",)),
@@ -236,7 +234,7 @@ MUTANTS = [
     ),
     Mutant("a-rate-is-of-the-samples-after-its-update", RATE, "server/shard.py",
         "factor = own.rate(self.samples) * mean", "factor = own.rate(self.samples + due.samples) * mean",
-        (CONSISTENCY_SWEEP,), seconds=15, seeds=1000),
+        (BY_SEED,)),
     Mutant("an-evaluator-asks-before-it-is-to-measure", MEASURED, "replica/evaluator.py",
         "        yield from self._fetch(plan, frozen=True)\n        number",
         "        yield from self._fetch(plan, frozen=True, moving=True)\n        number",

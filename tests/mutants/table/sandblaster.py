@@ -45,10 +45,10 @@ MUTANTS = [
     Mutant("a-work-unit-is-told-of-before-all-partitions-have-sent-it", EXACTLY_ONCE,
         "strategies/sandblaster/replica.py",
         "            if len(parts) < len(self._siblings.followers):\n                continue\n", "",
-        (SPLIT_SWEEP,), 20, seeds=120),
+        (SPLIT_SWEEP,), 20),
     Mutant("partitions-compute-on-parameters-of-two-evaluations", EXACTLY_ONCE, "strategies/sandblaster/replica.py",
         "        if newest != evaluation:", "        if here != evaluation:",
-        (SPLIT_SWEEP,), 20, seeds=120),
+        (f"{WAITED}[36]",), 10),
     Mutant("what-a-partition-asks-for-its-lead-keeps-to-itself", EXACTLY_ONCE, "strategies/sandblaster/replica.py",
         "        yield from self._siblings.relayed()\n", "",
         (f"{WAITED}[21]",), 10),
@@ -62,7 +62,7 @@ MUTANTS = [
         "                self._unheld.append(number)\n"
         "                self._fresh_left", "                self._unheld.append(max(number - 1, 0))\n"
         "                self._fresh_left",
-        (SWEEP,), seconds=15, seeds=60, hangs=True),
+        ("tests/core/test_work_units.py::test_what_the_dead_one_held_is_dealt_again",)),
     Mutant("the-coordinator-counts-each-copy-as-done", EXACTLY_ONCE, "strategies/sandblaster/work_units.py",
         "        if self._done[number]:\n"
         "            return False\n"
@@ -76,7 +76,7 @@ MUTANTS = [
         (f"{MACHINE}::test_in_order_the_sum_has_the_same_bits",)),
     Mutant("a-loss-is-summed-as-it-comes", BITS, "strategies/sandblaster/evaluating.py",
         "loss = math.fsum(self._losses.values())", "loss = sum(self._losses.values())",
-        (SWEEP,), seconds=15, seeds=60),
+        (SWEEP,), seconds=15),
     Mutant("each-shard-is-told-once-for-every-shard", NO_VECTOR, "strategies/sandblaster/batch_work.py",
         "return [Send(shard, told) for shard in job.shards.roles",
         "return [Send(shard, told) for _ in job.shards.roles for shard in job.shards.roles",
