@@ -14,6 +14,7 @@ import msgspec
 from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.events import Event
 from distbelief.core.messages import Address, Message
+from distbelief.core.optimizer import GroupOption
 from distbelief.core.portions import Position
 from distbelief.core.records import Record as RecordOf
 from distbelief.core.settings import Plan
@@ -229,6 +230,8 @@ class Computed(msgspec.Struct, frozen=True, gc=False):
     seconds: float
     rate: float = 1.0
     """What a user's own loop has made of the learning rate, as a factor of the job's."""
+    options: tuple[GroupOption, ...] = ()
+    """What else it has changed of its parameter groups."""
     model: int = 0
     """Of several, which it steps: they are stepped one after another until one answer is `held`."""
     held: bool = False

@@ -17,6 +17,14 @@ ParameterGroup = Mapping[str, Any]
 """Parameters, under `params`, and what is set for them alone, as `torch.optim` takes it."""
 
 
+class GroupOption(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An option of a parameter group as a script has it: of the rate, its factor; several numbers of a pair."""
+
+    group: int
+    name: str
+    values: tuple[float, ...]
+
+
 class Optimizer(msgspec.Struct, frozen=True):
     """An optimizer by name, its learning rate and its other options."""
 

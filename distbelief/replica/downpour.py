@@ -27,7 +27,7 @@ from distbelief.core.conversations import (
     pushing,
 )
 from distbelief.core.effects import RECEIVE, Arrival, Batch, Computed, Send, WriteRecord
-from distbelief.core.optimizer import Optimizer
+from distbelief.core.optimizer import GroupOption, Optimizer
 from distbelief.core.records import Note
 from distbelief.core.settings import Settings
 from distbelief.replica.pushes import Pushes
@@ -89,7 +89,7 @@ class DownpourTraining:
         self._slot = self._steps = self._accrued_samples = 0
         # minibatches that it covers, and those before them without a step of their own
         self._covered, self._held_steps, self._held_samples = 0, 0, 0
-        self._rate = 1.0
+        self._rate, self._options = 1.0, tuple[GroupOption, ...]()
         self._based = server.based(0)
         # where it stands: its tick, which vector it computes on, whether the other is asked for
         self._tick = self._landing = 0
@@ -269,7 +269,8 @@ class DownpourTraining:
             yield from self.wait()
         if not self._steps:
             self._based = self.server.based(computed.model)
-        samples, self._rate = computed.samples + self._held_samples, computed.rate
+        samples = computed.samples + self._held_samples
+        self._rate, self._options = computed.rate, computed.options
         # of one step the shards weigh the whole push: a round of one leaves it as it is
         several = self._in_rounds and self._pushing.push_every > 1
         weight = samples / self._settings.data.batch_size if several else 1.0
@@ -338,7 +339,7 @@ class DownpourTraining:
             push = pushing.Push(
                 slot, part.start, part.stop, self._replica.incarnation, clock, self._based[role], steps,
                 self._accrued_samples, self._tick, self._replica.partition, self._vectors.covered(slot, part),
-                rate=self._rate
+                rate=self._rate, options=self._options
             )  # fmt: skip
             sent[role] = Send(role, push, payload)
         covered = (self._covered, self._accrued_samples) if single else (0, 0)  # those are done with the minibatch

@@ -299,7 +299,9 @@ class Replica:
         groups = groups and [{**group, "params": tensors_of(group["params"])} for group in groups]
         vectors, step = FlatModule(model, groups, owned=kept is model), functools.partial(self.step, len(self._models))
         self._models.append((kept, groups, optim))
-        self._optimizers.append(ServerOptimizer(vectors, groups, self._settings, optimizers.defaults(stepped), step))
+        number = sum(len(one.param_groups) for one in self._optimizers)
+        options = optimizers.defaults(stepped)
+        self._optimizers.append(ServerOptimizer(vectors, groups, self._settings, options, step, number))
         return self._optimizers[-1]
 
     def _check_model(self, model: nn.Module, optim: Optimizer | None) -> None:
@@ -601,12 +603,13 @@ class Replica:
         self._clip_and_check(module, *self._handed)
         prefix, frozen = f"{model}." if self._several else "", optimizer.vectors.frozen
         self._check_missing(model, module, frozen, prefix)
-        rate = optimizer.factor
+        rate, options = optimizer.changes()
         optimizer.mark_pushed()
         self._steps, self._turns = self._steps + 1, self._turns + 1
         if not self._several:
             self._rest()
-        self._go_on(Computed(None, self._samples, time.perf_counter() - self._began, rate, model, written=written))
+        seconds = time.perf_counter() - self._began
+        self._go_on(Computed(None, self._samples, seconds, rate, options, model, written=written))
         self._began = time.perf_counter()
 
     def _rest(self) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from distbelief.core.optimizer import ParameterGroup
+from distbelief.core.optimizer import GroupOption, ParameterGroup
 from distbelief.core.settings import Holder, Settings
 from distbelief.errors import UsageError
 from distbelief.tasks.flat import FlatModule
@@ -39,7 +39,7 @@ class ServerOptimizer(torch.optim.Optimizer):
     """What a user's loop steps instead of an optimizer of its own.
 
     The rate of a parameter group (`lr`, as `torch.optim.lr_scheduler` sets it) goes with each push, as a factor of the
-    rate that the job began with. What else a script changes in its groups is refused.
+    rate that the job began with; so does what else a script sets there that is a number.
 
     Args:
         vectors: of the model.
@@ -47,6 +47,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         settings: of the job, as it was launched.
         defaults: options of the groups that set none, as `torch.optim` has them.
         step: hands the gradient to the replica.
+        first_group: the number of its first group, among those of several models.
     """
 
     def __init__(
@@ -56,8 +57,9 @@ class ServerOptimizer(torch.optim.Optimizer):
         settings: Settings,
         defaults: Mapping[str, object],
         step: Callable[[], None],
+        first_group: int = 0,
     ) -> None:
-        self.vectors, self._settings, self._push = vectors, settings, step
+        self.vectors, self._settings, self._push, self._first_group = vectors, settings, step, first_group
         self._begun = False
         made = [{"params": vectors.trained}] if groups is None else [dict(group) for group in groups]
         super().__init__(made, dict(defaults))
@@ -123,49 +125,98 @@ class ServerOptimizer(torch.optim.Optimizer):
             group["params"] = [own[name] for one in group["params"] if (name := names[id(one)]) in own]
         self.vectors = vectors
 
-    @property
-    def factor(self) -> float:
-        """What the script has made of the job's rate, as a factor of it.
+    def changes(self) -> tuple[float, tuple[GroupOption, ...]]:
+        """What the script has made of the job's rate, as a factor of it, and of its groups' other options.
 
         Raises:
-            UsageError: it differs between groups, is no number, or is the job's to say; or another option was changed.
+            UsageError: the shards cannot have it.
         """
-        for group, options in zip(self.param_groups, self._options, strict=True):
-            for name, first in options.items():
-                if group[name] != first:
-                    raise UsageError(
-                        f"the script sets {name} to {group[name]}: it began with {first}, and of a group's options the "
-                        f"rate alone goes with a push; launch with --optimizer-options {name}=..., and leave it as it "
-                        "is (OneCycleLR and CyclicLR: cycle_momentum=False)"
-                    )
+        options = [*self._changed_options()]
         rates = [(float(group["lr"]), first) for group, first in zip(self.param_groups, self._rates, strict=True)]
-        if all(rate == first for rate, first in rates):
-            return 1.0
-        told = ", ".join(f"{rate:g}" for rate, _ in rates)
-        factors = [rate / first for rate, first in rates if first]
-        one = factors[0] if factors else -1.0
-        if not 0.0 <= one < math.inf or any(rate for rate, first in rates if not first):
+        one = 1.0
+        if any(rate != first for rate, first in rates):
+            one = self._factor(rates)
+            if one < 0:
+                factors = enumerate(rate / first if first else 1.0 for rate, first in rates)
+                one, options = 1.0, [*options, *(self._option(number, "lr", (part,)) for number, part in factors)]
+        if options and (why := self._why_not):
+            names = ", ".join(sorted({option.name for option in options}))
             raise UsageError(
-                f"the script sets the learning rate to {told}: it began with "
+                f"the script sets {names} of its parameter groups, and {why}: leave it as it began "
+                "(--optimizer-options; OneCycleLR and CyclicLR: cycle_momentum=False)"
+            )
+        return one, tuple(options)
+
+    @property
+    def _why_not(self) -> str:
+        """Why no options but one rate go with a push; "" where they do."""
+        own = self._settings.strategy
+        if own.held_by is not Holder.SHARDS:
+            return f"with strategy {own.name} nobody but the job does"
+        if own.gathers:
+            return f"strategy {own.name} adds up pushes before a step"
+        if any("rows" in group for group in self.vectors.layout.groups):
+            return "the model has embeddings with sparse gradients"
+        return "a standby does not hear of it (--standby)" if self._settings.standby else ""
+
+    def _option(self, group: int, name: str, values: tuple[float, ...]) -> GroupOption:
+        return GroupOption(self._first_group + group, name, values)
+
+    def _changed_options(self) -> Iterator[GroupOption]:
+        """What the script has changed, but the rate.
+
+        Raises:
+            UsageError: it is no number, or begins something that the optimizer does not keep.
+        """
+        for number, (group, options) in enumerate(zip(self.param_groups, self._options, strict=True)):
+            for name, first in options.items():
+                now = group[name]
+                if now == first:
+                    continue
+                values = now if isinstance(now, tuple | list) else (now,)
+                numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in values)
+                alike = isinstance(first, tuple) == isinstance(now, tuple | list)
+                if (
+                    not numbers
+                    or isinstance(first, bool)
+                    or not alike
+                    or not all(0 <= one < math.inf for one in values)
+                ):
+                    raise UsageError(
+                        f"the script sets {name} to {now}: it began with {first}, and numbers go with a push alone; "
+                        f"launch with --optimizer-options {name}=..., and leave it as it is"
+                    )
+                if name in ("momentum", "nesterov") and not first:
+                    raise UsageError(
+                        f"the script sets {name} to {now}, and it began without: launch with --optimizer momentum"
+                    )
+                yield self._option(number, name, tuple(float(one) for one in values))
+
+    def _factor(self, rates: Sequence[tuple[float, float]]) -> float:
+        """What the rates are of those that the job began with, as one factor; -1 where each has its own.
+
+        Raises:
+            UsageError: they are no multiple of those, or the job's to say.
+        """
+        now = ", ".join(f"{rate:g}" for rate, _ in rates)
+        factors = [rate / first for rate, first in rates if first]
+        if not all(0.0 <= factor < math.inf for factor in factors) or any(rate for rate, first in rates if not first):
+            raise UsageError(
+                f"the script sets the learning rate to {now}: it began with "
                 f"{', '.join(f'{first:g}' for _, first in rates)}, of which it must be a multiple"
             )
-        if not all(math.isclose(factor, one, rel_tol=1e-9) for factor in factors):
+        own = self._settings
+        if own.rate.lr_schedule != "constant" or own.rate.warmup_epochs:
             raise UsageError(
-                f"the script sets the learning rates of its groups to {told}, which is not one factor of what they "
-                "were: a push takes one with it; set lr in replica.optimizer(model, groups), and multiply all alike"
-            )
-        rate = self._settings.rate
-        if rate.lr_schedule != "constant" or rate.warmup_epochs:
-            raise UsageError(
-                f"the script sets the learning rate to {told}, and so does the job (--lr-schedule, --warmup-epochs): "
+                f"the script sets the learning rate to {now}, and so does the job (--lr-schedule, --warmup-epochs): "
                 "leave one of them off"
             )
-        if self._settings.strategy.held_by is not Holder.SHARDS:
+        if own.strategy.held_by is not Holder.SHARDS:
             raise UsageError(
-                f"the script sets the learning rate to {told}: with strategy {self._settings.strategy.name} nobody but "
-                "the job does; use --lr-schedule"
+                f"the script sets the learning rate to {now}: with strategy {own.strategy.name} nobody but the job "
+                "does; use --lr-schedule"
             )
-        return one
+        return factors[0] if all(math.isclose(one, factors[0], rel_tol=1e-9) for one in factors) else -1.0
 
     @property
     def has_gradient(self) -> bool:

@@ -18,6 +18,7 @@ import torch
 from distbelief.core import roles
 from distbelief.core.conversations.agreement import Squares
 from distbelief.core.effects import Payload
+from distbelief.core.optimizer import GroupOption
 from distbelief.core.settings import Plan
 from distbelief.errors import JobFailed, LocalProtocolError
 from distbelief.fabric.copying import copy_bytes
@@ -146,6 +147,7 @@ class PassedSlice:
         self._notes = [layout.note(memory, shard, half) for half in (0, 1)]
         self._changed = -1
         """The buffer in which a change is under way; -1 for none."""
+        self._options: Sequence[GroupOption] = ()
         self.adds = not self._kept and self._at(self._own[0]).adds
         """Whether an update is an addition, and needs no copy of the newest."""
         self.lying: Callable[[int], Sequence[torch.Tensor]] = _nothing
@@ -270,12 +272,15 @@ class PassedSlice:
         one = self._at(self.now)
         if self._kept:
             one.adopt(self._arrays(), self._is_stepped)
+        one.set_options(self._options)
         return one
 
     def _change(self) -> TorchSlice:
         """The slice to make a change in: in a buffer of one's own, a copy of the newest."""
         if self._changed >= 0:
-            return self._at(self._changed)
+            one = self._at(self._changed)
+            one.set_options(self._options)
+            return one
         newest, half = self.newest, self._kept_half
         self._changed = self._idle
         if newest >= 0:
@@ -356,7 +361,7 @@ class PassedSlice:
 
     def apply(self, sender: str, slot: int, payload: Payload, factor: float, covered: Sequence[Range] = ()) -> None:
         """Make one optimizer step with a push, into a buffer of one's own; what is left out adds zero."""
-        if not self.adds or self.now < 0:
+        if not self.adds or self._options or self.now < 0:
             self._change().apply(sender, slot, payload, factor, covered)
             self._settle()
             return
@@ -378,6 +383,10 @@ class PassedSlice:
         """Make one optimizer step with what was gathered."""
         self._change().step(factor, weight, norms)
         self._settle()
+
+    def set_options(self, options: Sequence[GroupOption]) -> None:
+        """Step with these options of parameter groups from here on, and with the job's where none is named."""
+        self._options = options
 
     def squares(self) -> Squares:
         """Of the layers that are cut: none, since no others hold parts of them."""

@@ -369,6 +369,7 @@ class Shard:
                     told = self._copy(GATHERED, sender, event, payload, staleness, scale)
                     return [*told, *self.mirror.after([pushed(sender, event, version)]), *self._settle()]
                 factor *= verdict.scale
+            held.set_options(event.options)
             held.apply(sender, event.slot, payload, factor, covered)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
             self.samples += event.samples
@@ -404,9 +405,11 @@ class Shard:
         known = event.encoding in pushing.ENCODINGS and event.partition == roles.partition_of(sender)
         if not known or not (event.ranges == here.covers[model] or _covers_part(event.ranges, own)):
             raise self._unread(sender, event)
-        if not 0 <= event.samples <= SAMPLES_LIMIT or not 0.0 <= event.rate < math.inf:
+        numbers = [one for option in event.options for one in option.values]
+        if not 0 <= event.samples <= SAMPLES_LIMIT or not all(0.0 <= one < math.inf for one in (event.rate, *numbers)):
             raise RemoteProtocolError(
                 f"{sender} pushed the gradient of {event.samples} samples, at {event.rate} times the learning rate"
+                + (f", with {numbers}" if numbers else "")
             )
         return model
 
@@ -528,6 +531,7 @@ class Shard:
             return []
         self._pending, part = None, own.slice.of(made.due.model)
         told = made.mirrored(self.mirror, part, self.policy.floor, norms)
+        part.set_options(made.taken[0][1].options if made.taken else ())
         part.step(made.factor, made.due.weight, norms)
         self.samples += made.due.samples
         self._count(own, made.due.model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
@@ -13,7 +14,9 @@ from distbelief.codecs.fixed_point import round_each
 from distbelief.core.conversations.agreement import Squares
 from distbelief.core.effects import Payload, Phantom
 from distbelief.core.norms import layers_in
+from distbelief.core.optimizer import GroupOption
 from distbelief.core.settings import Plan, fixed_point
+from distbelief.errors import RemoteProtocolError
 from distbelief.server import optimizers
 from distbelief.server.layers import Layers
 from distbelief.server.layerwise import Layerwise
@@ -52,6 +55,9 @@ class Slice(Protocol):
 
         A parameter has the mean of the pushes that cover it.
         """
+
+    def set_options(self, options: Sequence[GroupOption]) -> None:
+        """Step with these options of parameter groups from here on, and with the job's where none is named."""
 
     def squares(self) -> Squares:
         """With what was gathered: what the parts that are here add to the norms of the layers that are cut."""
@@ -172,7 +178,10 @@ class TorchSlice:
             self._layers = Layers(self._optimizer, plan.layout, [(p.section, _data(p)) for p in self._trained])
         self._fixed_point = fixed_point(plan.settings.fixed_point)
         self._parts = [_parts(plan.layout, piece.section) for piece in self._trained] if self._fixed_point else []
-        self._rates = [group["lr"] for group in self._optimizer.param_groups] if self._optimizer else []
+        held = self._optimizer.param_groups if self._optimizer else []
+        self._job_options = [{name: group[name] for name in group if name != "params"} for group in held]
+        self._rates = [group["lr"] for group in held]
+        self._options: Sequence[GroupOption] = ()
         self._layout = plan.layout
         self._factor = 1.0
         self._gathered, self._average = 0, False
@@ -221,6 +230,24 @@ class TorchSlice:
         self._take_gradients(self._typed(sender, slot, payload)[0])
         return self._layers.squares() if self._layers else ()
 
+    def set_options(self, options: Sequence[GroupOption]) -> None:
+        """Step with these options of parameter groups from here on, and with the job's where none is named."""
+        if options != self._options and self._optimizer is not None:
+            self._options, self._factor = options, math.nan  # which the next step's is not
+            for group, own in zip(self._optimizer.param_groups, self._job_options, strict=True):
+                group.update(own)
+
+    def _change_option(self, option: GroupOption) -> None:
+        assert self._optimizer is not None
+        for group, piece in zip(self._optimizer.param_groups, self._trained, strict=True):
+            if piece.section.group == option.group:
+                if option.name not in group:
+                    raise RemoteProtocolError(f"a push sets {option.name!r}, which its optimizer does not have")
+                if option.name == "lr":
+                    group["lr"] *= option.values[0]
+                else:
+                    group[option.name] = option.values if isinstance(group[option.name], tuple) else option.values[0]
+
     def _left_out(self, covered: Sequence[Range]) -> list[int]:
         """The numbers of the parameters that lie in none of some ranges."""
         return [
@@ -258,6 +285,8 @@ class TorchSlice:
                 self._factor = factor
                 for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
                     group["lr"] = rate * factor
+                for option in self._options:
+                    self._change_option(option)
             if self._layers:
                 self._layers.step(norms)
             elif self._missing or self.uneven:
@@ -570,6 +599,9 @@ class PhantomSlice:
         self, sender: str, slot: int, payload: Payload, weight: float, average: bool, covered: Sequence[Range] = ()
     ) -> None:
         """Nothing to add."""
+
+    def set_options(self, options: Sequence[GroupOption]) -> None:
+        """Nothing to step."""
 
     def squares(self) -> Squares:
         """Nothing to add."""

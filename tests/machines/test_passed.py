@@ -12,9 +12,10 @@ import torch
 from made import made
 from torch import nn
 
-from distbelief.core.optimizer import LEARNING_RATES, Optimizer
+from distbelief.core.optimizer import LEARNING_RATES, GroupOption, Optimizer
 from distbelief.core.settings import Plan
 from distbelief.errors import TrainingError
+from distbelief.server.optimizers import OPTIMIZERS
 from distbelief.server.passed import PassedLayout, PassedSlice
 from distbelief.server.slice import TorchSlice
 from distbelief.sharding.assignments import cut
@@ -204,3 +205,48 @@ def test_what_is_written_where_others_read_is_seen_by_its_value_in_two_steps_and
         model.weight.add_(1)
     with pytest.raises(TrainingError, match="writes to its parameter 'weight' as it computes"):
         flat.accrue(0, first=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "values"),
+    [
+        ("momentum", "momentum", [(0.9,), (0.5,), (0.95,)]),
+        ("adamw", "weight_decay", [(0.01,), (0.1,), (0.0,)]),
+        ("adam", "betas", [(0.9, 0.999), (0.5, 0.9), (0.8, 0.99)]),
+        ("sgd", "weight_decay", [(0.0,), (0.1,), (0.2,)]),
+        ("sgd", "lr", [(1.0,), (0.5,), (2.0,)]),
+    ],
+)
+def test_options_that_come_with_a_push_are_those_of_its_step(
+    name: str, option: str, values: list[tuple[float, ...]]
+) -> None:
+    """As `torch.optim` steps with what its group has at that moment; the other group stays as the job has it."""
+    layout = lay_out([Tensor("one", (32,), "float32"), Tensor("two", (32,), "float32", group=1)], groups=({}, {}))
+    the_plan = plan(Optimizer(name, 0.1), layout, 1)
+    *replicas, _ = shared(the_plan)
+    held: list[Any] = [TorchSlice(the_plan, 0), replicas[0][0]]
+    for one in held:
+        one.fill(torch.zeros(layout.moving, dtype=torch.uint8), frozen=False)
+    replicas[0][0].publish(b"begun")
+    kind, preset = OPTIMIZERS[name]
+    plain = [torch.zeros(32), torch.zeros(32)]
+    options: Any = {**preset, "lr": 0.1}
+    optimizer = kind([{"params": [one]} for one in plain], **options)
+    own = {key: value for key, value in optimizer.param_groups[1].items() if key != "params"}
+    for step in range(9):
+        payload, now = numbers(layout, layout.only.moving, step), values[step % 3]
+        changed = () if step in (2, 5) else (GroupOption(1, option, now),)
+        optimizer.param_groups[1].update(own)
+        if changed:
+            optimizer.param_groups[1][option] = (
+                0.1 * now[0] if option == "lr" else now if isinstance(own[option], tuple) else now[0]
+            )
+        for one in held:
+            one.set_options(changed)
+            one.apply("replica 0", step, payload, 1.0)
+        replicas[0][0].publish(b"stepped")
+        for parameter, gradient in zip(plain, payload.view(torch.float32).view(2, 32), strict=True):
+            parameter.grad = gradient.clone()
+        optimizer.step()
+        for one in held:
+            torch.testing.assert_close(one.moving().view(torch.float32), torch.cat(plain), rtol=1e-6, atol=1e-7)

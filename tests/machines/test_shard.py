@@ -16,7 +16,7 @@ from distbelief.core.conversations import attendance, checkpointing, initialisin
 from distbelief.core.effects import Effect, End, Load, Phantom, Save, Send
 from distbelief.core.events import Event
 from distbelief.core.messages import Address, Version
-from distbelief.core.optimizer import LEARNING_RATES, Optimizer
+from distbelief.core.optimizer import LEARNING_RATES, GroupOption, Optimizer
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 from distbelief.server import slice as slices
@@ -145,6 +145,27 @@ def test_what_a_push_does_not_cover_is_not_stepped(strategy: str) -> None:
             not held(one)[span.start : span.stop].equal(before[span.start : span.stop]) for span in (part, *rest)
         ]
         assert stepped == [clock == 1, *(True for _ in rest)]
+
+
+@pytest.mark.parametrize("strategy", ["downpour", "synchronous"])
+def test_options_of_a_push_are_stepped_with_and_refused_where_they_cannot_be(strategy: str) -> None:
+    one = shard(plan(replicas=1, optimizer=Optimizer("sgd", 0.1), strategy=strategy, batch_size=4))
+    if strategy != "downpour":
+        one.handle("replica 0", attendance.Attend(0, 0), None)
+    before, own = held(one), msgspec.structs.replace(push(1), options=(GroupOption(1, "lr", (0.0,)),))
+    one.handle("replica 0", own, numbers(MOVING, 1))
+    assert one.version.updates == 1
+    moved = {
+        entry.tensor.name: not held(one)[entry.start : entry.stop].equal(before[entry.start : entry.stop])
+        for entry in LAYOUT.trained_entries
+    }
+    assert moved == {"weight": True, "half": True, "other": False}
+    for option, says in (
+        (GroupOption(1, "lr", (-1.0,)), "with \\[-1.0\\]"),
+        (GroupOption(1, "zip", (1.0,)), "sets 'zip'"),
+    ):
+        with pytest.raises(RemoteProtocolError, match=says):
+            one.handle("replica 0", msgspec.structs.replace(push(2, 1), tick=1, options=(option,)), numbers(MOVING, 1))
 
 
 def test_a_push_is_applied_counted_and_acknowledged_with_the_version_that_has_it() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from made import made
 from torch import nn
 
 from distbelief.core.learning_rate import LearningRate
-from distbelief.core.optimizer import optim
+from distbelief.core.optimizer import GroupOption, optim
 from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
 from distbelief.runtime.server_optimizer import ServerOptimizer
@@ -245,27 +246,62 @@ def test_what_is_frozen_is_written_once_for_each_write() -> None:
     assert flat.written() == []
 
 
-def optimizer_of(name: str, **options: float) -> ServerOptimizer:
+def optimizer_of(name: str, settings: Settings = Settings(), **options: float) -> ServerOptimizer:  # noqa: B008  # frozen
     flat = FlatModule(nn.Linear(2, 2), owned=True)
-    return ServerOptimizer(flat, None, Settings(), optimizers.defaults(optim(name, lr=0.1, **options)), bool)
+    return ServerOptimizer(flat, None, settings, optimizers.defaults(optim(name, lr=0.1, **options)), bool)
 
 
-def test_a_script_finds_the_options_of_the_jobs_optimizer_and_changes_none_but_the_rate() -> None:
+def test_a_script_finds_the_options_of_the_jobs_optimizer_and_what_it_changes_goes_with_a_push() -> None:
     optimizer = optimizer_of("momentum", weight_decay=0.01)
-    assert optimizer.param_groups[0]["momentum"] == 0.9
-    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, 10, cycle_momentum=False)
-    assert optimizer.factor == pytest.approx(0.08)
-    for option, value in (("weight_decay", 0.02), ("momentum", 0.5)):
-        first, optimizer.param_groups[0][option] = optimizer.param_groups[0][option], value
-        with pytest.raises(UsageError, match=rf"sets {option} to {value}: it began with {first}.*--optimizer-options"):
-            _ = optimizer.factor
-        optimizer.param_groups[0][option] = first
+    [group] = optimizer.param_groups
+    assert group["momentum"] == 0.9
+    assert optimizer.changes() == (1.0, ())
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, 10)
+    group["weight_decay"] = 0.02
+    rate, options = optimizer.changes()
+    assert rate == pytest.approx(0.08)
+    assert options == (GroupOption(0, "momentum", (0.95,)), GroupOption(0, "weight_decay", (0.02,)))
+    adam = optimizer_of("adam")
+    adam.param_groups[0]["betas"] = (0.8, 0.9)
+    assert adam.changes() == (1.0, (GroupOption(0, "betas", (0.8, 0.9)),))
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "settings", "says"),
+    [
+        (
+            "momentum",
+            "nesterov",
+            True,
+            {},
+            "sets nesterov to True: it began with False, and numbers go with a push alone",
+        ),
+        ("adam", "betas", 0.9, {}, r"sets betas to 0.9: it began with \(0.9, 0.999\)"),
+        ("adam", "eps", -1.0, {}, "sets eps to -1.0"),
+        ("sgd", "momentum", 0.9, {}, "sets momentum to 0.9, and it began without: launch with --optimizer momentum"),
+        (
+            "adam",
+            "eps",
+            1e-6,
+            {"strategy": "softsync"},
+            "sets eps of .*softsync adds up pushes before a step: leave it",
+        ),
+        ("adam", "eps", 1e-6, {"strategy": "allreduce"}, "sets eps of .*allreduce nobody but the job does: leave it"),
+        ("adam", "eps", 1e-6, {"standby": 1}, r"sets eps of .*a standby does not hear of it \(--standby\): leave it"),
+    ],
+)
+def test_an_option_that_no_push_can_take_with_it_is_refused(
+    name: str, option: str, value: object, settings: dict[str, Any], says: str
+) -> None:
+    optimizer = optimizer_of(name, made(**settings))
+    optimizer.param_groups[0][option] = value
+    with pytest.raises(UsageError, match=says):
+        optimizer.changes()
 
 
 @pytest.mark.parametrize(
     ("rates", "rate", "says"),
     [
-        ((0.2, 0.1), LearningRate(), "sets the learning rates of its groups to 0.2, 0.1, which is not one factor"),
         ((0.2, 0.2), LearningRate(lr_schedule="cosine"), r"and so does the job \(--lr-schedule, --warmup-epochs\)"),
         ((-0.1, -0.1), LearningRate(), "of which it must be a multiple"),
     ],
@@ -273,21 +309,25 @@ def test_a_script_finds_the_options_of_the_jobs_optimizer_and_changes_none_but_t
 def test_a_rate_that_no_push_can_take_with_it_is_refused(
     rates: tuple[float, float], rate: LearningRate, says: str
 ) -> None:
+    with pytest.raises(UsageError, match=says):
+        rates_of(rates, rate)
+
+
+def rates_of(rates: tuple[float, float], rate: LearningRate = LearningRate()) -> object:  # noqa: B008  # frozen
+    """What goes with a push where two groups, the second and third of all, have these rates."""
     model = nn.Linear(2, 2)
     groups = [{"params": [one]} for one in model.parameters()]
     flat = FlatModule(model, groups, owned=True)
-    optimizer = ServerOptimizer(flat, groups, Settings(rate=rate), optimizers.defaults(optim("sgd", lr=0.1)), bool)
+    defaults = optimizers.defaults(optim("sgd", lr=0.1))
+    optimizer = ServerOptimizer(flat, groups, Settings(rate=rate), defaults, bool, first_group=1)
     for group, lr in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = lr
-    with pytest.raises(UsageError, match=says):
-        _ = optimizer.factor
+    return optimizer.changes()
 
 
-def test_a_schedule_of_the_momentum_is_refused() -> None:
-    optimizer = optimizer_of("adam")
-    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, 10)
-    with pytest.raises(UsageError, match=r"sets betas to .*cycle_momentum=False"):
-        _ = optimizer.factor
+def test_rates_of_groups_go_with_a_push_as_factors_of_what_they_were() -> None:
+    assert rates_of((0.2, 0.2)) == (2.0, ())
+    assert rates_of((0.2, 0.05)) == (1.0, (GroupOption(1, "lr", (2.0,)), GroupOption(2, "lr", (0.5,))))
 
 
 def test_what_an_optimizer_keeps_is_neither_saved_nor_taken_without_a_word() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from distbelief.core.conversations.table import Conversation, Says
 from distbelief.core.messages import Bulk, Message, SlotReply, SlotRequest, Version
+from distbelief.core.optimizer import GroupOption
 from distbelief.core.roles import Kind
 from distbelief.sharding.layout import Range
 
@@ -36,6 +37,8 @@ class Push(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     """One of `ENCODINGS`."""
     rate: float = 1.0
     """A factor of the learning rate, as the script of the replica sets it."""
+    options: tuple[GroupOption, ...] = ()
+    """What else that script has changed of its parameter groups; a round has those of its first push."""
 
 
 class Pushed(Message, frozen=True, array_like=True, tag=True, gc=False):

@@ -26,6 +26,8 @@ PLACED = "tests/core/test_hosts.py::"
 OWNED = "The model of a script is the script's"
 OWN_TESTS, LAUNCH = "tests/machines/test_users_models.py::", "tests/processes/test_launch.py::"
 UNSTEPPED = "tests/machines/test_partial.py::test_a_parameter_without_a_gradient_is_not_stepped"
+CHANGED = "Of what an optimizer is made with"
+STEPPED_WITH = "tests/machines/test_passed.py::test_options_that_come_with_a_push_are_those_of_its_step"
 SKIPPED = "A parameter without a gradient"
 WRITTEN = "tests/machines/test_shard.py::test_values_take_the_place_of_what_is_there_where_one_replica_alone_trains"
 
@@ -139,8 +141,9 @@ MUTANTS = [
         ("tests/processes/test_launch.py::test_what_a_script_may_not_is_refused_by_what_it_calls_and_it_may_go_on",),
         seconds=10),
     Mutant("what-a-script-changes-is-not-looked-at", SCRIPTS, "runtime/loop.py",
-        "        if not before:\n", "        if True:\n",
-        ("tests/processes/test_scripts.py::test_a_parameter_that_a_script_changes_in_place_is_named_once",),
+        'return "the other replicas do not hear of it"', 'return ""',
+        ("tests/processes/test_scripts.py::test_what_a_script_writes_to_a_parameter_ends_the_job_where_it_cannot_be_followed"
+        "[2]",),
         seconds=10),
     Mutant("what-a-script-forks-outlives-its-replica", LEFT, "places/processes/settle.py",
         "    os.register_at_fork(after_in_child=lambda: _watch(os.pidfd_open(os.getppid()), *descriptors))\n", "",
@@ -486,12 +489,31 @@ MUTANTS = [
     Mutant("models-that-were-not-fetched-are-written", OWNED, "tasks/flat.py",
         "            if not parts or any(part.start", "            if True or any(part.start",
         (OWN_TESTS + "test_only_the_parts_that_have_come_are_copied",)),
-    Mutant("an-option-that-a-script-changes-reaches-nobody", OWNED, "runtime/server_optimizer.py",
-        "if group[name] != first:", "if group[name] is None:",
-        (
-            OWN_TESTS + "test_a_script_finds_the_options_of_the_jobs_optimizer_and_changes_none_but_the_rate",
-            OWN_TESTS + "test_a_schedule_of_the_momentum_is_refused",
-        )),
+    Mutant("an-option-that-a-script-changes-reaches-nobody", CHANGED, "runtime/server_optimizer.py",
+        "if now == first:", "if now is not None:",
+        (OWN_TESTS + "test_a_script_finds_the_options_of_the_jobs_optimizer_and_what_it_changes_goes_with_a_push",)),
+    Mutant("an-option-that-is-no-number-goes-with-a-push", CHANGED, "runtime/server_optimizer.py",
+        " and not isinstance(one, bool) for one in values)", " for one in values)",
+        (OWN_TESTS + "test_an_option_that_no_push_can_take_with_it_is_refused",)),
+    Mutant("what-goes-with-a-push-is-of-another-models-groups", CHANGED, "runtime/server_optimizer.py",
+        "GroupOption(self._first_group + group,", "GroupOption(group,",
+        (OWN_TESTS + "test_rates_of_groups_go_with_a_push_as_factors_of_what_they_were",)),
+    Mutant("a-step-is-not-made-with-the-options-of-its-push", CHANGED, "server/slice.py",
+        "                    self._change_option(option)\n", "                    pass\n",
+        (STEPPED_WITH,)),
+    Mutant("options-of-a-push-stay-for-the-next", CHANGED, "server/slice.py",
+        "                group.update(own)\n", "                pass\n",
+        (STEPPED_WITH,)),
+    Mutant("what-adds-goes-on-so-whatever-goes-with-a-push", CHANGED, "server/passed.py",
+        "if not self.adds or self._options or self.now < 0:", "if not self.adds or self.now < 0:",
+        (f"{STEPPED_WITH}[sgd-weight_decay-values3]",)),
+    Mutant("a-round-forgets-what-goes-with-its-pushes", CHANGED, "server/shard.py",
+        "made.taken[0][1].options if made.taken else ()", "()",
+        ("tests/machines/test_shard.py::test_options_of_a_push_are_stepped_with_and_refused_where_they_cannot_be"
+        "[synchronous]",)),
+    Mutant("a-negative-option-is-stepped-with", CHANGED, "server/shard.py",
+        "for one in (event.rate, *numbers)", "for one in (event.rate,)",
+        ("tests/machines/test_shard.py::test_options_of_a_push_are_stepped_with_and_refused_where_they_cannot_be",)),
     Mutant("a-state-that-is-loaded-reaches-nobody", OWNED, "runtime/server_optimizer.py",
         'if state_dict["state"]:', "if not state_dict:",
         (OWN_TESTS + "test_what_an_optimizer_keeps_is_neither_saved_nor_taken_without_a_word",)),
