@@ -26,7 +26,24 @@ PLACED = "tests/core/test_hosts.py::"
 OWNED = "The model of a script is the script's"
 OWN_TESTS, LAUNCH = "tests/machines/test_users_models.py::", "tests/processes/test_launch.py::"
 
+NAMED, NAMES = "A script is a file, or a module of a package", "tests/core/test_script_names.py::"
+
 MUTANTS = [
+    Mutant("workers-of-a-module-know-its-file-alone", NAMED, "places/processes/settle.py",
+        "update(__spec__=spec, ", "update(__spec__=None, ",
+        ("tests/processes/test_scripts.py::test_a_module_of_a_package_is_the_main_program_as_python_has_it",), 15),
+    Mutant("a-package-is-imported-to-look-for-its-module", NAMED, "places/processes/script.py",
+        "PathFinder.find_spec(part, places) if", 'importlib.util.find_spec(".".join(parts[: at + 1])) if',
+        (f"{NAMES}test_a_module_is_known_by_its_name_and_nothing_of_its_package_is_imported",)),
+    Mutant("a-notebook-is-run-as-python", NAMED, "places/processes/script.py",
+        'if name.endswith(".ipynb"):', "if False:",
+        (f"{NAMES}test_a_script_that_cannot_be_run_is_refused_before_anything_is_started",)),
+    Mutant("a-file-of-a-package-is-of-the-nearest-folder", NAMED, "places/processes/script.py",
+        "        root = root.parent\n", "        break\n",
+        (f"{NAMES}test_a_file_of_a_package_that_was_run_by_itself_is_named_as_a_module",)),
+    Mutant("options-go-on-behind-a-module", NAMED, "cli/options.py",
+        'and args[at] != MODULE:\n        name, given', 'and args[at] != "":\n        name, given',
+        (f"{NAMES}test_options_end_where_a_module_is_named",)),
     Mutant("an-error-of-a-role-says-not-where-it-was", WHERE, "places/cluster/host_processes.py",
         "host=host", 'host=""',
         ("tests/processes/test_hosts.py::test_an_error_of_a_role_says_on_which_host_it_was",), seconds=15),
