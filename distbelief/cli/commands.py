@@ -30,6 +30,7 @@ from distbelief.core.records import Json
 from distbelief.core.settings import option
 from distbelief.errors import JobFailed, UsageError, unknown
 from distbelief.places.processes import forkserver
+from distbelief.places.processes.script import name_of
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, check_algorithm, check_hosts, schedule
 from distbelief.schedules.drawing import LETTERS
 from distbelief.schedules.drawing import draw as draw_schedule
@@ -69,9 +70,9 @@ def train(args: list[str]) -> int:
 
 
 def launch(args: list[str]) -> int:
-    """`distbelief launch STRATEGY [options] script.py [args...]`."""
+    """`distbelief launch STRATEGY [options] script.py [args...]`, or `-m module` in the place of the script."""
     if not args or args[0] in ("--help", "-h"):
-        return _usage("launch STRATEGY [options] script.py [args...]", bool(args), "")
+        return _usage("launch STRATEGY [options] script.py|-m module [args...]", bool(args), "")
     strategy = _strategy("launch", args[0], args)
     mine, script = options.split_script(strategy, args[1:])
     asked = options.parse("launch", "", strategy, mine)
@@ -85,7 +86,7 @@ def launch(args: list[str]) -> int:
     settings = place.settings(job)
     if asked.dry_run:
         return _dry_run(place, job, settings)
-    _begin(asked, f"{script[0]} in the replicas of {strategy}")
+    _begin(asked, f"{name_of(script)} in the replicas of {strategy}")
     forkserver.start(settings.partitions > 1)
     return _run(lambda: place.launch(job, script, _view(asked)), asked, ["launch", *args[: len(mine) + 1]], script)
 
@@ -436,7 +437,7 @@ class JoinOptions:
 
 
 def join(args: list[str]) -> int:
-    """`distbelief join TICKET [options] [script.py [args...]]`."""
+    """`distbelief join TICKET [options] [script.py|-m module [args...]]`."""
     known = [option(field.name) for field in fields(JoinOptions)]
     prog, valued = "distbelief join TICKET", [name for name in known if name != "--quiet"]
     if not args or args[0] in ("--help", "-h"):
@@ -444,7 +445,7 @@ def join(args: list[str]) -> int:
             options.call_tyro(JoinOptions, prog, str(JoinOptions.__doc__), ["--help"])
         raise UsageError(f"which ticket? Write its file: {prog}")
     if args[0].startswith("-"):
-        raise UsageError(f"{args[0]}: write the ticket first: {prog} [options] [script.py [args...]]")
+        raise UsageError(f"{args[0]}: write the ticket first: {prog} [options] [script.py|-m module [args...]]")
     own, script = options.until_word(args[1:], valued)
     options.refuse(prog, own, known)
     asked = options.call_tyro(JoinOptions, prog, str(JoinOptions.__doc__), own)

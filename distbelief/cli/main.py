@@ -20,7 +20,8 @@ Train deep networks on many machines: DistBelief on today's PyTorch.
 
   train TASK STRATEGY [options]                    train a task on this machine
   train TASK auto [options]                        the same, with what `plan` finds fastest on this machine
-  launch STRATEGY [options] script.py [args...]    run your own training loop in every replica
+  launch STRATEGY [options] script.py [args...]    run your own training loop in every replica; -m module in the place
+                                                   of script.py runs a module of a package, as python -m does
   simulate TASK STRATEGY [options]                 the same job on a virtual cluster
   check [TASK] --hosts a:4,b:4 [options]           whether hosts are ready for a job, and what to do where not
   study NAME|FILE.toml [options]                   compare ways to train: medians of several seeds, time to a target

@@ -32,6 +32,7 @@ from distbelief.places.cluster.cluster import Cluster
 from distbelief.places.cluster.slurm import is_allocated
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.processes.local import Local
+from distbelief.places.processes.script import MODULE
 from distbelief.strategies import STRATEGIES, Strategy, find
 
 
@@ -372,7 +373,7 @@ _SEVERAL = re.compile(r"\w+=.*|[0-9.]+((:|%?x)[0-9.,:%x]+)?")
 
 def split_script(strategy: str, args: Sequence[str]) -> tuple[list[str], list[str]]:
     """The options of `launch`, and the script with its own arguments: it is the first word that is neither an option
-    nor its value.
+    nor its value, or `-m` and the name of a module.
 
     >>> split_script("downpour", ["--replicas", "3", "--json", "train.py", "--replicas", "9"])
     (['--replicas', '3', '--json'], ['train.py', '--replicas', '9'])
@@ -385,7 +386,7 @@ def split_script(strategy: str, args: Sequence[str]) -> tuple[list[str], list[st
         for field in fields_of(*source)
     }
     at = 0
-    while at < len(args) and args[at].startswith("-"):
+    while at < len(args) and args[at].startswith("-") and args[at] != MODULE:
         name, given, _ = args[at].replace("_", "-").partition("=")
         at += 1
         if isinstance(fields.get(name), tuple):
@@ -402,7 +403,7 @@ def until_word(args: Sequence[str], valued: Sequence[str]) -> tuple[list[str], l
     (['--device', 'cpu', '--quiet'], ['mine.py', '--quiet'])
     """
     at = 0
-    while at < len(args) and args[at].startswith("-"):
+    while at < len(args) and args[at].startswith("-") and args[at] != MODULE:
         at += 2 if args[at].replace("_", "-") in valued else 1
     return list(args[:at]), list(args[at:])
 

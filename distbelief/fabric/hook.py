@@ -83,9 +83,14 @@ class Reduce:
             What will have it, or the error.
 
         Raises:
-            UsageError: no process group; a device that it cannot send from, or another than before; no memory that all
-                ranks could share; ranks that differ.
+            UsageError: a sparse tensor; no process group; a device that it cannot send from, or another than before;
+                no memory that all ranks could share; ranks that differ.
         """
+        if tensor.layout is not torch.strided:  # on every rank, so that nobody waits for another
+            raise UsageError(
+                f"a gradient of this bucket is sparse, of a parameter of shape {[*tensor.shape]}: make it dense "
+                "(torch.nn.Embedding(sparse=False)), or leave the hook out"
+            )
         if self._thread is None:
             self._begin(tensor.device)
         if self._failed:

@@ -9,7 +9,8 @@ it was given, and all gradients are alike; only that of the home which computed 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -49,6 +50,10 @@ class Cut(NamedTuple):
     """What each argument of a call is like."""
     gives: object
     """The shapes of what a call gives."""
+    inputs: int
+    """How many arguments the model was traced with."""
+    signature: inspect.Signature
+    """Of the model's forward."""
 
 
 class SplitModel(nn.Module):
@@ -60,7 +65,8 @@ class SplitModel(nn.Module):
         split: how.
         loss: of its output and the targets, as `loss(output, targets)`: the mean over the minibatch. Then the model is
             called with the targets after its own arguments, and gives the loss.
-        example: the arguments of a call, of two samples or more; None where that is a sample's first part (and, for a
+        example: the arguments of a call, of two samples or more, in the order in which the model's forward names them,
+            with the targets behind them where there is a loss; None where that is a sample's first part (and, for a
             loss, its second).
         minibatch: the one at hand; raises where there is none.
         play: has a story of this home played; False where the job went on without it.
@@ -129,7 +135,8 @@ class SplitModel(nn.Module):
         part = ScriptedPart(program, home_schedule(graph, settings, home), batch_size)
         likes = [_like(leaf) for leaf in pytree.tree_leaves(arguments)]
         gives = mapped(graph.outputs[home], graph.shapes.__getitem__)
-        self._here = Cut(part, settings, batch_size, likes, gives)
+        signature = inspect.signature(whole.forward)
+        self._here = Cut(part, settings, batch_size, likes, gives, len(inputs), signature)
         return FlatModule(program.module, layout=layout, home=home), part
 
     def _of_sample(self, sample: object) -> tuple[object, ...]:
@@ -149,20 +156,25 @@ class SplitModel(nn.Module):
 
     # a call
 
-    def forward(self, *arguments: object) -> object:
+    def forward(self, *arguments: object, **named: object) -> object:
         """What the whole model gives, at every partition; of a split with a loss, that.
 
         Raises:
             UsageError: there is no minibatch, it was called in it before, or with other arguments than it was traced
                 with; nothing is to go back from it.
         """
-        here = self._check_call(arguments)
-        inputs, targets = (arguments, None) if self._loss is None else (arguments[:-1], arguments[-1])
+        here = self._check_moment()
+        inputs, targets = (arguments, ()) if self._loss is None else (arguments[:-1], arguments[-1:])
+        if named:
+            inputs = _placed(here, inputs, named)
+        arguments = (*inputs, *targets)
+        names = [*here.signature.parameters][: len(inputs)] + ["targets"] * len(targets)
+        self._check_arguments(here, arguments, ", ".join(names) if named else "...")
         batch = self._called = self._minibatch()
         self._goes_back, part = True, here.part
         part.samples = part.way.sizes(_samples(arguments))
         chance = key(here.settings.seed, batch.epoch, batch.index)
-        microbatches = cut_minibatch(inputs, targets, len(part.samples), chance)
+        microbatches = cut_minibatch(inputs, targets[0] if targets else None, len(part.samples), chance)
         with _chance_kept(part.device):
             return self._output(here, microbatches) if self._loss is None else self._of_loss(part, microbatches)
 
@@ -235,8 +247,8 @@ class SplitModel(nn.Module):
         if went and story is not None:
             self._play(story)
 
-    def _check_call(self, arguments: tuple[object, ...]) -> Cut:
-        """Refuse a call that the partitions cannot compute."""
+    def _check_moment(self) -> Cut:
+        """Refuse a call that is not the one of a minibatch."""
         if self._here is None:
             raise UsageError("a split model is called in a minibatch of replica.batches(), and not before")
         if self._minibatch() is self._called or not torch.is_grad_enabled():
@@ -244,21 +256,24 @@ class SplitModel(nn.Module):
                 "a split model is called once in a minibatch, with its backward pass: evaluate the whole one, with "
                 "the model.safetensors that the job leaves"
             )
+        return self._here
+
+    def _check_arguments(self, here: Cut, arguments: tuple[object, ...], example: str) -> None:
+        """Refuse a call that the partitions cannot compute."""
         leaves = pytree.tree_leaves(arguments)
-        given, wanted = [_like(leaf) for leaf in leaves], self._here.likes
+        given, wanted = [_like(leaf) for leaf in leaves], here.likes
         if given != wanted:
             raise UsageError(
                 f"a split model was traced with {', '.join(map(str, wanted))}, and is called with "
-                f"{', '.join(map(str, given))}: name what it is called with, split(..., example=(...))"
+                f"{', '.join(map(str, given))}: name what it is called with, split(..., example=({example}))"
             )
-        if _samples(arguments) > self._here.batch_size:
+        if _samples(arguments) > here.batch_size:
             raise UsageError(
                 f"a split model is called with {_samples(arguments)} samples: what crosses has room for those of a "
-                f"minibatch, {self._here.batch_size}"
+                f"minibatch, {here.batch_size}"
             )
         if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
             raise UsageError("a split model is called with a tensor that needs a gradient, which stays here: detach it")
-        return self._here
 
     # what is of whole models
 
@@ -311,6 +326,23 @@ class _HandedOut(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, None, None]:
         ctx.back(gradients)
         return None, None, None
+
+
+def _placed(here: Cut, inputs: tuple[object, ...], named: Mapping[str, object]) -> tuple[object, ...]:
+    """The arguments of a call in the order in which the model's forward names them: as many as it was traced with, and
+    those behind them that are not the defaults, which it was traced with too.
+    """
+    try:
+        call = here.signature.bind(*inputs, **named)
+    except TypeError as error:
+        raise UsageError(f"a split model is called as forward{here.signature}: {error}") from None
+    call.apply_defaults()
+    for name, parameter in reversed([*here.signature.parameters.items()]):
+        if len(call.arguments) > here.inputs and _like(call.arguments[name]) == parameter.default:
+            del call.arguments[name]
+        else:
+            break
+    return *call.args, *call.kwargs.values()
 
 
 @contextlib.contextmanager

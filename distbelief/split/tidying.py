@@ -148,6 +148,8 @@ class _Tidied:
         self._order: dict[fx.Node, int] = {}
         self._of_values: set[fx.Node] = set()
         """What gives numbers that depend on the values of tensors."""
+        self._writes: set[fx.Node] = set()
+        """What writes to a parameter or buffer, and gives it: what writes to that in turn does so too."""
         self._samples = self.graph.placeholder("samples")
         self._samples.meta["path"] = ""
 
@@ -169,8 +171,11 @@ class _Tidied:
             self._new[node] = held[args[1]]
         elif not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(values[0])):
             self._new[node] = self._number(node, values, args, kwargs)
-        elif (into := self._written(node)) is None or self._new[into].op == "get_attr":
+        elif (into := self._written(node)) is None:
             self._new[node] = self._made(node, node.op, node.target, args, kwargs, values)
+        elif self._new[into].op == "get_attr" or self._new[into] in self._writes:
+            self._new[node] = self._made(node, node.op, node.target, args, kwargs, values)
+            self._writes.add(self._new[node])
         else:
             self._replace(node, into, args, kwargs, values)
 
@@ -178,7 +183,7 @@ class _Tidied:
         """Leave out what gives nothing to the output and keeps no state."""
         for node in reversed(list(self.graph.nodes)):
             keeps = node.op == "call_module" and any(True for _ in self._layer(str(node.target)).buffers())
-            writes = bool(node.args) and getattr(node.args[0], "op", "") == "get_attr" and self._written(node)
+            writes = node in self._writes
             if not node.users and node.op not in ("placeholder", "output") and not keeps and not writes:
                 self.graph.erase_node(node)
                 self.shapes.pop(node, None)

@@ -89,7 +89,8 @@ def trace(model: nn.Module, inputs: tuple[object, ...], modules: Sequence[str] =
 
     Args:
         model: in the mode (training or not) that is wanted; its parameters may be on the meta device.
-        inputs: the arguments of its forward: tensors, or tuples, lists and dicts of them, with samples in dimension 0.
+        inputs: the arguments of its forward, in the order in which it names them, those that have no place last:
+            tensors, or tuples, lists and dicts of them, with samples in dimension 0.
         modules: instead of tracing it, run these submodules one after the other, each on what the one before gives.
 
     Raises:
@@ -112,8 +113,9 @@ def trace(model: nn.Module, inputs: tuple[object, ...], modules: Sequence[str] =
         ways = [(TracedBy.MODULES, lambda: _by_modules(model, modules))]
     for method, make in ways:
         try:
-            root, graph = make()
-            values = observe(root, graph, inputs, functools.partial(copies.append, method))
+            with _buffers_kept():
+                root, graph = make()
+                values = observe(root, graph, inputs, functools.partial(copies.append, method))
             tidied, shapes = tidy(graph, inputs, values, root.get_submodule)
         except Exception as error:  # whatever a model's forward raises when it is run by a tracer
             if modules and isinstance(error, UsageError):
@@ -136,6 +138,8 @@ def _aliases(model: nn.Module) -> dict[str, str]:
 
 class _Tracer(fx.Tracer):
     """Leaves some modules whole, and knows in which module it is."""
+
+    proxy_buffer_attributes = True  # or what a model computes of buffers alone is a constant, and written to them once
 
     def __init__(self, leaves: set[str]) -> None:
         super().__init__()
@@ -176,10 +180,38 @@ def _by_fx(model: nn.Module, inputs: tuple[object, ...]) -> tuple[nn.Module, fx.
             leaves.add(tracer.within[-1])
 
 
+@contextlib.contextmanager
+def _buffers_kept() -> Iterator[None]:
+    """Refuse to assign a buffer anew while a model is traced: torch.fx leaves its own proxy in the model, torch.export
+    forgets it where it is of a submodule, and a home computes with a copy of a layer.
+    """
+    plain = nn.Module.__setattr__
+
+    def assign(module: nn.Module, name: str, value: Any) -> None:
+        if module._buffers.get(name, value) is not value:
+            raise UsageError(f"buffer {name!r} is assigned anew: write it in place, self.{name}.copy_(...)")
+        plain(module, name, value)
+
+    nn.Module.__setattr__ = assign  # type: ignore[assignment]  # as torch.fx does with __getattr__ and __call__
+    try:
+        yield
+    finally:
+        nn.Module.__setattr__ = plain  # type: ignore[method-assign]  # its own again
+
+
 def _defaults(model: nn.Module, inputs: tuple[object, ...]) -> dict[str, object] | None:
     """The arguments of forward that are not given, with their defaults."""
     left = list(inspect.signature(model.forward).parameters.values())[len(inputs) :]
     return {one.name: one.default for one in left if one.default is not one.empty} or None
+
+
+def _by_place(model: nn.Module, inputs: tuple[object, ...]) -> tuple[tuple[object, ...], dict[str, object]]:
+    """The arguments that have a place, and those that have a name only."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    named = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+    places = sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters)
+    count = places if named else len(inputs)
+    return inputs[:count], dict(zip(named, inputs[count:], strict=False))
 
 
 def _by_export(model: nn.Module, inputs: tuple[object, ...], functional: bool) -> tuple[nn.Module, fx.Graph]:
@@ -194,7 +226,8 @@ def _by_export(model: nn.Module, inputs: tuple[object, ...], functional: bool) -
     shapes = pytree.tree_map(dynamic, inputs)
     with warnings.catch_warnings(), _silenced():
         warnings.simplefilter("ignore")  # of what torch itself deprecates, and of what its own layers set
-        program = torch.export.export(model, inputs, dynamic_shapes=shapes, strict=False)
+        placed, named = _by_place(model, inputs)
+        program = torch.export.export(model, placed, named, dynamic_shapes=shapes, strict=False)
         module = (program.run_decompositions({}) if functional else program).module()
     assert isinstance(module, fx.GraphModule)
     graph = module.graph
@@ -253,9 +286,9 @@ def _by_modules(model: nn.Module, modules: Sequence[str]) -> tuple[nn.Module, fx
 
 
 def _told(model: nn.Module, failures: Sequence[BaseException]) -> str:
-    """Where in the model's own code the first method failed, and what to do."""
+    """Where in the model's own code the last method failed that came to it, why, and what to do."""
     kind = type(model).__name__
-    lines: list[str] = []
+    told, where = failures[-1], ""
     for error in failures:
         own = [
             frame
@@ -264,11 +297,12 @@ def _told(model: nn.Module, failures: Sequence[BaseException]) -> str:
             and not {"torch", "<string>"} & set(Path(frame.filename).parts)
         ]
         if own:
-            lines.append(f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}")
-    reason = str(failures[-1]).strip().split("\n")[0]
-    where = f" at {lines[0]}" if lines else ""
+            told, where = error, f" at {own[-1].filename}:{own[-1].lineno}: {own[-1].line}"
+    reason = str(told).strip().split("\n")[0]
+    if isinstance(told, UsageError):  # it says what to do
+        return f"{kind} cannot be traced{where}: {reason}"
     return (
-        f"{kind} cannot be traced{where} ({type(failures[-1]).__name__}: {reason}); put what depends on values, or on "
+        f"{kind} cannot be traced{where} ({type(told).__name__}: {reason}); put what depends on values, or on "
         "the number of samples, into a module of its own, or name the modules that follow each other "
         "(Split(..., modules=[...]))"
     )

@@ -276,6 +276,91 @@ class Depends(nn.Module):
         return self.linear(x) if x.sum() > 0 else self.linear(-x)
 
 
+class Keeps(nn.Module):
+    """Keeps in a buffer what it has seen, in one of several ways of writing that."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.linear, self.way = nn.Linear(5, 5), way
+        self.register_buffer("seen", torch.ones(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.way == "copied":
+            self.seen.copy_(self.seen * 0.9 + x.detach().mean(0))
+        elif self.way == "in two steps":
+            self.seen.mul_(0.9).add_(x.detach().mean(0))
+        elif self.way == "of itself":
+            self.seen.mul_(0.5)
+        elif self.way == "added":
+            self.seen += x.detach().mean(0)
+        elif self.way == "assigned anew":
+            self.seen = self.seen * 0.9 + x.detach().mean(0)
+        return self.linear(x) * (self.seen + 2)
+
+
+@pytest.mark.parametrize("way", ["copied", "in two steps", "of itself", "added", "read only"])
+def test_a_buffer_that_is_written_in_place_is_that_of_the_whole_model(way: str) -> None:
+    torch.manual_seed(1)
+    model, (x, y) = nn.Sequential(nn.Linear(5, 5), Keeps(way), nn.Linear(5, 3)).double(), data()
+
+    def steps(called: nn.Module, begin: Callable[[int], None]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        for number in range(3):
+            begin(number)
+            loss = cross_entropy(called(x + number), y)
+            loss.backward()
+        return loss.detach(), dict(called.named_buffers())
+
+    def script(own: Partition) -> Any:
+        def begin(number: int) -> None:
+            own.batch = Batch(0, number)
+
+        return steps(own.split(model, Split("stages", 2), (x, y)), begin)
+
+    (loss, first), (_, second) = run(2, script)
+    whole = steps(copy.deepcopy(model), lambda _: None)
+    torch.testing.assert_close((loss, first | second), whole, rtol=0, atol=1e-12)
+
+
+class Optional(nn.Module):
+    """Has arguments that are left out, one of which has no place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None, *, factor: float = 1.0) -> torch.Tensor:
+        made = torch.tanh(self.first(x))
+        return self.second(made if mask is None else made * mask) * factor
+
+
+ROW = torch.linspace(-1, 1, 8, dtype=torch.float64).expand(SIZE, 8)
+NAMED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "a place": (None, {}),
+    "a default": (None, {"mask": None, "factor": 1.0}),
+    "a tensor": ((data()[0], ROW), {"mask": ROW}),
+    "a number": ((data()[0], None, 0.5), {"factor": 0.5}),
+    "both": ((data()[0], ROW, 0.5), {"factor": 0.5, "mask": ROW}),
+}
+
+
+@pytest.mark.parametrize("loss", [None, cross_entropy])
+@pytest.mark.parametrize("name", NAMED)
+def test_arguments_by_name_are_those_of_the_whole_model(name: str, loss: Any) -> None:
+    torch.manual_seed(1)
+    (example, named), model, (x, y) = NAMED[name], Optional().double(), data()
+    if example and loss:
+        example = *example, y
+
+    def script(own: Partition) -> torch.Tensor:
+        split = own.split(model, Split("stages", 2), (x, y), loss=loss, example=example)
+        made = split(x, y, **named) if loss else cross_entropy(split(x=x, **named), y)
+        made.backward()
+        return made.detach()
+
+    whole = cross_entropy(model(x, **named), y).detach()
+    assert all(abs(one - whole) < 1e-12 for one in run(2, script))
+
+
 def twice(split: SplitModel, x: torch.Tensor) -> None:
     split(x).sum().backward()
     split(x)
@@ -301,6 +386,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "loading": (lambda split, _: split.load_state_dict({}), "Load weights before replica.split"),
     "a dtype": (lambda split, x: split(x.float()), r"traced with float64 \['n', 5\], and is called with float32"),
     "more arguments": (lambda split, x: split(x, x), r"split\(..., example=\(...\)\)"),
+    "an argument by name": (
+        lambda split, x: split(x, input=x),
+        r"is called as forward\(input.*\): multiple values",
+    ),
     "too many samples": (lambda split, x: split(torch.cat([x, x])), "with 12 samples: .* of a minibatch, 6"),
     "a gradient": (lambda split, x: split(x.clone().requires_grad_()), "a gradient, which stays here: detach it"),
 }
@@ -330,6 +419,17 @@ def test_nothing_goes_back_in_another_minibatch() -> None:
 def test_a_model_that_cannot_be_traced_is_refused_with_its_line() -> None:
     with pytest.raises(UsageError, match=r"Depends cannot be traced at .*test_split_scripts.py:\d+: return"):
         run(2, lambda own: own.split(Depends().double(), Split("stages", 2), data()))
+    says = r"test_split_scripts.py:\d+: self.seen = .* 'seen' is assigned anew: write it in place, self.seen.copy_"
+    for model in (Keeps("assigned anew"), nn.Sequential(Keeps("assigned anew"))):
+        with pytest.raises(UsageError, match=says):
+            run(2, lambda own, model=model: own.split(model.double(), Split("stages", 2), data()))
+        assert all(isinstance(one, torch.Tensor) for one in model.buffers())
+
+
+def test_an_argument_that_a_model_was_not_traced_with_is_refused_with_the_example_to_give() -> None:
+    x, _ = data()
+    with pytest.raises(UsageError, match=r"is called with .*, None, 0.5: .* split\(..., example=\(x, mask, factor\)\)"):
+        run(2, lambda own: own.split(Optional().double(), Split("stages", 2), data())(x, factor=0.5))
 
 
 def test_what_a_model_is_called_with_may_be_named() -> None:

@@ -167,6 +167,12 @@ def test_without_a_process_group_it_says_what_to_call() -> None:
         state.start(torch.ones(2))
 
 
+def test_a_sparse_gradient_is_named_at_once_and_no_rank_is_said_to_be_gone() -> None:
+    """Before anybody is asked: there is no process group yet."""
+    with pytest.raises(UsageError, match=re.escape("is sparse, of a parameter of shape [5, 2]: make it dense")):
+        db.Reduce().start(torch.ones(5, 2).to_sparse())
+
+
 @pytest.mark.usefixtures("alone")
 def test_a_device_that_the_group_does_not_serve_is_refused() -> None:
     state = db.Reduce("ring")

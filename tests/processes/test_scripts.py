@@ -67,6 +67,24 @@ def test_workers_that_import_the_main_module_find_it(tmp_path: Path) -> None:
     assert launch(tmp_path, replicas=1, before=before, main=GUARDED) == "done"
 
 
+def test_a_module_of_a_package_is_the_main_program_as_python_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With relative imports, the working folder to import from, and workers that import it by its name."""
+    monkeypatch.chdir(tmp_path)
+    found = "(__package__, __spec__.name, sys.argv, sys.path[0], WORD)"
+    own = "('package', 'package.train', [__file__, '--rate', '3'], os.getcwd(), 3)"
+    loads = LOADS.format(", multiprocessing_context='spawn'")
+    before = f"assert {found} == {own}; {loads}"
+    source = "from .words import WORD\n" + SCRIPT
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "words.py").write_text("WORD = 3")
+    (tmp_path / "package" / "train.py").write_text(source.format(**{**FIELDS, "before": before, "main": GUARDED}))
+    job = jobs.job(tmp_path / "run", Downpour(replicas=1), task="script")
+    assert Local().launch(job, ["-m", "package.train", "--rate", "3"])["outcome"] == "done"
+
+
 def test_a_worker_that_joins_is_told_what_it_is(tmp_path: Path) -> None:
     before = LOADS.format(", multiprocessing_context='fork'")
     with pytest.raises(UsageError, match=r"replica \d has joined already, .* started by its script .*__main__"):

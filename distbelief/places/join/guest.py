@@ -27,6 +27,7 @@ from distbelief.places.processes import forkserver
 from distbelief.places.processes.addresses import host_towards
 from distbelief.places.processes.child import Child
 from distbelief.places.processes.processes import Processes
+from distbelief.places.processes.script import check_file
 from distbelief.places.supervisor import Supervisor
 from distbelief.strategies import find
 from distbelief.transport.secure import check_user
@@ -72,6 +73,8 @@ class Guest:
             raise errors.UsageError(
                 f"--data-dir {self.data_dir}: is of a task, and a script reads its data by itself: leave it off"
             )
+        if self.script:
+            check_file(self.script)
         check_leave_within(self.leave_within, "give what was begun as long as it takes")
         if self.strategy:
             find(self.strategy)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
 import mmap
 import os
 import re
@@ -46,6 +47,7 @@ from distbelief.places.channel_messages import (
 from distbelief.places.compute_model import Padding
 from distbelief.places.processes.addresses import host_and_port, listen_at
 from distbelief.places.processes.channel import Channel
+from distbelief.places.processes.script import file_of, name_of, relative_hint
 from distbelief.places.processes.settle import as_main, end_main, enter, name_process
 from distbelief.places.processes.spec import Opening, Spec
 from distbelief.record.journal import Journal
@@ -566,7 +568,7 @@ class _Process:
             self._fill,
             self._tell,
         )
-        script = os.path.abspath(spec.script[0])
+        script = file_of(spec.script)
         as_main(spec.script, self.role)
         try:
             self._run_main(script)
@@ -602,9 +604,11 @@ class _Process:
             model.load_state_dict(load_weights(self.spec.init_from, layout_of(model)))
 
     def _run_main(self, script: str) -> None:
-        named = self.spec.script[0]
+        named, main = name_of(self.spec.script), sys.modules["__main__"]
         try:
-            exec(compile(Path(script).read_bytes(), script, "exec"), vars(sys.modules["__main__"]))
+            if main.__package__:
+                importlib.import_module(main.__package__)  # before what it holds, as python -m does
+            exec(compile(Path(script).read_bytes(), script, "exec"), vars(main))
         except SystemExit as end:
             if end.code not in (None, 0):
                 self._fail(TrainingError.__name__, f"{named} ended itself with sys.exit({end.code!r})")
@@ -615,7 +619,7 @@ class _Process:
             raise
         except BaseException as error:
             what = ": ".join(word for word in (type(error).__name__, said(error)) if word) + hint(error)
-            what += loop.current.hint if loop.current is not None else ""
+            what += relative_hint(self.spec.script, error) + (loop.current.hint if loop.current is not None else "")
             where = _place_in(script, named, error)
             self._fail(TrainingError.__name__, f"{where}{',' * (where != named)} raised {what}", _traced(error, script))
 

@@ -4,7 +4,6 @@ started.
 
 from __future__ import annotations
 
-import os
 import resource
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from distbelief.job import Job
 from distbelief.places.paths import path_of
 from distbelief.places.processes.addresses import PORTS, check_network, host_and_port, listen_at
 from distbelief.places.processes.options import LocalOptions
+from distbelief.places.processes.script import check_file
 from distbelief.split.options import Split
 from distbelief.strategies import check_findable
 
@@ -125,8 +125,7 @@ def check_script(job: Job, script: list[str]) -> None:
                 f"{option(name)} {value}: is of a task, and a script reads and measures by itself: leave it off"
             )
     job.strategy.check_script()
-    if not os.path.isfile(script[0]):
-        raise UsageError(f"script {script[0]!r} is no file; name the Python script that every replica runs")
+    check_file(script)
 
 
 def check_split(settings: Settings, task: Task | None = None) -> None:

@@ -41,6 +41,7 @@ from distbelief.places.processes.addresses import host_and_port
 from distbelief.places.processes.options import LocalOptions
 from distbelief.places.processes.output import Logs
 from distbelief.places.processes.processes import Hooks, Life, Processes
+from distbelief.places.processes.script import name_of
 from distbelief.places.processes.spec import tell, tell_guest
 from distbelief.places.supervisor import Supervisor
 from distbelief.record.journal import LIMIT as JOURNAL_LIMIT
@@ -208,7 +209,7 @@ class Running:
         if request.script != bool(self._script):
             scripts = ""
             if self._script:
-                name = os.path.basename(self._script[0])
+                name = os.path.basename(name_of(self._script))
                 scripts = f"every replica runs a script, {name}: name your copy of it"
             return JoinRefusal(scripts or "it trains a task, not a script: name none")
         if wrong := wrong_strategy(self._told.strategy, request.strategy):

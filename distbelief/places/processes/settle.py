@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from distbelief.places.processes.forkserver import LEFT
+from distbelief.places.processes.script import file_of, is_module, module_spec
 from distbelief.places.processes.spec import Surroundings
 from distbelief.runtime.loop import PLAYED
 
@@ -59,13 +60,19 @@ def settle_process(role: str, threads: int, *above: int) -> None:
 
 
 def as_main(script: list[str], role: str) -> None:
-    """Have a user's script (its path, and its arguments) find what it would as the main program of this process, which
-    plays a role: its module, which its workers may import, its arguments, its folder, and output by lines.
+    """Have a user's script (its file or module, and its arguments) find what it would as the main program of this
+    process, which plays a role: its module, which its workers may import, its arguments, its folder, and output by
+    lines.
     """
     main = sys.modules["__main__"] = types.ModuleType("__main__")
-    main.__file__ = os.path.abspath(script[0])
-    sys.argv[:] = script
-    sys.path.insert(0, str(Path(script[0]).resolve().parent))
+    main.__file__ = file_of(script)
+    if is_module(script):
+        spec = module_spec(script[1])  # a spawned worker finds it by its name, and any other script by its file
+        vars(main).update(__spec__=spec, __package__=spec.parent, __loader__=spec.loader)
+        sys.argv[:] = [main.__file__, *script[2:]]
+    else:
+        sys.argv[:] = script
+        sys.path.insert(0, str(Path(script[0]).resolve().parent))
     multiprocessing.current_process().name = "MainProcess"
     os.setpgid(0, 0)  # with all that the script starts, which ends with it, whatever program that has become
     os.environ[PLAYED] = role

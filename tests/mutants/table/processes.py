@@ -31,7 +31,24 @@ STEPPED_WITH = "tests/machines/test_passed.py::test_options_that_come_with_a_pus
 SKIPPED = "A parameter without a gradient"
 WRITTEN = "tests/machines/test_shard.py::test_values_take_the_place_of_what_is_there_where_one_replica_alone_trains"
 
+NAMED, NAMES = "A script is a file, or a module of a package", "tests/core/test_script_names.py::"
+
 MUTANTS = [
+    Mutant("workers-of-a-module-know-its-file-alone", NAMED, "places/processes/settle.py",
+        "update(__spec__=spec, ", "update(__spec__=None, ",
+        ("tests/processes/test_scripts.py::test_a_module_of_a_package_is_the_main_program_as_python_has_it",), 15),
+    Mutant("a-package-is-imported-to-look-for-its-module", NAMED, "places/processes/script.py",
+        "PathFinder.find_spec(part, places) if", 'importlib.util.find_spec(".".join(parts[: at + 1])) if',
+        (f"{NAMES}test_a_module_is_known_by_its_name_and_nothing_of_its_package_is_imported",)),
+    Mutant("a-notebook-is-run-as-python", NAMED, "places/processes/script.py",
+        'if name.endswith(".ipynb"):', "if False:",
+        (f"{NAMES}test_a_script_that_cannot_be_run_is_refused_before_anything_is_started",)),
+    Mutant("a-file-of-a-package-is-of-the-nearest-folder", NAMED, "places/processes/script.py",
+        "        root = root.parent\n", "        break\n",
+        (f"{NAMES}test_a_file_of_a_package_that_was_run_by_itself_is_named_as_a_module",)),
+    Mutant("options-go-on-behind-a-module", NAMED, "cli/options.py",
+        'and args[at] != MODULE:\n        name, given', 'and args[at] != "":\n        name, given',
+        (f"{NAMES}test_options_end_where_a_module_is_named",)),
     Mutant("an-error-of-a-role-says-not-where-it-was", WHERE, "places/cluster/host_processes.py",
         "host=host", 'host=""',
         ("tests/processes/test_hosts.py::test_an_error_of_a_role_says_on_which_host_it_was",), seconds=15),
@@ -137,7 +154,7 @@ MUTANTS = [
         ("tests/processes/test_scripts.py::test_a_loop_of_any_shape_trains_as_the_plain_one[accumulated]",),
         seconds=10),
     Mutant("what-a-script-unfreezes-stays-as-it-is", SCRIPTS, "runtime/loop.py",
-        "                if own in frozen:\n", "                if False:\n",
+        "            if parameter.grad is not None and own in frozen:\n", "            if False:\n",
         ("tests/processes/test_launch.py::test_what_a_script_may_not_is_refused_by_what_it_calls_and_it_may_go_on",),
         seconds=10),
     Mutant("what-a-script-changes-is-not-looked-at", SCRIPTS, "runtime/loop.py",
@@ -415,13 +432,14 @@ MUTANTS = [
         "(each[1] is not None, each[0].local_rank)", "(each[1] is None, each[0].local_rank)",
         (PLACED + "test_the_first_process_is_of_the_first_host_and_starts_its_agent",)),
     Mutant("what-a-loop-fetches-takes-the-place-of-its-tensors", OWNED, "tasks/flat.py",
-        "        if self.owned:\n            self._copy(", "        if before < 0:\n            self._copy(",
+        "        if self._users is not None:\n            self._copy(",
+        "        if self._users is not None and before < 0:\n            self._copy(",
         (
             OWN_TESTS + "test_what_is_fetched_is_copied_into_tensors_that_stay_and_whatever_refers_to_them_follows",
             OWN_TESTS + "test_a_step_between_forward_and_backward_is_seen_by_autograd",
         )),
     Mutant("what-a-group-adds-up-stays-in-its-vector", OWNED, "strategies/grouped/torch_whole.py",
-        "factor, norms)\n        self.flat.swap(0)\n", "factor, norms)\n",
+        "covered, norms)\n        self.flat.swap(0)\n", "covered, norms)\n",
         (
             LAUNCH + "test_the_model_of_a_script_is_its_own_to_save_and_to_copy_and_its_buffers_may_be_assigned_anew"
             "[allreduce]",

@@ -244,6 +244,9 @@ MUTANTS = [
         "        tensor.div_(self.ranks)  # before they are added up, as DDP does: the sum of half floats could be "
         "too large\n", "",
         ("tests/processes/test_hook.py::test_a_ring_of_two_ranks_gives_the_mean_of_their_gradients",), seconds=15),
+    Mutant("a-sparse-gradient-is-begun-as-any", HOOK, "fabric/hook.py",
+        "if tensor.layout is not torch.strided:", "if False:",
+        ("tests/processes/test_hook.py::test_a_sparse_gradient_is_named_at_once_and_no_rank_is_said_to_be_gone",)),
     Mutant("each-rank-adds-its-own-gradient-first", HOOK, "fabric/window.py",
         "parts = [*chunk.parts[: self._rank], own, *chunk.parts[self._rank + 1 :]]",
         "parts = [own, *chunk.parts[: self._rank], *chunk.parts[self._rank + 1 :]]",
