@@ -44,9 +44,9 @@ class UsersTensors:
 
     def __init__(self, module: nn.Module, tensors: Sequence[Tensor], given: Mapping[str, torch.Tensor]) -> None:
         self._module, self._tensors, self._given = module, tensors, given
-        self._modules: list[nn.Module] = []
-        self._count = 0
-        self._places: list[tuple[Mapping[str, torch.Tensor | None], str, torch.Tensor]] = []
+        self._kinds = [(one, torch.Size(one.shape), getattr(torch, one.dtype)) for one in tensors]
+        self._held: list[tuple[Mapping[str, object], list[object], list[int]]] = []
+        """What each module holds: modules, parameters, buffers; and their ids, which no others have meanwhile."""
         self._parameters = [at for at, one in enumerate(tensors) if one.kind != "buffer"]
         self._moving = [at for at, one in enumerate(tensors) if one.kind != "frozen"]
         self._small = sum(given[one.name].nbytes for one in tensors) <= SMALL
@@ -62,19 +62,10 @@ class UsersTensors:
 
     def _look(self, named: Mapping[str, torch.Tensor]) -> None:
         """Keep where each tensor is, so that a step need not ask for all names."""
-        self._modules = [*self._module.modules()]
-        self._count = self._counted()
-        self._places = []
-        for one in self._tensors:
-            path, _, name = one.name.rpartition(".")
-            owner, tensor = self._module.get_submodule(path), named[one.name]
-            self._places.append((owner._buffers if one.kind == "buffer" else owner._parameters, name, tensor))
-        self.now = [tensor for _, _, tensor in self._places]
+        both = [held for one in self._module.modules() for held in (one._modules, one._parameters, one._buffers)]
+        self._held = [(held, [*held.values()], [*map(id, held.values())]) for held in both]
+        self.now = [named[one.name] for one in self._tensors]
         self._targets = []
-
-    def _counted(self) -> int:
-        held = (some.values() for one in self._modules for some in (one._parameters, one._buffers))
-        return sum(value is not None for some in held for value in some)
 
     def follow(self) -> None:
         """Ask for the names.
@@ -82,16 +73,12 @@ class UsersTensors:
         Raises:
             UsageError: one is new, gone or replaced, or of another shape, dtype or device.
         """
-        if (
-            [*map(id, self._module.modules())] != [*map(id, self._modules)]
-            or self._counted() != self._count
-            or any(held.get(name) is not tensor for held, name, tensor in self._places)
-        ):
+        if any([*map(id, held.values())] != ids for held, _, ids in self._held):
             named = {name: tensor for _, name, tensor in named_tensors(self._module)}
             self._check_names(named)
             self._look(named)
-        for one, tensor in zip(self._tensors, self.now, strict=True):
-            if tuple(tensor.shape) != one.shape or str(tensor.dtype) != f"torch.{one.dtype}":
+        for (one, shape, dtype), tensor in zip(self._kinds, self.now, strict=True):
+            if tensor.shape != shape or tensor.dtype is not dtype:
                 was, now = f"{one.dtype} {[*one.shape]}", f"{tensor.dtype} {[*tensor.shape]}".removeprefix("torch.")
                 raise self._another(f"{one.kind} {one.name!r} is {now}, and was {was}")
 
