@@ -60,7 +60,9 @@ def deaths() -> list[Step]:
 
 def steps_of_all() -> list[Step]:
     """Every test that needs no other machine, with thousands of seeds; and all mutants."""
-    each = [Step(file, pytest(file), SEEDS) for file in files("core", "machines", "simulated", "processes", "slow")]
+    each = [
+        Step(file, pytest(file), SEEDS) for file in files("core", "machines", "simulated", "plain", "processes", "slow")
+    ]
     return [*each, *deaths(), Step("mutants", (sys.executable, "-m", "mutants", "--passed"))]
 
 

@@ -60,7 +60,7 @@ class UsersTensors:
         if (
             [*map(id, self._module.modules())] != [*map(id, self._modules)]
             or self._counted() != self._count
-            or any(held.get(name) is not tensor for held, name, tensor in self._places)
+            or any(name not in held or held[name] is not tensor for held, name, tensor in self._places)
         ):
             named = {name: tensor for _, name, tensor in named_tensors(self._module)}
             self._check_names(named)
