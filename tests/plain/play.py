@@ -10,6 +10,7 @@ import itertools
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from distbelief.core import roles
 from distbelief.core.conversations.membership import Here
@@ -189,74 +190,71 @@ class Plain:
     def report(self, loss: object = None) -> None:
         """A plain script has nobody to tell."""
 
-    def batches(
-        self, data: Any, batch_size: int | None = None, *, num_workers: int = 0, order: str | None = None
-    ) -> Any:
-        """Minibatches of all epochs, or of the one at hand, as a list that is made as it is gone through."""
-        return _Minibatches(self, data, batch_size, order or "shuffled")
+    def batches(self, data: Any, batch_size: int | None = None, *, order: str = "shuffled") -> _Minibatches:
+        """Minibatches of all epochs, or of the one at hand."""
+        return _Minibatches(self._deal, data, batch_size or BATCH, order)
 
-    def _deal(self, data: Any, batch_size: int, order: str) -> Iterator[Any]:
+    def _deal(self, data: Any, size: int, order: str) -> Iterator[Any]:
         for epoch in self._all if self._epoch < 0 else [self._epoch]:
-            for index, made in enumerate(minibatches(data, batch_size, order, epoch)):
+            for made in minibatches(data, size, order, epoch):
                 if self._stopped:
                     return
                 self._count += 1
                 if self._count - 1 != self._left_out:
-                    seed_all(key(SEED, epoch, index)) if made.before else None
-                    yield made.minibatch()
+                    yield made
 
 
 class _Minibatches:
     """What a loop goes through; it has a length where the data have one."""
 
-    def __init__(self, plain: Plain, data: Any, batch_size: int | None, order: str) -> None:
-        loader = data if isinstance(data, DataLoader) else None
-        self.dataset = data if loader is None else loader.dataset
-        self._plain, self._data, self._order = plain, data, order
-        self._size = batch_size or (BATCH if loader is None else loader.batch_size or 1)
+    def __init__(self, deal: Callable[..., Iterator[Any]], data: Any, size: int, order: str) -> None:
+        loader = isinstance(data, DataLoader)
+        self._deal, self._data, self._order = deal, data, order
+        self._size = (data.batch_size or 1) if loader else size
+        self.dataset = data.dataset if loader else data
 
     def __len__(self) -> int:
-        tensors = self._data if isinstance(self._data, tuple | Mapping) else None
-        samples = len(self.dataset) if tensors is None else len(tree_leaves(tensors)[0])
-        return -(-samples // self._size)
+        return -(-samples_of(self.dataset) // self._size)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._plain._deal(self._data, self._size, self._order)
+        return self._deal(self._data, self._size, self._order)
 
 
-class Made(NamedTuple):
-    """A minibatch that is made when it is asked for; `before` it, chance is seeded."""
-
-    minibatch: Callable[[], Any]
-    before: bool = True
+def samples_of(dataset: Any) -> int:
+    """How many there are."""
+    return len(tree_leaves(dataset)[0]) if isinstance(dataset, tuple | Mapping) else len(dataset)
 
 
-def minibatches(data: Any, batch_size: int, order: str, epoch: int) -> Iterator[Made]:
-    """The minibatches of an epoch, as a plain loop has them."""
+def minibatches(data: Any, size: int, order: str, epoch: int) -> Iterator[Any]:
+    """The minibatches of an epoch, each made and gone through with the chance that is its own."""
+    for index, make in enumerate(reads(data, size, order, epoch)):
+        seed_all(key(SEED, epoch, index))
+        yield make()
+
+
+def reads(data: Any, size: int, order: str, epoch: int) -> Iterator[Callable[[], Any]]:
+    """What makes each minibatch of an epoch; what others read, or is a stream, is read before."""
     loader = data if isinstance(data, DataLoader) else None
     dataset = data if loader is None else loader.dataset
     collate = default_collate if loader is None else loader.collate_fn
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-        samples = iter(dataset) if loader is None else iter(())
-        taken = iter(lambda: list(itertools.islice(samples, batch_size)), [])
-        items = map(collate, taken) if loader is None else iter(loader)
-        yield from (Made(lambda one=one: one) for one in items)  # type: ignore[misc]  # bound at once
-        return
-    tensors = dataset.tensors if type(dataset) is TensorDataset else dataset
-    gathered = loader is None and isinstance(tensors, tuple | Mapping)
-    samples = len(tree_leaves(tensors)[0]) if gathered else len(dataset)
-    dealt = Order(samples, batch_size, SEED, order)
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        items = iter(dataset)
+        made = map(collate, iter(lambda: [*itertools.islice(items, size)], []))
+        return map(constant, made if loader is None else loader)
+    dealt = Order(samples_of(dataset), size, SEED, order)
     numbers = [dealt.indices(epoch, index) for index in range(dealt.batches)]
     if loader is not None and loader.num_workers:
         own = {name: getattr(loader, name) for name in ("num_workers", "worker_init_fn", "collate_fn")}
-        loaded = DataLoader(dataset, batch_sampler=[one.tolist() for one in numbers], **own)
-        yield from (Made(lambda one=one: one) for one in loaded)  # type: ignore[misc]  # bound at once
-    elif gathered:
-        whole = tree_map(torch.as_tensor, tensors)
-        yield from (Made(lambda one=one: tree_map(lambda leaf: leaf[one], whole)) for one in numbers)  # type: ignore[misc]
-    else:
-        together = getattr(dataset, "__getitems__", lambda some: [dataset[number] for number in some])
-        yield from (Made(lambda one=one: collate(together(one.tolist()))) for one in numbers)  # type: ignore[misc]
+        return map(constant, DataLoader(dataset, batch_sampler=[one.tolist() for one in numbers], **own))
+    if isinstance(dataset, tuple | Mapping):
+        whole = tree_map(torch.as_tensor, dataset)
+        return (partial(tree_map, partial(torch.index_select, dim=0, index=one), whole) for one in numbers)
+    together = getattr(dataset, "__getitems__", lambda some: [dataset[number] for number in some])
+    return (partial(lambda one: collate(together(one.tolist())), one) for one in numbers)
+
+
+def constant(value: Any) -> Callable[[], Any]:
+    return lambda: value
 
 
 def play_plain(script: Script, optimizer: Optimizer, epochs: int, folder: Path, **wrong: Any) -> Outcome:

@@ -26,11 +26,10 @@ OPEN: dict[str, tuple[tuple[str, ...], str]] = {
     "sometimes_used": (ALL, NO_GRADIENT),
     "averaged_swapped": (ALL, WRITTEN),
     "best_taken_back": (ALL, WRITTEN),
-    "clipped_by_data": (ALL, WRITTEN),
     "clipped_by_no_grad": (ALL, WRITTEN),
     "clipped_by_numpy": (ALL, WRITTEN),
     "lookahead": (ALL, WRITTEN),
-    "written_once": (ALL, WRITTEN),
+    "written_by_data": (ALL, WRITTEN),
     "renormed": (ALL, WRITTEN),
     "scheduler_CyclicLR_with_momentum": (scripts.SHARDED, OPTIONS),
     "scheduler_OneCycleLR_with_momentum": (scripts.SHARDED, OPTIONS),
@@ -38,10 +37,10 @@ OPEN: dict[str, tuple[tuple[str, ...], str]] = {
     "set_momentum": (scripts.SHARDED, OPTIONS),
     "set_weight_decay": (scripts.SHARDED, OPTIONS),
     "rate_of_one_group_set": (scripts.SHARDED, "refused: the rates of all groups change by one factor"),
-    "fetched_as_read": (ALL, READ_AHEAD),
+    "data_fetched": (ALL, READ_AHEAD),
     "open_file": (ALL, READ_AHEAD),
     "data_worker_init": (("served", "allreduce"), "worker_init_fn finds a data set of ours in the place of its own"),
-    "data_worker_fetches": (("served", "allreduce"), "workers are not started anew in each epoch"),
+    "data_worker_counts": (("served", "allreduce"), "workers are not started anew in each epoch"),
     "accumulated_3": (("synchronous",), WEIGHTED),
     "batch_size": (("synchronous",), WEIGHTED),
     "data_batched_stream": (("synchronous",), WEIGHTED),
@@ -112,13 +111,13 @@ CHANGED: dict[str, Callable[[Outcome], Outcome]] = {
 
 @pytest.mark.parametrize("change", CHANGED)
 def test_whatever_differs_is_noticed(change: str, tmp_path: Path) -> None:
-    plain = played(scripts.saved_as_safetensors, Plain(MOMENTUM, 1), tmp_path)
+    plain = played(FEATURES["saved_as_safetensors"].script, Plain(MOMENTUM, 1), tmp_path)
     assert not difference(plain, plain)
     assert difference(plain, CHANGED[change](plain))
 
 
 def test_a_refusal_with_another_sentence_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = FEATURES["closure"]
-    monkeypatch.setitem(FEATURES, "closure", scripts.Feature(one.script, "optimizer", refused={"served": "another"}))
+    monkeypatch.setitem(FEATURES, "closure", scripts.Feature("optimizer", "it", one.script, {"served": "another"}))
     assert wrong(Cell("closure", "served"), tmp_path).startswith("it should be refused with 'another'")
     assert set(one.ways) == {*WAYS}
