@@ -98,17 +98,26 @@ def plainly(name: str, folder: Path) -> Outcome:
     return _plain[name]
 
 
-def rows() -> Iterator[tuple[str, str, str]]:
-    """For a document: the section and the words of each feature, and what is made of it: equal, or by way why not."""
-    for one in FEATURES.values():
-        sentences: dict[str, list[str]] = {}
-        for way in one.ways:
-            sentences.setdefault(one.refused.get(way, EQUAL), []).append(way)
-        told = [
-            says if len(ways) == len(one.ways) else f"{', '.join(ways)}: {says}" for says, ways in sentences.items()
-        ]
-        yield (
-            one.section,
-            one.title,
-            "; ".join(told) + (f" (within {one.within:g}: {one.because})" if one.within else ""),
-        )
+def rows(folder: Path) -> list[tuple[str, str, str]]:
+    """For a document: the section and the words of each feature, and what comes of it: equal, or the sentences that
+    refuse it, as they are said now, with their ways.
+    """
+    return [row(name, folder / name) for name in FEATURES]  # a script within a `for` of this folder is refused
+
+
+def row(name: str, folder: Path) -> tuple[str, str, str]:
+    """That of one feature."""
+    one = FEATURES[name]
+    ended = {way: ended_with(Cell(name, way), folder / way) for way in one.ways if way in one.refused}
+    told: dict[str, list[str]] = {}
+    for way in one.ways:
+        told.setdefault(ended.get(way, EQUAL), []).append(way)
+    sentences = [what if len(told) == 1 else f"{', '.join(ways)}: {what}" for what, ways in told.items()]
+    close = f" (within {one.within:g}: {one.because})" if one.within else ""
+    return one.section, one.title, "; ".join(sentences) + close
+
+
+def ended_with(cell: Cell, folder: Path) -> str:
+    """What a script was ended with, without the kind of error."""
+    one = cell.feature
+    return play_ours(one.script, WAYS[cell.way], one.optimizer, one.epochs, folder).error.partition(": ")[2]

@@ -10,16 +10,20 @@ from typing import Any
 
 import pytest
 import torch
-from plain import scripts
+from plain import scripts, table
 from plain.play import WAYS, Outcome, Plain, play_plain, played
 from plain.scripts import ALL, FEATURES, MOMENTUM
 from plain.table import Cell, cells, difference, rows, wrong
+
+from distbelief.core.optimizer import LAYERWISE, LEARNING_RATES
+from distbelief.transport.inline import InlineEndpoint
 
 WRITTEN = "what the script writes to a parameter is undone by the next fetch"
 NO_GRADIENT = "a parameter without a gradient is stepped with zeros"
 OPTIONS = "refused by name: of a group's options the rate alone goes with a push"
 READ_AHEAD = "a process of its own reads the data, ahead of the step"
 WEIGHTED = "a gradient is multiplied by its samples and divided by them: bits are lost unless they are a power of 2"
+SECTIONS = ("tensors", "optimizer", "gradients", "data", "saving", "control")
 OPEN: dict[str, tuple[tuple[str, ...], str]] = {
     "frozen_in_the_loop": (ALL, NO_GRADIENT),
     "unused": (ALL, NO_GRADIENT),
@@ -73,11 +77,41 @@ for name in FEATURES:
     globals()[f"test_{name}"] = _tested(name)
 
 
-def test_the_table_is_large_and_all_of_it_has_a_place_in_a_document() -> None:
-    """And nothing is open that is not in it."""
+def test_the_table_is_large_and_nothing_is_open_that_is_not_in_it() -> None:
     assert len([*cells()]) >= 150
-    assert {section for section, _, _ in rows()} == {"tensors", "optimizer", "gradients", "data", "saving", "control"}
+    assert {one.section for one in FEATURES.values()} == set(SECTIONS)
     assert {Cell(name, way) for name, (ways, _) in OPEN.items() for way in ways} <= {*cells()}
+
+
+def test_every_scheduler_and_optimizer_is_in_it() -> None:
+    known = {name: getattr(torch.optim.lr_scheduler, name) for name in torch.optim.lr_scheduler.__all__}
+    schedulers = {name for name, one in known.items() if issubclass(one, torch.optim.lr_scheduler.LRScheduler)}
+    assert schedulers - {"LRScheduler"} <= {name.partition(" ")[0] for name in scripts.SCHEDULERS}
+    assert {*scripts.RATES, *LAYERWISE} == {*LEARNING_RATES}
+
+
+def test_the_table_can_be_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = {name: FEATURES[name] for name in ("a_plain_model", "optimizer_adam", "rate_set")}
+    monkeypatch.setattr(table, "FEATURES", chosen)
+    plain, adam, rate = rows(tmp_path)
+    assert plain == ("tensors", "Nothing but layers", "equal")
+    assert adam[2].startswith("equal (within 1e-06: ")
+    assert rate[2].startswith("served, direct, synchronous: equal; allreduce: the script sets the learning rate to ")
+
+
+@pytest.mark.parametrize(("way", "says"), [("served", "Push"), ("synchronous", "Push"), ("direct", "Here")])
+def test_each_way_goes_its_own_way(way: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+    send = InlineEndpoint.send
+
+    def noted(self: InlineEndpoint, to: str, message: object, payload: Any = None) -> None:
+        sent.append(type(message).__name__)
+        send(self, to, message, payload)  # type: ignore[arg-type]  # a message
+
+    monkeypatch.setattr(InlineEndpoint, "send", noted)
+    assert not wrong(Cell("a_plain_model", way), tmp_path)
+    assert says in sent
+    assert ("Push" in sent) == (says == "Push")
 
 
 BROKEN: dict[str, dict[str, Any]] = {"a rate times 1.001": {"factor": 1.001}, "a minibatch left out": {"left_out": 4}}
