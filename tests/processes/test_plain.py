@@ -40,16 +40,9 @@ CELLS = [
     Cell("data_workers", "served"),
     Cell("epochs_of_loader", "synchronous"),
     Cell("saved_by_torch", "direct"),
-    Cell("control_stop_break", "served"),
-]
-OPEN = pytest.param(
     Cell("control_stop_break", "allreduce"),
-    marks=pytest.mark.xfail(
-        strict=True,
-        raises=FileNotFoundError,
-        reason="the one replica of a group leaves, and nobody has kept the parameters: no checkpoint, no model",
-    ),
-)
+    Cell("control_break", "allreduce"),
+]
 REFUSED = [Cell("closure", "served"), Cell("data_sampler", "allreduce")]
 
 
@@ -63,7 +56,7 @@ def launch(cell: Cell, folder: Path, **more: Any) -> dict[str, Any]:
     return Local(path=WAYS[cell.way].path).launch(job, [str(script)])
 
 
-@pytest.mark.parametrize("cell", [*CELLS, OPEN], ids="-".join)
+@pytest.mark.parametrize("cell", CELLS, ids="-".join)
 def test_a_script_of_one_replica_is_the_plain_one(cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it has seen and saved, and the model that the job has kept."""
     monkeypatch.chdir(tmp_path)
