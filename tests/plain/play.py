@@ -322,26 +322,12 @@ class _Direct(DirectEndpoint, _Beneath, InlineEndpoint, SharedEndpoint):  # type
     """An endpoint of a replica that updates the shards' memory itself."""
 
 
-class _NoLocks:
-    """Locks of a job that is in one thread."""
-
-    def take(self, numbers: object, told: object) -> bool:
-        return True
-
-    def give(self, numbers: object) -> None: ...
-
-    def is_held(self, number: int) -> bool:
-        return False
+def nothing(*_: Any) -> None:
+    """Of what nobody asks for here: a store, a clock, a lock that others might have."""
 
 
-class _Store:
-    """Where a checkpoint goes that nobody asks for."""
-
-    def save_part(self, *_: Any) -> None: ...
-
-    def commit(self, *_: Any) -> None: ...
-
-    def discard(self, *_: Any) -> None: ...
+NO_LOCKS: Any = SimpleNamespace(take=lambda *_: True, give=nothing, is_held=lambda _: False)
+NO_STORE: Any = SimpleNamespace(save_part=nothing, commit=nothing, discard=nothing)
 
 
 class _Role(_Process):
@@ -364,7 +350,7 @@ class _Role(_Process):
         return ""
 
     def _locks(self) -> Any:
-        return _NoLocks()
+        return NO_LOCKS
 
     def begin(self) -> None:
         """Take part."""
@@ -372,7 +358,7 @@ class _Role(_Process):
             machine: Any = self.players.coordinator(self.spec.settings, False, self.spec.start)
         else:
             machine = self._shard(roles.index_of(self.role))
-        self.driver.add_machine(self.role, machine, self.endpoint, _Store())  # type: ignore[arg-type]
+        self.driver.add_machine(self.role, machine, self.endpoint, NO_STORE)  # type: ignore[arg-type]
         if self.role != roles.COORDINATOR:
             self.endpoint.send(roles.COORDINATOR, Here())
 
@@ -380,7 +366,7 @@ class _Role(_Process):
         """What its script joins."""
         settings = self.spec.settings
         return loop.Replica(
-            self.role, self.driver, self.endpoint, self._scripted_part, settings=settings, store=_Store()
+            self.role, self.driver, self.endpoint, self._scripted_part, settings=settings, store=NO_STORE
         )  # type: ignore[arg-type]
 
 
