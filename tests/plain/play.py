@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, default_collate
 
 from distbelief.core import roles
 from distbelief.core.conversations.membership import Here
@@ -191,7 +191,9 @@ class Plain:
         """A plain script has nobody to tell."""
 
     def batches(self, data: Any, batch_size: int | None = None, *, order: str = "shuffled") -> _Minibatches:
-        """Minibatches of all epochs, or of the one at hand."""
+        """Minibatches of all epochs, or of the one at hand; a loader that does not shuffle has them in order."""
+        if isinstance(data, DataLoader) and type(data.sampler) is SequentialSampler:
+            order = "sequential"
         return _Minibatches(self._deal, data, batch_size or BATCH, order)
 
     def _deal(self, data: Any, size: int, order: str) -> Iterator[Any]:

@@ -656,6 +656,10 @@ def drop(model: Any) -> None:
     model[0].bias.grad = None
 
 
+def unbound(model: Any) -> None:
+    model[2].bias.grad.fill_(float("nan"))
+
+
 def hooks(model: Any, _: Any, seen: Seen) -> After:
     model[0].weight.register_hook(lambda slope: 2 * slope)
     model[0].weight.register_post_accumulate_grad_hook(lambda one: seen.see(one.grad))
@@ -675,6 +679,8 @@ def gradients() -> None:
     has("gradient_replaced", "A gradient is another tensor", change=sign)
     has("gradient_noise", "Noise is added to a gradient", change=noise)
     has("gradient_dropped", "A gradient is taken away", change=drop)
+    has("gradient_not_finite", "A gradient that is not finite", change=unbound,
+        refused="replica 0: the norm of the gradient is nan at step 0 .*; lower --lr")
     has("zeroed_in_place", "Gradients are zeroed where they are", model=sometimes, clear=False)
     has("checkpointed", "Activations that are computed again in the backward pass", model=recomputed)
     has("hooks", "Hooks on parameters and modules", begin=hooks)
@@ -810,14 +816,18 @@ def dictionary(replica: Any, seen: Seen) -> nn.Module:
     return model
 
 
-def in_epochs(replica: Any, seen: Seen, samples: Callable[[], Any], scheduled: bool = False) -> nn.Module:
-    """Epochs, with validation and a scheduler between them."""
+def in_epochs(
+    replica: Any, seen: Seen, samples: Callable[..., Any], scheduled: bool = False, grows: bool = False, most: int = 100
+) -> nn.Module:
+    """Epochs, each of its first minibatches, with validation and a scheduler between them."""
     model = normed()
     optimizer = replica.optimizer(model)
     scheduler = lr_scheduler.StepLR(optimizer, 1, 0.5 if scheduled else 1.0)
     for epoch in replica.epochs(3):
-        batches = replica.batches(samples())
-        for x, y in batches:
+        batches = replica.batches(samples(*([20 + 10 * epoch] if grows else [])))
+        for number, (x, y) in enumerate(batches):
+            if number == most:
+                break
             step(replica, seen, model.train(), optimizer, x, y)
         with torch.no_grad():
             for x, y in DataLoader(TensorDataset(*data(20)), 8, shuffle=True):
@@ -839,6 +849,8 @@ def data_sets() -> None:
         ("worker_counts", "Workers that count what they read", {"dataset": Counted(), "num_workers": 1}),
     ):
         add("data", f"data_{name}", title, train, of=by_processes, samples=partial(loader, shuffle=True, **options))
+    add("data", "data_loader_in_order", "A DataLoader that does not shuffle", train, samples=loader,
+        of={"ways": SHARDED})
     add("data", "data_fetched", "A data set that counts what is read of it", fetched)
     add("data", "open_file", "A data set that reads an open file", open_file)
     add("data", "dictionary", "Samples in a dictionary", dictionary)
@@ -847,7 +859,11 @@ def data_sets() -> None:
     add("data", "batch_size", "A batch size that the script names", train, order={"batch_size": 7})
     one = {"epochs": 1}
     add("data", "epochs_of_tensors", "Epochs of tensors, with validation", in_epochs, of=one, samples=data)
-    add("data", "epochs_of_loader", "Epochs of a DataLoader, with validation", in_epochs, of=one, samples=loader)
+    add("data", "epochs_of_loader", "Epochs of a DataLoader, with validation", in_epochs, of=one,
+        samples=partial(loader, shuffle=True))
+    add("data", "epochs_left", "Epochs that are left before their end", in_epochs, of=one, samples=data, most=3)
+    add("data", "epochs_of_other_data", "Epochs of more and more data", in_epochs, of=one, samples=data, grows=True,
+        refused=r"batches\(\) of 30 samples in epoch 1, and of 20 before: the epochs of a job are of the same data")
     add("data", "epochs_scheduled", "A scheduler that is stepped with each epoch", in_epochs, BY_JOB, of=one,
         samples=data, scheduled=True)
 # fmt: on

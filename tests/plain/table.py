@@ -85,7 +85,7 @@ def wrong(cell: Cell, folder: Path) -> str:
     ours = play_ours(one.script, WAYS[cell.way], one.optimizer, one.epochs, folder / "ours")
     if says := one.refused.get(cell.way):
         kind, _, sentence = ours.error.partition(": ")
-        fits = kind in ("UsageError", "DataError", "LayoutError") and re.search(says, sentence)
+        fits = kind in ("UsageError", "DataError", "LayoutError", "LossNotFinite") and re.search(says, sentence)
         return "" if fits else f"it should be refused with {says!r}, and ended with {ours.error or 'no error'!r}"
     return difference(plainly(cell.name, folder / "plain"), ours, one.within)
 

@@ -41,6 +41,8 @@ OPEN: dict[str, tuple[tuple[str, ...], str]] = {
     "set_momentum": (scripts.SHARDED, OPTIONS),
     "set_weight_decay": (scripts.SHARDED, OPTIONS),
     "rate_of_one_group_set": (scripts.SHARDED, "refused: the rates of all groups change by one factor"),
+    "epochs_left": (ALL, "a loop over an epoch that is left ends the part of the replica: epochs after it are empty"),
+    "data_loader_in_order": (scripts.SHARDED, "a DataLoader's shuffle=False is not asked for: the job shuffles"),
     "data_fetched": (ALL, READ_AHEAD),
     "open_file": (ALL, READ_AHEAD),
     "data_worker_init": (("served", "allreduce"), "worker_init_fn finds a data set of ours in the place of its own"),
