@@ -63,7 +63,7 @@ def steps_of_all() -> list[Step]:
     more = {"tests/processes/test_direct.py": {"DISTBELIEF_DEATHS": "400"}}  # so many find every place to die at
     each = [
         Step(file, pytest(file), SEEDS | more.get(file, {}))
-        for file in files("core", "machines", "simulated", "processes", "slow")
+        for file in files("core", "machines", "simulated", "plain", "processes", "slow")
     ]
     return [*each, Step("mutants", (sys.executable, "-m", "mutants"))]
 

@@ -50,7 +50,7 @@ class Mutant:
 
 def starts_processes(test: str) -> bool:
     """Whether a test is in a folder of those that start processes."""
-    return not test.startswith(("tests/core", "tests/machines", "tests/simulated"))
+    return not test.startswith(("tests/core", "tests/machines", "tests/simulated", "tests/plain"))
 
 
 @cache

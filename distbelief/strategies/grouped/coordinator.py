@@ -149,8 +149,13 @@ class AllreduceCoordinator(Answering):
         self.phase = GROUP_PHASES.move(self.phase, phase)
 
     def _on_leave(self, sender: str, event: membership.Leave) -> list[Effect]:
-        if event.stops and self._may(GroupMay.DEAL):
+        alone = self._groups.dealt == [sender]
+        if self._may(GroupMay.DEAL) and event.stops:
             self._close(Cause.SCRIPT_STOPPED, f"the script of {sender} has stopped the job")
+        elif self._may(GroupMay.DEAL) and alone:
+            self._close(Cause.REPLICAS_LEFT, f"every replica is gone; the last was {sender}: {self._why_left}")
+        if alone and not self._may(GroupMay.DISMISS):  # it waits, since nobody else holds the parameters
+            return self._regroup()
         return self._ended(sender, self._why_left, -1, died=False)
 
     # forming groups

@@ -421,7 +421,7 @@ class AllreduceReplica:
                 batch = self._coming.popleft()
                 computed = yield from self._compute(batch)
                 if computed is None:
-                    self._ending = True
+                    yield from self._leave_early()
                     return
                 if computed.loss is not None:
                     self.report(computed.loss, batch, self.step)
@@ -445,6 +445,16 @@ class AllreduceReplica:
                 yield self._report()
         if not self._siblings.follows:
             yield self._report()
+
+    def _leave_early(self) -> Steps[None]:
+        """Have the job go on without this replica; where nobody else holds the parameters, stay until they are kept."""
+        if len(self._members) > 1:
+            self._ending = True
+            return
+        yield self._report()
+        yield Send(self._siblings.superior, membership.Leave(stops=self.stops))
+        while True:  # until it is halted, to form a group that ends
+            yield from self._wait()
 
     # minibatches that overlap: each partition makes its own updates
 

@@ -1,0 +1,159 @@
+"""A script with one replica is the plain script: every feature in every way, equal or refused with a sentence. `pytest`
+alone draws one way of each feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plain import scripts, table
+from plain.play import WAYS, Outcome, Plain, play_plain, played
+from plain.scripts import ALL, FEATURES, MOMENTUM
+from plain.table import Cell, cells, difference, rows, wrong
+
+from distbelief.core.optimizer import LAYERWISE, LEARNING_RATES
+from distbelief.transport.inline import InlineEndpoint
+
+WRITTEN = "what the script writes to a parameter is undone by the next fetch"
+NO_GRADIENT = "a parameter without a gradient is stepped with zeros"
+OPTIONS = "refused by name: of a group's options the rate alone goes with a push"
+READ_AHEAD = "a process of its own reads the data, ahead of the step"
+WEIGHTED = "a gradient is multiplied by its samples and divided by them: bits are lost unless they are a power of 2"
+SECTIONS = ("tensors", "optimizer", "gradients", "data", "saving", "control")
+OPEN: dict[str, tuple[tuple[str, ...], str]] = {
+    "frozen_in_the_loop": (ALL, NO_GRADIENT),
+    "unused": (ALL, NO_GRADIENT),
+    "sometimes_used": (ALL, NO_GRADIENT),
+    "averaged_swapped": (ALL, WRITTEN),
+    "best_taken_back": (ALL, WRITTEN),
+    "clipped_by_no_grad": (ALL, WRITTEN),
+    "clipped_by_numpy": (ALL, WRITTEN),
+    "lookahead": (ALL, WRITTEN),
+    "written_by_data": (ALL, WRITTEN),
+    "renormed": (ALL, WRITTEN),
+    "scheduler_CyclicLR_with_momentum": (scripts.SHARDED, OPTIONS),
+    "scheduler_OneCycleLR_with_momentum": (scripts.SHARDED, OPTIONS),
+    "set_maximize": (scripts.SHARDED, OPTIONS),
+    "set_momentum": (scripts.SHARDED, OPTIONS),
+    "set_weight_decay": (scripts.SHARDED, OPTIONS),
+    "rate_of_one_group_set": (scripts.SHARDED, "refused: the rates of all groups change by one factor"),
+    "epochs_left": (ALL, "a loop over an epoch that is left ends the part of the replica: epochs after it are empty"),
+    "data_loader_in_order": (scripts.SHARDED, "a DataLoader's shuffle=False is not asked for: the job shuffles"),
+    "data_fetched": (ALL, READ_AHEAD),
+    "open_file": (ALL, READ_AHEAD),
+    "data_worker_init": (("served", "allreduce"), "worker_init_fn finds a data set of ours in the place of its own"),
+    "data_worker_counts": (("served", "allreduce"), "workers are not started anew in each epoch"),
+    "accumulated_3": (("synchronous",), WEIGHTED),
+    "batch_size": (("synchronous",), WEIGHTED),
+    "data_batched_stream": (("synchronous",), WEIGHTED),
+    "data_one_batch": (("synchronous",), WEIGHTED),
+    "data_uneven": (("synchronous",), WEIGHTED),
+    "uneven_sizes": (ALL, "torch's fused kernel rounds the elements behind the last 16 of a shard's vector otherwise"),
+    "bfloat16": (ALL, "the shards have float32 masters, plain torch steps in bfloat16"),
+    "sparse_rows": (ALL, "gradients are made dense, so that the rows of a minibatch are added up before the step"),
+    "state_read": (ALL, "KeyError: what the optimizer keeps is on the shards, and optimizer.state is empty"),
+    "grad_scaler_skips": (("allreduce",), "the step that is skipped is refused as a minibatch without one"),
+}
+"""What came of a cell that is not as the table has it, until it is mended: by its feature, in which ways, and why."""
+
+
+def _tested(name: str) -> Callable[..., None]:
+    """The test of a feature: its own, so that one way of each is drawn."""
+
+    def test(way: str, tmp_path: Path) -> None:
+        assert not (found := wrong(Cell(name, way), tmp_path)), found
+
+    def marked(way: str) -> Any:
+        ways, why = OPEN.get(name, ((), ""))
+        open_yet = [pytest.mark.xfail(strict=True, raises=AssertionError, reason=why)] if way in ways else []
+        return pytest.param(way, marks=[*open_yet, *([pytest.mark.long] if FEATURES[name].long else [])])
+
+    return pytest.mark.parametrize("way", [marked(way) for way in FEATURES[name].ways])(test)
+
+
+for name in FEATURES:
+    globals()[f"test_{name}"] = _tested(name)
+
+
+def test_the_table_is_large_and_nothing_is_open_that_is_not_in_it() -> None:
+    assert len([*cells()]) >= 150
+    assert {one.section for one in FEATURES.values()} == set(SECTIONS)
+    assert {Cell(name, way) for name, (ways, _) in OPEN.items() for way in ways} <= {*cells()}
+
+
+def test_every_scheduler_and_optimizer_is_in_it() -> None:
+    known = {name: getattr(torch.optim.lr_scheduler, name) for name in torch.optim.lr_scheduler.__all__}
+    schedulers = {name for name, one in known.items() if issubclass(one, torch.optim.lr_scheduler.LRScheduler)}
+    assert schedulers - {"LRScheduler"} <= {name.partition(" ")[0] for name in scripts.SCHEDULERS}
+    assert {*scripts.RATES, *LAYERWISE} == {*LEARNING_RATES}
+
+
+def test_the_table_can_be_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = {name: FEATURES[name] for name in ("a_plain_model", "optimizer_adam", "rate_set")}
+    monkeypatch.setattr(table, "FEATURES", chosen)
+    plain, adam, rate = rows(tmp_path)
+    assert plain == ("tensors", "Nothing but layers", "equal")
+    assert adam[2].startswith("equal (within 1e-06: ")
+    assert rate[2].startswith("served, direct, synchronous: equal; allreduce: the script sets the learning rate to ")
+
+
+@pytest.mark.parametrize(("way", "says"), [("served", "Push"), ("synchronous", "Push"), ("direct", "Here")])
+def test_each_way_goes_its_own_way(way: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+    send = InlineEndpoint.send
+
+    def noted(self: InlineEndpoint, to: str, message: object, payload: Any = None) -> None:
+        sent.append(type(message).__name__)
+        send(self, to, message, payload)  # type: ignore[arg-type]  # a message
+
+    monkeypatch.setattr(InlineEndpoint, "send", noted)
+    assert not wrong(Cell("a_plain_model", way), tmp_path)
+    assert says in sent
+    assert ("Push" in sent) == (says == "Push")
+
+
+BROKEN: dict[str, dict[str, Any]] = {"a rate times 1.001": {"factor": 1.001}, "a minibatch left out": {"left_out": 4}}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("name", ["a_plain_model", "optimizer_adam"])
+def test_a_player_that_does_otherwise_is_noticed(name: str, broken: str, tmp_path: Path) -> None:
+    one = FEATURES[name]
+    right, other = (
+        play_plain(one.script, one.optimizer, one.epochs, tmp_path / str(number), **wrong)
+        for number, wrong in enumerate(({}, BROKEN[broken]))
+    )
+    assert difference(right, other, one.within)
+    assert not difference(right, right, one.within)
+
+
+CHANGED: dict[str, Callable[[Outcome], Outcome]] = {
+    "a bit of a parameter": lambda one: one._replace(
+        state={**one.state, "0.bias": torch.nextafter(one.state["0.bias"], torch.ones(16))}
+    ),
+    "a bit of a loss": lambda one: one._replace(seen=[*one.seen[:-1], ("torch.float32", (), b"\0\0\0\0")]),
+    "samples in another order": lambda one: one._replace(seen=[*one.seen[3:6], *one.seen[:3], *one.seen[6:]]),
+    "a tensor less": lambda one: one._replace(state={"0.bias": one.state["0.bias"]}),
+    "another file": lambda one: one._replace(files={"model.safetensors": b""}),
+    "a file less": lambda one: one._replace(files={}),
+    "another message": lambda one: one._replace(messages="a warning\n"),
+    "an error": lambda one: one._replace(error="ValueError: no"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_whatever_differs_is_noticed(change: str, tmp_path: Path) -> None:
+    plain = played(FEATURES["saved_as_safetensors"].script, Plain(MOMENTUM, 1), tmp_path)
+    assert not difference(plain, plain)
+    assert difference(plain, CHANGED[change](plain))
+
+
+def test_a_refusal_with_another_sentence_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = FEATURES["closure"]
+    monkeypatch.setitem(FEATURES, "closure", scripts.Feature("optimizer", "it", one.script, {"served": "another"}))
+    assert wrong(Cell("closure", "served"), tmp_path).startswith("it should be refused with 'another'")
+    assert set(one.ways) == {*WAYS}
