@@ -153,7 +153,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         own = self._settings.strategy
         if own.held_by is not Holder.SHARDS:
             return f"with strategy {own.name} nobody but the job does"
-        if own.gathers:
+        if own.gathers and not own.rounds:
             return f"strategy {own.name} adds up pushes before a step"
         if any("rows" in group for group in self.vectors.layout.groups):
             return "the model has embeddings with sparse gradients"

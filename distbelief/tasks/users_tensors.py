@@ -73,14 +73,17 @@ class UsersTensors:
         Raises:
             UsageError: one is new, gone or replaced, or of another shape, dtype or device.
         """
+        named, now = {}, self.now
         if any([*map(id, held.values())] != ids for held, _, ids in self._held):
             named = {name: tensor for _, name, tensor in named_tensors(self._module)}
             self._check_names(named)
-            self._look(named)
-        for (one, shape, dtype), tensor in zip(self._kinds, self.now, strict=True):
+            now = [named[one.name] for one in self._tensors]
+        for (one, shape, dtype), tensor in zip(self._kinds, now, strict=True):
             if tensor.shape != shape or tensor.dtype is not dtype:
-                was, now = f"{one.dtype} {[*one.shape]}", f"{tensor.dtype} {[*tensor.shape]}".removeprefix("torch.")
-                raise self._another(f"{one.kind} {one.name!r} is {now}, and was {was}")
+                was, is_now = f"{one.dtype} {[*one.shape]}", f"{tensor.dtype} {[*tensor.shape]}".removeprefix("torch.")
+                raise self._another(f"{one.kind} {one.name!r} is {is_now}, and was {was}")
+        if named:
+            self._look(named)
 
     def _check_names(self, named: Mapping[str, torch.Tensor]) -> None:
         for one in self._tensors:
