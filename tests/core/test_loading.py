@@ -63,7 +63,9 @@ class Numbers(IterableDataset[int]):
 
 
 def had(data: Any, *numbers: int) -> Any:
-    return source_of(data).load(Wanted(Batch(0, 0), torch.tensor(numbers)), (), 0)
+    made, samples = source_of(data).load(Wanted(Batch(0, 0), torch.tensor(numbers)), (), 0)
+    assert samples == len(numbers)
+    return made
 
 
 def test_samples_of_every_structure_are_stacked() -> None:
@@ -110,8 +112,8 @@ def test_what_loads_a_users_data_does_so_as_the_users_loader_would() -> None:
 
 @pytest.mark.parametrize(("drop_last", "long"), [(False, 2), (True, 1)])
 def test_an_epoch_is_as_long_as_the_job_has_it(drop_last: bool, long: int) -> None:
-    job = DataSettings(batch_size=4, drop_last=drop_last)
-    assert len(Batches(ROWS, source_of((ROWS,)), job, -1, iter)) == long
+    job = Settings(DataSettings(batch_size=4, drop_last=drop_last))
+    assert len(Batches(ROWS, source_of((ROWS,)), job, 0, -1, iter)) == long
 
 
 @pytest.mark.parametrize(("asked", "has_gpu"), [(True, True), (True, False), (False, True)])
@@ -126,12 +128,14 @@ def test_a_minibatch_is_pinned_where_it_is_asked_for_and_there_is_a_gpu(
     assert [leaf.tolist() for leaf in pinned] == ([got["x"][0].tolist(), [4, 1]] if asked and has_gpu else [])
 
 
+@pytest.mark.long
 def test_what_is_loaded_ahead_comes_in_the_order_in_which_it_is_wanted() -> None:
     """Whatever was loaded before, as where a job goes back."""
-    source = Ahead(DataLoader(Nested(), 2), 2)
+    source = Ahead(DataLoader(Nested(), 2, num_workers=1), 2)
     wanted = [Wanted(Batch(0, index), torch.tensor([2 * index, 2 * index + 1])) for index in range(3)]
     for one, ahead in ((0, [1, 2]), (2, []), (0, [1]), (1, [])):
-        got = source.load(wanted[one], [wanted[index] for index in ahead], seed=3)
+        got, samples = source.load(wanted[one], [wanted[index] for index in ahead], seed=3)
+        assert samples == 2
         assert got["x"][1].tolist() == wanted[one].numbers.tolist()
 
 
@@ -146,7 +150,7 @@ def test_a_data_set_is_loaded_ahead_and_what_is_in_memory_is_not() -> None:
 
     source = source_of(Told(), num_workers=2)
     order = [Wanted(Batch(0, index), torch.tensor([2 * index, 2 * index + 1])) for index in range(3)]
-    loaded = [source.load(order[at], order[at + 1 :], 0) for at in range(3)]
+    loaded = [source.load(order[at], order[at + 1 :], 0)[0] for at in range(3)]
     assert [one["number"].tolist() for one in loaded] == [[0, 1], [2, 3], [4, 5]]
     assert {worker for one in loaded for worker in one["worker"].tolist()} == {0, 1}
     assert (source.dataset.__class__, source.samples, source.batch_size) == (Told, 6, 0)
@@ -164,19 +168,21 @@ def test_samples_that_do_not_stack_in_a_worker_are_told_of_collate_fn() -> None:
 OF_TWO = Settings(DataSettings(batch_size=2), seed=5)
 
 
-def test_the_chance_of_a_minibatch_is_its_own() -> None:
-    class Noisy(Nested):
-        def __getitem__(self, number: int) -> Any:
-            return torch.tensor([torch.rand(()), random.random(), np.random.rand()])
+class Noisy(Nested):
+    def __getitem__(self, number: int) -> Any:
+        return torch.tensor([torch.rand(()), random.random(), np.random.rand()])
 
+
+@pytest.mark.long
+def test_the_chance_of_a_minibatch_is_its_own() -> None:
     for data in (Noisy(), DataLoader(Noisy(), 2)):
         drawn = [Loader(source_of(data), OF_TWO, 0).load(Batch(1, index), ())[0] for index in (0, 1, 0)]
         assert torch.equal(drawn[0], drawn[2])
         assert not (drawn[0] == drawn[1]).any()
-    ahead = Loader(Ahead(DataLoader(Noisy(), 2), 2), OF_TWO, 0).load(Batch(1, 0), ())[0]
+    ahead, _ = Loader(source_of(Noisy(), num_workers=1), OF_TWO, 0).load(Batch(1, 0), [Batch(1, 1)])
     assert torch.equal(ahead, drawn[0])
     after = torch.rand(())
-    Loader(Ahead(DataLoader(Noisy(), 2), 2), OF_TWO, 0).load(Batch(1, 0), [Batch(1, 1)])
+    Loader(Ahead(DataLoader(Noisy(), 2, num_workers=2), 2), OF_TWO, 0).load(Batch(1, 0), [Batch(1, 1)])
     assert torch.rand(()) == after
 
 
