@@ -443,10 +443,11 @@ class Loader:
         """
         if isinstance(self._source, Stream):
             read = self._source.read(batch)
+            seed_all(self._seed, *_place(batch))
         else:
             numbers = self._order.indices(*_place(batch))
             coming = (Wanted(one, self._order.indices(*_place(one))) for one in ahead)
             read = self._source.load(Wanted(batch, numbers), coming, self._seed)
-        if not isinstance(self._source, InLine):
+        if isinstance(self._source, Ahead):
             seed_chance(self._seed, *_place(batch))
         return read

@@ -465,7 +465,7 @@ class Replica:
     def _check_once(self, again: bool, loop: int) -> None:
         """Refuse to go through the same epoch twice: before the training where the script has a loop around it."""
         remedy = "or have it be: for epoch in replica.epochs(n)"
-        if again and self._gone_through == self._epoch and not self._steps:
+        if again and self._gone_through == self._epoch and not (self._steps or self._inside):
             raise UsageError(
                 "batches() a second time: a minibatch was taken of it before, by next(iter(...)) or by a loop that was "
                 "left, and whoever leaves has no more; to look at one first, take dataset[0], or one from a DataLoader "
