@@ -245,8 +245,8 @@ def source_of(data: Any, batch_size: int = 0, num_workers: int = 0) -> Source | 
         # forked: what a data set holds need not be pickled, nor the script be run again for it
         ours = DataLoader(data, collate_fn=stacked, num_workers=num_workers, multiprocessing_context="fork")
         return Ahead(ours, batch_size)
-    counted = CountedCollate(stacked)
-    return InLine(data, len(data), batch_size, lambda numbers: counted(_items(data, numbers.tolist())))
+    collate = CountedCollate(stacked)
+    return InLine(data, len(data), batch_size, lambda numbers: collate(_items(data, numbers.tolist())))
 
 
 def _of_loader(loader: DataLoader[object], batch_size: int) -> Source | Stream:
@@ -438,16 +438,16 @@ class Loader:
             self._order = Order(source.samples, data.batch_size, settings.seed, data.order)
 
     def load(self, batch: Batch, ahead: Iterable[Batch]) -> tuple[object, int] | None:
-        """A minibatch, and how many samples it holds, None where a stream has ended before it; torch's chance is seeded
-        for its step.
+        """A minibatch, and how many samples it holds, None where a stream has ended before it; its chance is seeded for
+        its step.
         """
         if isinstance(self._source, Stream):
             read = self._source.read(batch)
-            seed_all(self._seed, *_place(batch))
-        else:
-            numbers = self._order.indices(*_place(batch))
-            coming = (Wanted(one, self._order.indices(*_place(one))) for one in ahead)
-            read = self._source.load(Wanted(batch, numbers), coming, self._seed)
+            seed_all(self._seed, *_place(batch))  # else the step would draw what the stream draws next
+            return read
+        numbers = self._order.indices(*_place(batch))
+        coming = (Wanted(one, self._order.indices(*_place(one))) for one in ahead)
+        loaded = self._source.load(Wanted(batch, numbers), coming, self._seed)
         if isinstance(self._source, Ahead):
             seed_chance(self._seed, *_place(batch))
-        return read
+        return loaded

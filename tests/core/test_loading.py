@@ -37,7 +37,7 @@ from distbelief.runtime.loading import Ahead, Batches, InLine, Loader, Wanted, s
 from distbelief.runtime.loop import Replica
 from distbelief.runtime.player import Part, Worker
 from distbelief.runtime.streams import StreamPart, held, same_loader
-from distbelief.tasks.order import seed_chance
+from distbelief.tasks.order import seed_all, seed_chance
 
 ROWS = torch.arange(12.0).view(6, 2)
 
@@ -338,7 +338,8 @@ class Shuffled(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         numbers = [torch.randperm(20).tolist(), np.random.permutation(20).tolist()][random.randrange(2)]
         while numbers:
-            yield numbers.pop(random.randrange(len(numbers)))
+            drawn = random.randrange(100) + np.random.randint(100) + int(torch.randint(100, ()))
+            yield numbers.pop(drawn % len(numbers))
 
 
 class Cut(IterableDataset[int]):
@@ -352,7 +353,7 @@ class Cut(IterableDataset[int]):
 
 
 def noisy(items: list[int]) -> torch.Tensor:
-    random.random(), torch.rand(len(items) * items[0])
+    random.random(), np.random.rand(items[0]), torch.rand(items[0])
     return torch.tensor(items)
 
 
@@ -367,7 +368,7 @@ def test_a_stream_that_shuffles_is_the_same_in_all_replicas_and_another_in_each_
             loaded = []
             for number in own_numbers(index, 5):
                 loaded.append(given.load(Batch(epoch, number), ()))
-                random.seed(len(seen))  # as a script may
+                seed_all(*[len(seen)] * 3)  # as a script may
             seen.append([number for one in loaded if one for number in one[0].tolist()])  # type: ignore[attr-defined]  # a tensor
         assert sorted(seen[0] + seen[1]) == [*range(20)]
         assert seen[1] == seen[2]
