@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.random import mtrand
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as workers
@@ -84,10 +85,10 @@ class Stream:
         """
         number, stream = batch.index % OWN, self.dataset
         back = batch.epoch != self._epoch or number < self._next
-        of_script = np.random.get_bit_generator()
+        of_script = mtrand.get_bit_generator()
         # an iterator cannot begin anew: it goes on
         if self._items is None or (back and (isinstance(stream, IterableDataset) or not hasattr(stream, "__next__"))):
-            np.random.set_bit_generator(np.random.MT19937(0))
+            mtrand.set_bit_generator(np.random.MT19937(0))
             seed_all(self._seed, batch.epoch, self._number)
             self._collate.epoch, self._collate.minibatches = batch.epoch, 0
             self._items, self._next = iter(self._loader), 0
@@ -97,7 +98,7 @@ class Stream:
                 _draw_from(self._collate.chance)
         self._epoch = batch.epoch
         read = next(islice(self._items, number - self._next, None), None)
-        np.random.set_bit_generator(of_script)
+        mtrand.set_bit_generator(of_script)
         self._next = number + 1
         if read is not None:
             made, samples, digest = read
@@ -221,7 +222,7 @@ class StreamCollate:
         """What it makes, how many samples that holds, and the digest of the stream that it is of, 0 where unknown."""
         self.chance, info = _chance(), get_worker_info()
         worker, of = (info.id, info.num_workers) if info else (0, 1)
-        np.random.set_bit_generator(APART)
+        mtrand.set_bit_generator(APART)
         seed_all(self._seed, self.epoch, self._index * OWN + self.minibatches * of + worker)
         self.minibatches += 1
         made = self._collate(items)
@@ -262,13 +263,13 @@ APART = np.random.MT19937(0)
 
 
 def _chance() -> Chance:
-    return torch.default_generator.get_state(), random.getstate(), np.random.get_bit_generator()
+    return torch.default_generator.get_state(), random.getstate(), mtrand.get_bit_generator()
 
 
 def _draw_from(chance: Chance) -> None:
     torch.default_generator.set_state(chance[0])
     random.setstate(chance[1])
-    np.random.set_bit_generator(chance[2])
+    mtrand.set_bit_generator(chance[2])
 
 
 def same_loader(
