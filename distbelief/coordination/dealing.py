@@ -98,6 +98,8 @@ class Dealing:
         self._ahead = strategy.rounds and not strategy.leaves_behind
         """Whether several minibatches are dealt at once in rounds: who is late would be left with more."""
         self._recalled: set[str] = set()
+        self._starts: dict[int, tuple[str, int]] = {}
+        """By epoch, how the stream began of who has told that first."""
         self._warming, self._warmed, self._warmer = (
             strategy.pushing.warm_start_steps,
             samples // settings.data.batch_size,
@@ -134,6 +136,17 @@ class Dealing:
             raise RemoteProtocolError(f"{sender} says that its data have ended, and they are not its own")
         self.dealer.end(sender, event.epoch, event.number)
         return self.dealer.completed - self.epochs
+
+    def differs(self, sender: str, start: dealing.StreamStart) -> str:
+        """Why a replica's stream is none of which each replica may take a part; "" where it is."""
+        first, digest = self._starts.setdefault(start.epoch, (sender, start.digest))
+        if start.digest == digest:
+            return ""
+        return (
+            f"the stream of {sender} begins with other samples than that of {first}: replica r of n takes the samples "
+            "r, r + n, ... of one that is the same in all; where the script cuts it by itself, launch with --data own; "
+            "what it draws is the same in all from torch, random and numpy.random, or from a generator of a fixed seed"
+        )
 
     def joins(self, role: str, samples: int) -> None:
         """A replica is there, whose training set has so many samples.

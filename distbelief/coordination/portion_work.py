@@ -8,9 +8,9 @@ from functools import partial
 from distbelief.coordination.coordinator import Coordinator, Handlers
 from distbelief.coordination.dealing import DataDealer, Dealing
 from distbelief.core import records
-from distbelief.core.conversations import dealing
+from distbelief.core.conversations import dealing, membership
 from distbelief.core.conversations.phases import May
-from distbelief.core.effects import Effect, WriteRecord
+from distbelief.core.effects import Effect, Send, WriteRecord
 from distbelief.core.outcomes import Cause
 from distbelief.errors import RemoteProtocolError
 
@@ -68,6 +68,8 @@ class PortionWork:
         data = self._told(job, sender)
         if data is None:
             return []
+        if event.start is not None and (why := data.differs(sender, event.start)):
+            return [Send(sender, membership.Refused(why))]
         completed = data.report(sender, event)
         loss = event.loss / event.losses if event.losses else None
         counts = (event.pushed, event.fetched, len(event.dropped))

@@ -229,7 +229,8 @@ class DownpourTraining:
             return (yield from self._next_of_lead())
         while not (self._replica.ending or self._replica.wanted_away):
             self._give_back()
-            if (wants := self.work.runs_out and not self._draining) or self.work.returns:
+            wants = self.work.runs_out and not self._draining
+            if wants or self.work.returns or self._replica.start is not None:
                 yield self._progress(wants)
             if (batch := self.work.next()) is not None:
                 yield from self._siblings.deal(batch)
@@ -522,7 +523,8 @@ class DownpourTraining:
         return f"for work from {self._replica.superior if self._siblings.follows else 'the coordinator'}"
 
     def _progress(self, wants: bool) -> Send:
-        return Send(self._replica.superior, self.work.report(self._pushes, wants))
+        start, self._replica.start = self._replica.start, None
+        return Send(self._replica.superior, self.work.report(self._pushes, wants, start))
 
     def take(self, arrival: Arrival) -> None:
         """Note what arrived."""

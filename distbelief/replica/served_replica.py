@@ -214,6 +214,8 @@ class ServedReplica:
         self._excused = self._finishing = False
         self.stops = False
         """Whether its script ends the job for all."""
+        self.start: dealing.StreamStart | None = None
+        """Of its stream, until the coordinator is told."""
         self._join = membership.Join(incarnation, vectors.layout, samples, batch_size, epochs, order, optimizers)
         self._make = training
         self._training: Training | None = None

@@ -7,7 +7,7 @@ from collections import deque
 from itertools import islice
 from typing import Protocol
 
-from distbelief.core.conversations.dealing import Progress
+from distbelief.core.conversations.dealing import Progress, StreamStart
 from distbelief.core.effects import Batch
 from distbelief.core.portions import Portion
 from distbelief.errors import LossNotFinite
@@ -122,13 +122,13 @@ class WorkQueue:
         self._loss += loss
         self._losses += 1
 
-    def report(self, made_by: Made, wants: bool) -> Progress:
-        """What was done since the last report; `wants` asks for more."""
+    def report(self, made_by: Made, wants: bool, start: StreamStart | None = None) -> Progress:
+        """What was done since the last report; `wants` asks for more; how a stream began, where that is to be told."""
         self.asked |= wants
         steps, samples, made, dropped = made_by.take()
         report = Progress(
             steps, samples, made, self._loss, self._losses, self.pushed, self.fetched, wants, dropped,
-            tuple(self._returned),
+            tuple(self._returned), start,
         )  # fmt: skip
         self.seconds = self._loss = 0.0
         self._losses = self.pushed = self.fetched = 0

@@ -1,10 +1,9 @@
 """What a user's loop reads: data sets and loaders of every kind, of which minibatches are had by the numbers of their
-samples, by a loader's workers ahead of the step; a stream is read in its order.
+samples, in this process or by a loader's workers ahead of the step; a stream is read in its order.
 """
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import dropwhile
@@ -16,7 +15,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -24,12 +22,13 @@ from torch.utils.data import (
     default_collate,
 )
 
+from distbelief.coordination.allotments import cut_numbers, own_numbers
 from distbelief.core.effects import Batch
 from distbelief.core.portions import STREAM
-from distbelief.core.settings import DataSettings, Settings
+from distbelief.core.settings import SEQUENTIAL, Settings
 from distbelief.errors import DataError, UsageError
-from distbelief.runtime.streams import Stream, StreamPart, same_loader
-from distbelief.tasks.order import Order, key, seed_chance
+from distbelief.runtime.streams import CountedCollate, Stream, StreamPart, same_loader
+from distbelief.tasks.order import Order, seed_all, seed_chance
 from distbelief.tasks.task import Data
 
 
@@ -50,9 +49,9 @@ class Source(Protocol):
     batch_size: int
     """That the user names; 0 where that is the job's."""
 
-    def load(self, wanted: Wanted, ahead: Iterable[Wanted], seed: int) -> object:
-        """A minibatch, its chance drawn from the job's seed and its own number; those that come next, ahead of their
-        steps, where somebody else can do that.
+    def load(self, wanted: Wanted, ahead: Iterable[Wanted], seed: int) -> tuple[object, int]:
+        """A minibatch, and how many samples it holds. Its chance is drawn from the job's seed and its own number. Those
+        that come next are loaded ahead of their steps, where workers do that.
         """
         ...
 
@@ -68,17 +67,17 @@ class InLine:
         dataset: as the user made it.
         samples: in an epoch.
         batch_size: that the user names; 0 for the job's.
-        gather: makes a minibatch of the samples of these numbers.
+        gather: makes a minibatch of the samples of these numbers, and counts those that it holds.
     """
 
     def __init__(
-        self, dataset: object, samples: int, batch_size: int, gather: Callable[[torch.Tensor], object]
+        self, dataset: object, samples: int, batch_size: int, gather: Callable[[torch.Tensor], tuple[object, int]]
     ) -> None:
         self.dataset, self.samples, self.batch_size, self._gather = dataset, samples, batch_size, gather
 
-    def load(self, wanted: Wanted, ahead: Iterable[Wanted], seed: int) -> object:
+    def load(self, wanted: Wanted, ahead: Iterable[Wanted], seed: int) -> tuple[object, int]:
         """The minibatch alone."""
-        _seed_all(seed, *_place(wanted.batch))
+        seed_all(seed, *_place(wanted.batch))
         return self._gather(wanted.numbers)
 
     def close(self) -> None:
@@ -87,6 +86,8 @@ class InLine:
 
 class Ahead:
     """Data that the workers of a `DataLoader` load ahead of the step, each minibatch with its own chance.
+
+    They are begun anew in each epoch, unless the loader keeps them, and load nothing of an epoch before it begins.
 
     Args:
         loader: whose data set, workers, `collate_fn`, `pin_memory` and `prefetch_factor` are used.
@@ -97,81 +98,74 @@ class Ahead:
         self.dataset: object = loader.dataset
         self.samples, self.batch_size = len(loader.dataset), batch_size  # type: ignore[arg-type]  # map-style, which has a length
         self._loader, self._feed = loader, _Feed()
-        self._loaded: Iterator[object] | None = None
+        self._most = loader.num_workers * (loader.prefetch_factor or 1)
+        """Minibatches that are on their way at once."""
+        self._loaded: Any = None
+        self._epoch = 0
 
-    def load(self, wanted: Wanted, ahead: Iterable[Wanted], seed: int) -> object:
+    def load(self, wanted: Wanted, ahead: Iterable[Wanted], seed: int) -> tuple[object, int]:
         """The minibatch, from a worker that may have it already."""
+        if wanted.batch.epoch > self._epoch:
+            self._epoch = wanted.batch.epoch
+            if not self._loader.persistent_workers:
+                self.close()
         for one in (wanted, *ahead):
-            self._feed.want(one, seed)
+            if one.batch.epoch <= self._epoch:
+                self._feed.want(one, seed)
         if self._loaded is None:
-            self._loaded = iter(self._workers())
+            own = self._loader
+            self._loaded = iter(same_loader(own, own.dataset, CountedCollate(own.collate_fn), batch_sampler=self._feed))
+        while self._feed.waiting and len(self._feed.given) < self._most:
+            self._loaded._try_put_index()  # torch itself asks as a minibatch comes, and there may have been none then
         while True:
-            loaded = next(self._loaded)
+            made, samples = next(self._loaded)
             # in the order in which they were given out; another was wanted before the job went back
             if self._feed.given.popleft() == wanted.batch:
-                return loaded
+                return made, samples
 
     def close(self) -> None:
         """End the workers: they leave nothing behind if they are not killed."""
         self._loaded, self._feed = None, _Feed()
 
-    def _workers(self) -> DataLoader[object]:
-        """The user's loader, told by the job what to load."""
-        own = self._loader
-        return same_loader(own, _Seeded(own.dataset), _Collated(own.collate_fn), batch_sampler=self._feed)
-
 
 class _Numbers(list[int]):
-    """The samples of a minibatch, and what its chance is seeded by; none where there is nothing to load at present."""
+    """The samples of a minibatch. The worker that is sent them finds a plain list, and draws from its chance."""
 
     chance = (0, 0, 0)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return _seeded, (list(self), self.chance)
+
+
+def _seeded(numbers: list[int], chance: tuple[int, int, int]) -> list[int]:
+    seed_all(*chance)
+    return numbers
+
 
 class _Feed:
-    """Tells a loader what to load: what is wanted and was not given out, then nothing, so that it never waits."""
+    """Tells a loader what to load: what is wanted and was not given out."""
 
     def __init__(self) -> None:
-        self.given: deque[Batch | None] = deque()
+        self.given: deque[Batch] = deque()
         """What is on its way, in order."""
-        self._waiting: deque[tuple[Batch, _Numbers]] = deque()
+        self.waiting: deque[tuple[Batch, _Numbers]] = deque()
 
     def want(self, wanted: Wanted, seed: int) -> None:
         """Have a minibatch loaded, unless it is on its way."""
-        if wanted.batch not in self.given and not any(batch == wanted.batch for batch, _ in self._waiting):
+        if wanted.batch not in self.given and not any(batch == wanted.batch for batch, _ in self.waiting):
             numbers = _Numbers(wanted.numbers.tolist())
             numbers.chance = (seed, *_place(wanted.batch))
-            self._waiting.append((wanted.batch, numbers))
+            self.waiting.append((wanted.batch, numbers))
 
     def __iter__(self) -> Iterator[list[int]]:
         return self
 
     def __next__(self) -> list[int]:
-        batch, numbers = self._waiting.popleft() if self._waiting else (None, _Numbers())
+        if not self.waiting:
+            raise StopIteration
+        batch, numbers = self.waiting.popleft()
         self.given.append(batch)
         return numbers
-
-
-class _Seeded(Dataset[object]):
-    """A data set whose chance is that of the minibatch, whichever worker loads it."""
-
-    def __init__(self, dataset: object) -> None:
-        self._dataset = dataset
-
-    def __getitems__(self, numbers: _Numbers) -> list[object]:
-        if not numbers:
-            return []
-        _seed_all(*numbers.chance)
-        return _items(self._dataset, numbers)
-
-
-class _Collated:
-    """A `collate_fn` that makes None of nothing."""
-
-    def __init__(self, collate: Callable[[list[object]], object]) -> None:
-        self._collate = collate
-
-    def __call__(self, items: list[object]) -> object:
-        return self._collate(items) if items else None
 
 
 class _Stacked:
@@ -198,21 +192,21 @@ def source_of(data: Any, batch_size: int = 0, num_workers: int = 0) -> Source | 
             samples in their first dimension, in a tuple, a dictionary or what is made of these; anything with `len` and
             `batch`; an `IterableDataset`, or any iterable of samples.
         batch_size: samples in a minibatch; 0 for that of the loader, or of the job.
-        num_workers: processes that load a data set ahead of the step; what is in memory already is had between steps,
-            and a loader has its own.
+        num_workers: processes that load a data set ahead of the step. What is in memory needs none, and a loader has
+            its own.
 
     Raises:
         UsageError: it can neither be had by number nor be iterated over, or its order is its own.
 
     >>> source = source_of({"x": torch.arange(6).view(3, 2), "y": torch.tensor([7, 8, 9])})
     >>> source.load(Wanted(Batch(0, 0), torch.tensor([2, 0])), (), 0)
-    {'x': tensor([[4, 5],
-            [0, 1]]), 'y': tensor([9, 7])}
+    ({'x': tensor([[4, 5],
+            [0, 1]]), 'y': tensor([9, 7])}, 2)
     """
     if isinstance(data, DataLoader):
         return _of_loader(data, batch_size)
     if isinstance(data, Data):
-        return InLine(data, len(data), batch_size, data.batch)
+        return InLine(data, len(data), batch_size, lambda numbers: (data.batch(numbers), len(numbers)))
     tensors = data.tensors if type(data) is TensorDataset else data if isinstance(data, tuple | Mapping) else ()
     leaves = tree_leaves(tensors)
     if leaves and all(isinstance(leaf, torch.Tensor | np.ndarray) and leaf.ndim for leaf in leaves):
@@ -222,7 +216,10 @@ def source_of(data: Any, batch_size: int = 0, num_workers: int = 0) -> Source | 
             raise UsageError(f"tensors of {lengths[0]} and of {lengths[-1]} samples: pass equally many of each")
         # index_select costs a fifth of tensor[numbers] for 64 rows
         return InLine(
-            data, lengths[0], batch_size, lambda numbers: tree_map(lambda leaf: leaf.index_select(0, numbers), tensors)
+            data,
+            lengths[0],
+            batch_size,
+            lambda numbers: (tree_map(lambda leaf: leaf.index_select(0, numbers), tensors), len(numbers)),
         )
     counted = hasattr(data, "__len__") and hasattr(data, "__getitem__")
     iterable = isinstance(data, IterableDataset) or (hasattr(data, "__iter__") and not counted)
@@ -235,9 +232,10 @@ def source_of(data: Any, batch_size: int = 0, num_workers: int = 0) -> Source | 
     stacked = _Stacked(data)
     if iterable:
         # an iterator that another process reads would not be read here
-        workers = num_workers if isinstance(data, IterableDataset) else 0
+        own = isinstance(data, IterableDataset)
+        workers = num_workers if own else 0
         ours = DataLoader(
-            StreamPart(data),
+            data if own else StreamPart(data),
             collate_fn=stacked,
             num_workers=workers,
             multiprocessing_context="fork" if workers else None,
@@ -247,7 +245,8 @@ def source_of(data: Any, batch_size: int = 0, num_workers: int = 0) -> Source | 
         # forked: what a data set holds need not be pickled, nor the script be run again for it
         ours = DataLoader(data, collate_fn=stacked, num_workers=num_workers, multiprocessing_context="fork")
         return Ahead(ours, batch_size)
-    return InLine(data, len(data), batch_size, lambda numbers: stacked(_items(data, numbers.tolist())))
+    collate = CountedCollate(stacked)
+    return InLine(data, len(data), batch_size, lambda numbers: collate(_items(data, numbers.tolist())))
 
 
 def _of_loader(loader: DataLoader[object], batch_size: int) -> Source | Stream:
@@ -286,13 +285,13 @@ def _of_loader(loader: DataLoader[object], batch_size: int) -> Source | Stream:
     _check_size(batch_size, loader)
     if loader.num_workers:
         return Ahead(loader, loader.batch_size)
-    collate = loader.collate_fn
-    return InLine(
-        loader.dataset,
-        len(loader.dataset),  # type: ignore[arg-type]  # map-style
-        loader.batch_size,
-        lambda numbers: _pinned(collate(_items(loader.dataset, numbers.tolist())), loader.pin_memory),
-    )
+    counted = CountedCollate(loader.collate_fn)
+
+    def gather(numbers: torch.Tensor) -> tuple[object, int]:
+        made, samples = counted(_items(loader.dataset, numbers.tolist()))
+        return _pinned(made, loader.pin_memory), samples
+
+    return InLine(loader.dataset, len(loader.dataset), loader.batch_size, gather)  # type: ignore[arg-type]  # map-style
 
 
 def _check_size(batch_size: int, loader: DataLoader[object]) -> None:
@@ -340,14 +339,6 @@ def said(error: BaseException) -> str:
     return "\n".join(dropwhile(lambda line: not line or line.startswith(" "), last)).partition(": ")[2]
 
 
-def _seed_all(seed: int, epoch: int, index: int) -> None:
-    """Seed whatever the transforms of a minibatch may draw from: torch, Python and numpy."""
-    seed_chance(seed, epoch, index)
-    value = key(seed, epoch, index)
-    random.seed(value)
-    np.random.seed(value % 2**32)
-
-
 def _place(batch: Batch) -> tuple[int, int]:
     return batch.epoch, batch.index
 
@@ -360,7 +351,8 @@ class Batches:
     Args:
         data: as they were given.
         source: of the samples.
-        job: what the job says of data.
+        settings: of the job, in the order that the script names.
+        index: of the replica.
         within: the epoch that it was made in; -1 before the first, or where there is no loop over epochs.
         begin: runs the loop.
     """
@@ -369,14 +361,16 @@ class Batches:
         self,
         data: object,
         source: Source | Stream,
-        job: DataSettings,
+        settings: Settings,
+        index: int,
         within: int,
         begin: Callable[[Batches], Iterator[Any]],
     ) -> None:
         self.data, self.within = data, within
-        self.source, self.batch_size, self._job = source, source.batch_size or job.batch_size, job
-        self.epoch = 0
-        """Of the minibatch at hand, from 0."""
+        self._job, self._index = settings, index
+        self.source, self.batch_size = source, source.batch_size or settings.data.batch_size
+        self.at = Batch(0, -1)
+        """The minibatch at hand."""
         self._begin = begin
 
     @property
@@ -384,11 +378,44 @@ class Batches:
         """As it was given."""
         return self.source.dataset
 
+    @property
+    def epoch(self) -> int:
+        """Of the minibatch at hand, from 0."""
+        return self.at.epoch
+
+    @property
+    def last(self) -> bool:
+        """Whether the minibatch at hand is the last of this replica's epoch: of one replica, or of an order that is
+        kept, or of data of its own.
+
+        Raises:
+            UsageError: nobody knows.
+        """
+        job = self._job
+        if self.source.samples == STREAM:
+            raise UsageError(
+                f"batches.last of {type(self.dataset).__name__}, a stream: nobody knows before it has ended; give data "
+                "with a length"
+            )
+        if job.data.own_data:
+            numbers = own_numbers(self._index, len(self))
+        elif job.data.order == SEQUENTIAL:
+            numbers = cut_numbers(self._index, job.replicas, len(self))
+        elif job.replicas == 1:
+            numbers = range(len(self))
+        else:
+            raise UsageError(
+                f"batches.last of {job.replicas} replicas in order {job.data.order}: a minibatch is dealt to who is "
+                "ready for it, and nobody knows which is the last of a replica; go through them with "
+                'batches(..., order="sequential"), or launch with --data own'
+            )
+        return self.at.index == numbers[-1]
+
     def __len__(self) -> int:
         if self.source.samples == STREAM:
             raise TypeError(f"{type(self.dataset).__name__} is a stream: it has no length")
         samples = self.source.samples
-        return samples // self.batch_size if self._job.drop_last else -(-samples // self.batch_size)
+        return samples // self.batch_size if self._job.data.drop_last else -(-samples // self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
         return self._begin(self)
@@ -411,17 +438,16 @@ class Loader:
             self._order = Order(source.samples, data.batch_size, settings.seed, data.order)
 
     def load(self, batch: Batch, ahead: Iterable[Batch]) -> tuple[object, int] | None:
-        """A minibatch, and how many samples it holds, None where a stream has ended before it; torch's chance is seeded
-        for its step.
+        """A minibatch, and how many samples it holds, None where a stream has ended before it; its chance is seeded for
+        its step.
         """
         if isinstance(self._source, Stream):
-            seed_chance(self._seed, *_place(batch))  # of what is read in this process
-            found = self._source.read(batch)
-            seed_chance(self._seed, *_place(batch))
-            return found
+            read = self._source.read(batch)
+            seed_all(self._seed, *_place(batch))  # else the step would draw what the stream draws next
+            return read
         numbers = self._order.indices(*_place(batch))
         coming = (Wanted(one, self._order.indices(*_place(one))) for one in ahead)
         loaded = self._source.load(Wanted(batch, numbers), coming, self._seed)
         if isinstance(self._source, Ahead):
             seed_chance(self._seed, *_place(batch))
-        return loaded, len(numbers)
+        return loaded

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from distbelief.core import roles
+from distbelief.core.conversations.dealing import StreamStart
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.optimizer import Optimizer, ParameterGroup
 from distbelief.core.portions import STREAM
@@ -64,6 +65,7 @@ class Played(HasStory, Protocol):
 
     step: int
     stops: bool
+    start: StreamStart | None
 
     def coming(self, most: int) -> list[Batch]:
         """The minibatches that come next, as far as they are dealt."""
@@ -153,6 +155,10 @@ class Replica:
         self._began = 0.0
         self._reported: Batch | None = None
         self._loader: Loader | None = None
+        self._compared = False
+        """Whether it was told how its stream began. A life of it says so once: later its generators may be elsewhere
+        than those of one that has come again.
+        """
         self._batches_of: Batches | None = None
         self._gone_through: int | None = None
         """The epoch whose minibatches the script began to go through last; -1 where it has no loop over epochs."""
@@ -395,7 +401,7 @@ class Replica:
             self.leave()
 
     def batches(
-        self, data: object, batch_size: int | None = None, *, num_workers: int = 1, order: str | None = None
+        self, data: object, batch_size: int | None = None, *, num_workers: int = 0, order: str | None = None
     ) -> Batches:
         """The minibatches that the coordinator deals to this replica, over all epochs of the job.
 
@@ -405,18 +411,18 @@ class Replica:
                 dictionary; an `IterableDataset` or another iterable of samples, of which replica r of n reads sample r,
                 r + n, r + 2n, ..., in order (all, with `--data own`), and which ends for each when its part does; or a
                 `DataLoader`, whose workers, `collate_fn`, `pin_memory`, `prefetch_factor` and batch size are used: its
-                workers load ahead of the step.
+                workers load ahead of the step, and are begun anew in each epoch without `persistent_workers`.
             batch_size: samples in a minibatch; that of the loader, or the job's (`--batch-size`), where None.
-            num_workers: processes that load a map-style data set ahead of the step; with 0 this one loads between
-                steps, which a data set needs whose samples are on a GPU, or that is to notice what is read of it.
-                What is in memory already (tensors, lists) needs none, and a `DataLoader` has its own.
+            num_workers: processes that load a data set ahead of the step; with 0 this one loads between steps. What is
+                in memory already (tensors, lists) needs none, and a `DataLoader` has its own.
             order: shuffled, or sequential: then each replica is dealt a contiguous part of every epoch, in order, so
                 that hidden state can be carried from one minibatch to the next; that of the job (`--order`) where None.
 
         Returns:
             What the minibatches are had from, once, or once in each epoch of `epochs()`: as the data are stacked, on
             the device of the model. Its `len()` is the number of minibatches of an epoch, of all replicas together;
-            `dataset` and `epoch` are what they say.
+            `dataset` and `epoch` are what they say, and `last` whether the minibatch is the last of this replica's
+            epoch, where that can be known.
 
         Raises:
             UsageError: no optimizer was made, it was called before (in this epoch, where there is a loop over
@@ -454,12 +460,18 @@ class Replica:
         if before is not None and before.source is not source:
             before.source.close()
             self._loader = None
-        self._batches_of = Batches(data, source, self._settings.data, self._epoch, self._go_through_batches)
+        self._batches_of = Batches(data, source, asked, self.index, self._epoch, self._go_through_batches)
         return self._batches_of
 
     def _check_once(self, again: bool, loop: int) -> None:
         """Refuse to go through the same epoch twice: before the training where the script has a loop around it."""
         remedy = "or have it be: for epoch in replica.epochs(n)"
+        if again and self._gone_through == self._epoch and not (self._steps or self._inside):
+            raise UsageError(
+                "batches() a second time: a minibatch was taken of it before, by next(iter(...)) or by a loop that was "
+                "left, and whoever leaves has no more; to look at one first, take dataset[0], or one from a DataLoader "
+                "of your own"
+            )
         if again:
             raise UsageError(
                 "batches() a second time: the first hands out the minibatches of all epochs of the job (--epochs); "
@@ -495,15 +507,12 @@ class Replica:
         self._without = self._epoch
         while self._batch is not None and self._plan is not None and self._batch.epoch <= last:
             assert self._story is not None
-            batch, settings = self._batch, self._plan.settings
-            if self._loader is None:
-                self._loader = Loader(source, settings, self.index)
-            found = self._loader.load(batch, self._story.coming(AHEAD))
-            if found is None:
+            batch, read = self._batch, self._load(source, self._batch, self._plan.settings)
+            if read is None:
                 self._go_on(Computed(None, 0, 0.0, ended=True))
                 continue
-            loaded, self._samples = found
-            batches.epoch, self._began = batch.epoch, time.perf_counter()
+            loaded, self._samples = read
+            batches.at, self._began = batch, time.perf_counter()
             self._handed = batch, self._story.step
             self._inside, self._void, self._turns = True, False, 0
             self._without = -1
@@ -538,6 +547,16 @@ class Replica:
                 stacklevel=3,
             )
 
+    def _load(self, source: Source | Stream, batch: Batch, settings: Settings) -> tuple[object, int] | None:
+        """A minibatch, and its samples; None where a stream has ended before it."""
+        assert self._story is not None
+        if self._loader is None:
+            self._loader = Loader(source, settings, self.index)
+        read = self._loader.load(batch, self._story.coming(AHEAD))
+        if isinstance(source, Stream) and source.start is not None and not self._compared:
+            self._story.start, self._compared = source.start, True
+        return read
+
     def _pass_over(self) -> None:
         """Go on from a minibatch without a step: its gradient, where there is one, is in that of a later one. Of
         several models, go on from one whose steps are made.
@@ -559,17 +578,25 @@ class Replica:
                 f"the loop took the next minibatch without optimizer.step() for the last: with {why} each minibatch is "
                 "one step; leave it off, or step for each"
             )
-        samples = self._samples if self._optimizers[0].has_gradient else 0
+        self._optimizers[0].hold_over(self._samples)
         seconds = time.perf_counter() - self._began
-        self._go_on(Computed(None, samples, seconds, held=True, written=self._written()))
+        self._go_on(Computed(None, 0, seconds, held=True, written=self._written()))
 
-    def report(self, loss: float | torch.Tensor | None = None) -> None:
-        """Tell the loss of the step just made, for the run's curve.
+    def report(self, loss: float | torch.Tensor | None = None, *, samples: int | None = None) -> None:
+        """Tell the loss of the step just made, for the run's curve; or, before the step, how many samples the minibatch
+        holds, by which a round weighs its gradient.
+
+        Args:
+            loss: a number, or a tensor of one.
+            samples: in the place of those that were counted in what `collate_fn` has made.
 
         Raises:
-            UsageError: it is not what `float` takes.
+            UsageError: the loss is not what `float` takes; the samples are no whole number of 0 or more, or come after
+                the step.
             LossNotFinite: it is not finite.
         """
+        if samples is not None:
+            self._count(samples)
         try:
             told = None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         except (TypeError, ValueError):
@@ -580,6 +607,17 @@ class Replica:
             if self.partition:
                 return  # the first tells it, for all
             self._story.report(told, batch, step)
+
+    def _count(self, samples: int) -> None:
+        """Have the minibatch at hand weigh so many samples."""
+        if not hasattr(samples, "__index__") or operator.index(samples) < 0:
+            raise UsageError(f"report(samples={shown(samples)}): must be a whole number, 0 or more")
+        if not self._inside or (not self._void and (self._batch is not self._handed[0] or self._turns)):
+            raise UsageError(
+                f"report(samples={samples}) after optimizer.step(), or outside of a minibatch: its gradient is pushed "
+                "by then; call it before the step"
+            )
+        self._samples = operator.index(samples)
 
     def step(self, model: int = 0) -> None:
         """Hand the gradient of the current minibatch to the story, and run it up to the next, or to where the loop may
@@ -604,12 +642,12 @@ class Replica:
         prefix, frozen = f"{model}." if self._several else "", optimizer.vectors.frozen
         self._check_missing(model, module, frozen, prefix)
         rate, options = optimizer.changes()
-        optimizer.mark_pushed()
+        samples = optimizer.push_samples(self._samples)
         self._steps, self._turns = self._steps + 1, self._turns + 1
         if not self._several:
             self._rest()
         seconds = time.perf_counter() - self._began
-        self._go_on(Computed(None, self._samples, seconds, rate, options, model, written=written))
+        self._go_on(Computed(None, samples, seconds, rate, options, model, written=written))
         self._began = time.perf_counter()
 
     def _rest(self) -> None:
@@ -738,7 +776,7 @@ class Replica:
             if not source.samples:
                 raise DataError("the training set is empty: there is nothing to train with")
             assert not isinstance(source, Stream)  # which settings refuse
-            loaded = source.load(Wanted(Batch(0, 0), examples(source.samples)), (), self._settings.seed)
+            loaded, _ = source.load(Wanted(Batch(0, 0), examples(source.samples)), (), self._settings.seed)
             return on_device(loaded, optimizer.vectors.device)
 
         flat, part = model.cut(

@@ -15,8 +15,8 @@ from distbelief.core.settings import Holder, Settings
 from distbelief.errors import UsageError
 from distbelief.tasks.flat import FlatModule
 
-PUSHED = "_distbelief_pushed"
-"""Of a gradient that was pushed: its version then, by which one that has grown since is told from it."""
+SEEN = "_distbelief_seen"
+"""Of a gradient whose samples were counted, or which was pushed or zeroed: its version then."""
 
 
 ON_SHARDS = (
@@ -61,6 +61,8 @@ class ServerOptimizer(torch.optim.Optimizer):
     ) -> None:
         self.vectors, self._settings, self._push, self._first_group = vectors, settings, step, first_group
         self._begun = False
+        self._held = 0
+        """Samples of minibatches without a step of their own, whose gradient is in that which is here."""
         made = [{"params": vectors.trained}] if groups is None else [dict(group) for group in groups]
         super().__init__(made, dict(defaults))
         self.state = _OnShards()  # type: ignore[assignment]  # torch's makes what is missing
@@ -96,8 +98,10 @@ class ServerOptimizer(torch.optim.Optimizer):
         inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As of any optimizer of torch."""
+        """As of any optimizer of torch; what was not pushed is gone, with its samples."""
         inspect.unwrap(torch.optim.Optimizer.zero_grad)(self, set_to_none)
+        self._held = 0
+        self._mark_seen()
 
     def state_dict(self) -> dict[str, object]:
         """The groups, and a state that cannot be saved: it is on the shards."""
@@ -218,14 +222,47 @@ class ServerOptimizer(torch.optim.Optimizer):
             )
         return factors[0] if all(math.isclose(one, factors[0], rel_tol=1e-9) for one in factors) else -1.0
 
-    @property
-    def has_gradient(self) -> bool:
-        """Whether there is a gradient that was not pushed."""
-        gradients = (parameter.grad for parameter in self.vectors.trained)
-        return any(one is not None and getattr(one, PUSHED, -1) != one._version for one in gradients)
+    def hold_over(self, samples: int) -> None:
+        """A minibatch of so many samples has no step: they are those of the next one, if its gradient is in that.
 
-    def mark_pushed(self) -> None:
-        """The gradients that are there were pushed."""
-        for gradient in (parameter.grad for parameter in self.vectors.trained):
-            if isinstance(gradient, Tensor):
-                setattr(gradient, PUSHED, gradient._version)
+        A gradient that is all zero, or not finite, is in none: it was zeroed, or is to be.
+        """
+        self._forget_dropped()
+        grown = self._grown
+        if grown:
+            norm = float(torch.nn.utils.get_total_norm(grown))
+            # the norm of finite numbers may be more than their dtype can hold
+            finite = math.isfinite(norm) or all(bool(gradient.isfinite().all()) for gradient in grown)
+            self._held = self._held + samples if norm and finite else 0
+        self._mark_seen()
+
+    def push_samples(self, samples: int) -> int:
+        """The samples of the gradient that is pushed now, in a minibatch of so many: with those that were held over for
+        it, and without its own, where it has added nothing to them.
+        """
+        self._forget_dropped()
+        held, self._held = self._held, 0
+        pushed = held + samples if self._grown or not held else held
+        self._mark_seen()
+        return pushed
+
+    @property
+    def _gradients(self) -> list[Tensor]:
+        return [one.grad for one in self.vectors.trained if isinstance(one.grad, Tensor)]
+
+    @property
+    def _grown(self) -> list[Tensor]:
+        """The gradients that are new, or not as they were seen."""
+        return [one for one in self._gradients if getattr(one, SEEN, -1) != one._version]
+
+    def _forget_dropped(self) -> None:
+        """Where no gradient is left that was seen (`model.zero_grad()`), what was held over is gone.
+
+        One that goes back through a graph of its own (`create_graph`) is new whenever it is added to.
+        """
+        if not any(hasattr(one, SEEN) or one.grad_fn is not None for one in self._gradients):
+            self._held = 0
+
+    def _mark_seen(self) -> None:
+        for gradient in self._gradients:
+            setattr(gradient, SEEN, gradient._version)

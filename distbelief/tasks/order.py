@@ -4,8 +4,10 @@ it.
 
 from __future__ import annotations
 
+import random
 from hashlib import blake2b
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,6 +38,14 @@ def seed_chance(seed: int, epoch: int, index: int) -> None:
     # torch.manual_seed asks every backend and takes 100 us; there are no CUDA generators before CUDA is used
     for generator in (torch.default_generator, *torch.cuda.default_generators):
         generator.manual_seed(value)
+
+
+def seed_all(seed: int, epoch: int, index: int) -> None:
+    """Seed whatever the transforms of a minibatch may draw from: torch, Python and numpy."""
+    seed_chance(seed, epoch, index)
+    value = key(seed, epoch, index)
+    random.seed(value)
+    np.random.seed(value % 2**32)
 
 
 class Order:

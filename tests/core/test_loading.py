@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 from unittest.mock import Mock
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -35,8 +36,8 @@ from distbelief.errors import DataError, UsageError
 from distbelief.runtime.loading import Ahead, Batches, InLine, Loader, Wanted, source_of
 from distbelief.runtime.loop import Replica
 from distbelief.runtime.player import Part, Worker
-from distbelief.runtime.streams import same_loader
-from distbelief.tasks.order import seed_chance
+from distbelief.runtime.streams import StreamPart, held, same_loader
+from distbelief.tasks.order import seed_all, seed_chance
 
 ROWS = torch.arange(12.0).view(6, 2)
 
@@ -63,7 +64,9 @@ class Numbers(IterableDataset[int]):
 
 
 def had(data: Any, *numbers: int) -> Any:
-    return source_of(data).load(Wanted(Batch(0, 0), torch.tensor(numbers)), (), 0)
+    made, samples = source_of(data).load(Wanted(Batch(0, 0), torch.tensor(numbers)), (), 0)
+    assert samples == len(numbers)
+    return made
 
 
 def test_samples_of_every_structure_are_stacked() -> None:
@@ -110,8 +113,8 @@ def test_what_loads_a_users_data_does_so_as_the_users_loader_would() -> None:
 
 @pytest.mark.parametrize(("drop_last", "long"), [(False, 2), (True, 1)])
 def test_an_epoch_is_as_long_as_the_job_has_it(drop_last: bool, long: int) -> None:
-    job = DataSettings(batch_size=4, drop_last=drop_last)
-    assert len(Batches(ROWS, source_of((ROWS,)), job, -1, iter)) == long
+    job = Settings(DataSettings(batch_size=4, drop_last=drop_last))
+    assert len(Batches(ROWS, source_of((ROWS,)), job, 0, -1, iter)) == long
 
 
 @pytest.mark.parametrize(("asked", "has_gpu"), [(True, True), (True, False), (False, True)])
@@ -126,12 +129,14 @@ def test_a_minibatch_is_pinned_where_it_is_asked_for_and_there_is_a_gpu(
     assert [leaf.tolist() for leaf in pinned] == ([got["x"][0].tolist(), [4, 1]] if asked and has_gpu else [])
 
 
+@pytest.mark.long
 def test_what_is_loaded_ahead_comes_in_the_order_in_which_it_is_wanted() -> None:
     """Whatever was loaded before, as where a job goes back."""
-    source = Ahead(DataLoader(Nested(), 2), 2)
+    source = Ahead(DataLoader(Nested(), 2, num_workers=1), 2)
     wanted = [Wanted(Batch(0, index), torch.tensor([2 * index, 2 * index + 1])) for index in range(3)]
     for one, ahead in ((0, [1, 2]), (2, []), (0, [1]), (1, [])):
-        got = source.load(wanted[one], [wanted[index] for index in ahead], seed=3)
+        got, samples = source.load(wanted[one], [wanted[index] for index in ahead], seed=3)
+        assert samples == 2
         assert got["x"][1].tolist() == wanted[one].numbers.tolist()
 
 
@@ -146,13 +151,13 @@ def test_a_data_set_is_loaded_ahead_and_what_is_in_memory_is_not() -> None:
 
     source = source_of(Told(), num_workers=2)
     order = [Wanted(Batch(0, index), torch.tensor([2 * index, 2 * index + 1])) for index in range(3)]
-    loaded = [source.load(order[at], order[at + 1 :], 0) for at in range(3)]
+    loaded = [source.load(order[at], order[at + 1 :], 0)[0] for at in range(3)]
     assert [one["number"].tolist() for one in loaded] == [[0, 1], [2, 3], [4, 5]]
     assert {worker for one in loaded for worker in one["worker"].tolist()} == {0, 1}
     assert (source.dataset.__class__, source.samples, source.batch_size) == (Told, 6, 0)
     source.close()
-    for held in ((ROWS, ROWS), TensorDataset(ROWS), [1, 2, 3], DataLoader(Nested(), 2)):
-        assert type(source_of(held, num_workers=1)) is InLine
+    for kept in ((ROWS, ROWS), TensorDataset(ROWS), [1, 2, 3], DataLoader(Nested(), 2)):
+        assert type(source_of(kept, num_workers=1)) is InLine
 
 
 @pytest.mark.long
@@ -161,22 +166,75 @@ def test_samples_that_do_not_stack_in_a_worker_are_told_of_collate_fn() -> None:
         source_of(Ragged(), num_workers=1).load(Wanted(Batch(0, 0), torch.tensor([0, 1])), (), 0)
 
 
+class Told(Dataset[Any]):
+    """Is told the epoch, and by `worker_init_fn` what to add."""
+
+    epoch, added = 0, 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, number: int) -> tuple[int, int, int]:
+        return number, self.epoch, self.added
+
+
+def add(_: int) -> None:
+    info: Any = get_worker_info()
+    assert type(info.dataset) in (Told, Cut)
+    info.dataset.added = 10
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_are_begun_anew_in_each_epoch_unless_they_are_to_stay(persistent: bool) -> None:
+    """They load nothing of an epoch before, and find the user's own data set."""
+    data = Told()
+    loader = DataLoader(data, 2, num_workers=1, worker_init_fn=add, persistent_workers=persistent)
+    source: Any = source_of(loader)
+    job = Settings(DataSettings(batch_size=2, order="sequential"))
+    ahead, seen = Loader(source, job, 0), []
+    order = [Batch(epoch, index) for epoch in range(3) for index in range(2)]
+    for at, batch in enumerate(order):
+        data.epoch = batch.epoch
+        made: Any = ahead.load(batch, order[at + 1 :])
+        seen.append([one.tolist() for one in made[0]])
+        assert {one.epoch for one in source._feed.given} <= {batch.epoch}
+    source.close()
+    assert seen == [
+        [[2 * index, 2 * index + 1], [epoch * (not persistent)] * 2, [10, 10]] for epoch in range(3) for index in (0, 1)
+    ]
+
+
+@pytest.mark.long
+def test_workers_are_kept_busy_whatever_is_wanted_when() -> None:
+    """Where nothing was to be loaded when torch asked, the next that is wanted is under way at once."""
+    source: Any = source_of(Nested(), num_workers=2)
+    order = [Wanted(Batch(0, index), torch.tensor([index])) for index in range(6)]
+    for at in range(3):
+        source.load(order[at], (), 0)
+    source.load(order[3], order[4:], 0)
+    assert list(source._feed.given) == [Batch(0, 4), Batch(0, 5)]
+    source.close()
+
+
 OF_TWO = Settings(DataSettings(batch_size=2), seed=5)
 
 
-def test_the_chance_of_a_minibatch_is_its_own() -> None:
-    class Noisy(Nested):
-        def __getitem__(self, number: int) -> Any:
-            return torch.tensor([torch.rand(()), random.random(), np.random.rand()])
+class Noisy(Nested):
+    def __getitem__(self, number: int) -> Any:
+        return torch.tensor([torch.rand(()), random.random(), np.random.rand()])
 
+
+@pytest.mark.long
+def test_the_chance_of_a_minibatch_is_its_own() -> None:
     for data in (Noisy(), DataLoader(Noisy(), 2)):
         drawn = [Loader(source_of(data), OF_TWO, 0).load(Batch(1, index), ())[0] for index in (0, 1, 0)]
         assert torch.equal(drawn[0], drawn[2])
         assert not (drawn[0] == drawn[1]).any()
-    ahead = Loader(Ahead(DataLoader(Noisy(), 2), 2), OF_TWO, 0).load(Batch(1, 0), ())[0]
+    ahead, _ = Loader(source_of(Noisy(), num_workers=1), OF_TWO, 0).load(Batch(1, 0), [Batch(1, 1)])
     assert torch.equal(ahead, drawn[0])
     after = torch.rand(())
-    Loader(Ahead(DataLoader(Noisy(), 2), 2), OF_TWO, 0).load(Batch(1, 0), [Batch(1, 1)])
+    Loader(Ahead(DataLoader(Noisy(), 2, num_workers=2), 2), OF_TWO, 0).load(Batch(1, 0), [Batch(1, 1)])
     assert torch.rand(()) == after
 
 
@@ -272,6 +330,132 @@ def test_a_stream_of_nothing_is_refused_by_who_would_have_its_first_minibatch() 
     for index, settings in ((0, OF_TWO), (1, Settings(DataSettings(batch_size=2, own_data=True)))):
         with pytest.raises(DataError, match="has no minibatch: there is nothing to train on"):
             next(read(iter(()), settings, index))
+
+
+class Shuffled(IterableDataset[int]):
+    """In an order that is drawn as it begins, and from a buffer as it goes."""
+
+    def __iter__(self) -> Iterator[int]:
+        numbers = [torch.randperm(20).tolist(), np.random.permutation(20).tolist()][random.randrange(2)]
+        while numbers:
+            drawn = random.randrange(100) + np.random.randint(100) + int(torch.randint(100, ()))
+            yield numbers.pop(drawn % len(numbers))
+
+
+class Cut(IterableDataset[int]):
+    """Is cut over its workers by `worker_init_fn`."""
+
+    added = 0
+
+    def __iter__(self) -> Iterator[int]:
+        info: Any = get_worker_info()
+        return iter(range(self.added + info.id, self.added + 8, info.num_workers))
+
+
+def noisy(items: list[int]) -> torch.Tensor:
+    random.random(), np.random.rand(items[0]), torch.rand(items[0])
+    return torch.tensor(items)
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_a_stream_that_shuffles_is_the_same_in_all_replicas_and_another_in_each_epoch(workers: int) -> None:
+    """Whatever a `collate_fn` draws of each, and whoever comes again."""
+    orders = []
+    for epoch in range(2):
+        seen: list[list[int]] = []
+        for index in (0, 1, 1):
+            given = Loader(source_of(DataLoader(Shuffled(), 2, collate_fn=noisy, num_workers=workers)), OF_TWO, index)
+            loaded = []
+            for number in own_numbers(index, 5):
+                loaded.append(given.load(Batch(epoch, number), ()))
+                seed_all(*[len(seen)] * 3)  # as a script may
+            seen.append([number for one in loaded if one for number in one[0].tolist()])  # type: ignore[attr-defined]  # a tensor
+        assert sorted(seen[0] + seen[1]) == [*range(20)]
+        assert seen[1] == seen[2]
+        orders.append(seen[0])
+    assert orders[0] != orders[1]
+
+
+@pytest.mark.long
+def test_of_a_stream_that_its_workers_cut_each_replica_has_a_part() -> None:
+    given = DataLoader(Cut(), 2, num_workers=2, worker_init_fn=add)
+    assert [one and one[0] for one in islice(read(given, index=0), 3)] == [[10, 14], [11, 15], None]
+    assert [one and one[0] for one in islice(read(given), 3)] == [[12, 16], [13, 17], None]
+
+
+def start_of(samples: Any, index: int, settings: Settings = OF_TWO) -> Any:
+    """How replica `index` finds that a stream of these samples begins."""
+    source = source_of(iter(samples))
+    Loader(source, settings, index).load(Batch(3, own_numbers(index)[0]), ())
+    return source.start  # type: ignore[union-attr]  # a stream
+
+
+def test_streams_that_differ_are_told_apart_by_their_first_samples() -> None:
+    same = [{"x": ROWS[number], "y": (number, "a", np.ones(2))} for number in range(6)]
+    first = start_of(same, 0)
+    assert first.epoch == 3
+    assert start_of(same, 1) == first
+    for other in (same[1:], [{**same[0], "x": ROWS[0] + 1}, *same[1:]], [*same[:2], same[4], *same[2:]]):
+        assert start_of(other, 1) != first
+    own = Settings(DataSettings(batch_size=2, own_data=True))
+    assert [start_of(same, 0, one) for one in (own, Settings(DataSettings(batch_size=2), replicas=1))] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("made", "items", "samples"),
+    [
+        (None, [None, None], 0),
+        ((torch.ones(3, 5), torch.ones(3)), [(torch.ones(5), 1)] * 4, 3),
+        (torch.ones(2, 7), [torch.ones(4), torch.ones(7), torch.ones(9)], 2),
+        (torch.ones(3, 8, 5), [torch.ones(3, 5)] * 8, 8),
+        (torch.ones(2, 8, 5), [torch.ones(5)] * 8, 8),
+        (torch.ones(1, 30), [torch.ones(10)] * 3, 3),
+        ((torch.ones(9, 4), torch.ones(2, 20)), [torch.ones(3, 4)] * 3, 3),
+        ([torch.ones(9, 4)], [torch.ones(3, 4), None, torch.ones(6, 4)], 2),
+        ("text", ["t", "e"], 2),
+    ],
+    ids=["none", "stacked", "padded", "sequence first", "two views", "packed", "a graph", "of one length", "no tensor"],
+)
+def test_a_minibatch_holds_what_was_not_left_out_of_it(made: Any, items: list[Any], samples: int) -> None:
+    assert held(made, items) == samples
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_collate_fn_leaves_out_does_not_count(workers: int, stream: bool) -> None:
+    def collate(items: list[int]) -> Any:
+        kept = [one for one in items if one > 2]
+        return torch.tensor(kept) if kept else None
+
+    data: Any = StreamPart(range(6)) if stream else Subset(range(6), range(6))  # type: ignore[arg-type]  # as a data set
+    job = Settings(DataSettings(batch_size=2, order="sequential"), replicas=1)
+    loader = Loader(source_of(DataLoader(data, 2, collate_fn=collate, num_workers=workers)), job, 0)
+    loaded: list[Any] = [loader.load(Batch(0, number), ()) for number in range(3)]
+    assert [(None if made is None else made.tolist(), samples) for made, samples in loaded] == [
+        (None, 0), ([3], 1), ([4, 5], 2)
+    ]  # fmt: skip
+
+
+def test_the_last_minibatch_of_a_replica_is_known_where_it_can_be() -> None:
+    of_three = DataSettings(batch_size=2)
+
+    def last(index: int, number: int, replicas: int = 2, **data: Any) -> bool:
+        job = Settings(msgspec.structs.replace(of_three, **data), replicas=replicas)
+        batches = Batches(ROWS, source_of((ROWS,)), job, index, -1, iter)
+        batches.at = Batch(1, number)
+        return batches.last
+
+    assert [last(0, number, 1) for number in range(3)] == [False, False, True]
+    assert [last(index, number, order="sequential") for index, number in ((0, 0), (1, 1), (1, 2))] == [
+        True,
+        False,
+        True,
+    ]
+    assert [last(1, number, own_data=True) for number in own_numbers(1, 3)] == [False, False, True]
+    with pytest.raises(UsageError, match=r'batches.last of 2 replicas in order shuffled.*order="sequential"'):
+        last(0, 0)
+    with pytest.raises(UsageError, match="last of Numbers, a stream: nobody knows"):
+        _ = Batches(Numbers(), source_of(Numbers()), OF_TWO, 0, -1, iter).last
 
 
 def test_a_replica_that_is_dealt_nothing_has_done_its_part() -> None:

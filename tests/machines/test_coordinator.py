@@ -16,7 +16,7 @@ from distbelief.core.effects import Commit, Discard, Effect, End, Send, Wake, Wr
 from distbelief.core.events import Event
 from distbelief.core.messages import Message, Version
 from distbelief.core.outcomes import Cause
-from distbelief.core.portions import OWN, Portion, Position, StartingPoint
+from distbelief.core.portions import OWN, STREAM, Portion, Position, StartingPoint
 from distbelief.core.settings import Settings
 from distbelief.core.timers import BudgetSpent, CheckpointDue, HoldOver
 from distbelief.errors import RemoteProtocolError, UsageError
@@ -284,6 +284,21 @@ def test_nobody_waits_for_a_guest_with_data_of_its_own_that_is_gone(again: bool)
         assert office.said(dealing.Deal, "replica 1")[-1].portion.first % OWN == 1
     office.tell("replica 0", *(progress(wants=True) for _ in range(3)), progress(steps=3))
     assert office.said(membership.Finish) == ([] if again else ["replica 0"])
+
+
+def test_a_replica_whose_stream_begins_otherwise_is_refused() -> None:
+    """Compared are those of one epoch: who comes again says how it begins in the epoch in which that is."""
+    office = Office(made(replicas=2)).training("replica 1", samples=STREAM)
+
+    def begins(role: str, *start: int) -> list[membership.Refused]:
+        told = msgspec.structs.replace(progress(), start=dealing.StreamStart(*start))
+        office.tell(role, told)
+        return office.said(membership.Refused, role)
+
+    assert [begins("replica 0", 0, 7), begins("replica 1", 0, 7), begins("replica 1", 1, 8)] == [[], [], []]
+    [refused] = begins("replica 0", 1, 9)
+    assert "the stream of replica 0 begins with other samples than that of replica 1" in refused.reason
+    assert "launch with --data own" in refused.reason
 
 
 def test_a_job_says_that_it_waits_for_one_who_has_died_with_data_of_his_own() -> None:

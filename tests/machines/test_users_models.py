@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -249,6 +250,61 @@ def test_what_is_frozen_is_written_once_for_each_write() -> None:
 def optimizer_of(name: str, settings: Settings = Settings(), **options: float) -> ServerOptimizer:  # noqa: B008  # frozen
     flat = FlatModule(nn.Linear(2, 2), owned=True)
     return ServerOptimizer(flat, None, settings, optimizers.defaults(optim(name, lr=0.1, **options)), bool)
+
+
+def pushed_after(*minibatches: str) -> int:
+    """The samples of a step in the last minibatch, of 1, 2, 4, ... samples, by what a script does in each."""
+    flat = FlatModule(nn.Linear(2, 2), owned=True)
+    optimizer = ServerOptimizer(flat, None, Settings(), optimizers.defaults(optim("sgd", lr=0.1)), bool)
+    does = {
+        "back": lambda: flat.module(torch.ones(1, 2)).sum().backward(),
+        "twice": lambda: flat.module(torch.ones(1, 2)).square().sum().backward(create_graph=True),
+        "overflows": lambda: (flat.module(torch.ones(1, 2)).sum() * math.inf).backward(),
+        "zero": lambda: optimizer.zero_grad(),
+        "zero in place": lambda: optimizer.zero_grad(set_to_none=False),
+        "model zero": lambda: flat.module.zero_grad(),
+        "model zero in place": lambda: flat.module.zero_grad(set_to_none=False),
+    }
+    for number, words in enumerate(minibatches):
+        for word in filter(None, words.split(", ")):
+            does[word]()
+        if number < len(minibatches) - 1:
+            optimizer.hold_over(1 << number)
+    return optimizer.push_samples(1 << len(minibatches) - 1)
+
+
+SKIPS: dict[str, tuple[list[str], int]] = {
+    "accumulated": (["back", "back", "back"], 7),
+    "accumulated beside one without a gradient": (["back", "", "back"], 5),
+    "stepped where there is nothing to add": (["back", "back", ""], 3),
+    "accumulated with a graph of the gradient": (["twice", "twice", "twice"], 7),
+    "skipped": (["zero", "zero, back"], 2),
+    "skipped with its gradient": (["back", "zero, back"], 2),
+    "skipped with zeros": (["zero in place, back, zero in place", "back"], 2),
+    "skipped, then zeroed in place": (["back", "zero in place, back"], 2),
+    "skipped by the model": (["back", "model zero, back"], 2),
+    "skipped by zeros of the model": (["back", "back, model zero in place", "back"], 4),
+    "overflowed": (["overflows", "model zero in place, back"], 2),
+    "accumulated onto what overflowed": (["back", "overflows", "model zero in place, back"], 4),
+    "no gradient at all": ([""], 1),
+}
+
+
+@pytest.mark.parametrize("name", SKIPS)
+@pytest.mark.filterwarnings("ignore:.*create_graph")
+def test_a_step_has_the_samples_of_what_is_in_its_gradient(name: str) -> None:
+    minibatches, samples = SKIPS[name]
+    assert pushed_after(*minibatches) == samples
+
+
+def test_what_was_pushed_is_in_no_later_step() -> None:
+    flat = FlatModule(nn.Linear(2, 2), owned=True)
+    optimizer = ServerOptimizer(flat, None, Settings(), optimizers.defaults(optim("sgd", lr=0.1)), bool)
+    flat.module(torch.ones(1, 2)).sum().backward()
+    assert optimizer.push_samples(4) == 4
+    optimizer.hold_over(16)
+    flat.module(torch.ones(1, 2)).sum().backward()
+    assert optimizer.push_samples(2) == 2
 
 
 def test_a_script_finds_the_options_of_the_jobs_optimizer_and_what_it_changes_goes_with_a_push() -> None:

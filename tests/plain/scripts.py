@@ -353,7 +353,9 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0, threshold=0.5),
 }
 BY_JOB = {"allreduce": "the script sets the learning rate to .*: with strategy allreduce nobody but the job does"}
-NO_OPTIONS = {"allreduce": "the script sets (momentum|weight_decay) of its parameter groups, and with strategy allreduce"}
+NO_OPTIONS = {
+    "allreduce": "the script sets (momentum|weight_decay) of its parameter groups, and with strategy allreduce"
+}
 NAMED = {"allreduce": r"optimizer\(optim=...\): strategy allreduce steps with --optimizer; give it there"}
 SEVERAL = {
     "allreduce": r"optimizer\(\) of a second model: strategy allreduce trains one",

@@ -333,8 +333,11 @@ for number, (x, y) in enumerate(replica.batches(data, jobs.BATCH)):
         backward(x, y)
         refused("^0.bias has a gradient in step 0, and was frozen when .*freeze it then", optimizer.step)
         model[0].bias.requires_grad_(False).grad = None
+    refused("report.samples=-1.: must be a whole number, 0 or more", replica.report, samples=-1)
+    replica.report(samples=5 + number)
     optimizer.step()
     refused("optimizer.step.. twice", optimizer.step)
+    refused("report.samples=3. after optimizer.step", replica.report, samples=3)
     if number == 2:
         break
 refused("epochs.2. after the training has begun", replica.epochs, 2)
@@ -344,7 +347,7 @@ refused(outside, replica.stop)
 
 def test_what_a_script_may_not_is_refused_by_what_it_calls_and_it_may_go_on(tmp_path: Path) -> None:
     result = launch(tmp_path, Downpour(replicas=1, shards=1), REFUSED.replace("{", "{{").replace("}", "}}"))
-    assert (result["outcome"], result["steps"]) == ("left", 3)
+    assert (result["outcome"], result["steps"], result["samples"]) == ("left", 3, 5 + 6 + 7)
 
 
 LOADED = """
@@ -357,6 +360,7 @@ class Loaded(torch.utils.data.Dataset):
         return torch.randn(number % 3 + 1, 8), 0
 """
 AGAIN = "\ndef again(batches):\n    while True:\n        yield from batches\n"
+LOOK = "\ndef look(batches):\n    next(iter(batches))\n    return batches\n"
 WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
     "never asks for minibatches": (
         {"source": "import distbelief as db\ndb.join()\n"},
@@ -392,6 +396,11 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
         UsageError,
         r"without optimizer.step\(\) for the last: with strategy allreduce each minibatch is one step",
     ),
+    "a first minibatch to look at": (
+        {"source": LOOP.format(**{**FIELDS, "before": LOOK, "batch": "16)"}).replace("(replica.b", "(look(replica.b")},
+        UsageError,
+        r"batches\(\) a second time: a minibatch was taken of it before, by next\(iter\(...\)\).* dataset\[0\]",
+    ),
     "no step": ({"inside": "continue"}, UsageError, r"without optimizer.step\(\): nothing was trained"),
     "raises": (
         {"inside": "assert number < 3, 'three is enough'"},
@@ -404,12 +413,12 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
         r"raised ValueError: Expected more than 1 value.*with --drop-last",
     ),
     "raises in a worker": (
-        {"before": LOADED.format(number="number"), "samples": "); dataset = Loaded("},
+        {"before": LOADED.format(number="number"), "samples": "); dataset = Loaded(", "batch": "16, num_workers=1"},
         TrainingError,
         r"script.py, line 12, raised KeyError: 'no picture 100'\n",
     ),
     "samples that do not stack, in a worker": (
-        {"before": LOADED.format(number=-1), "samples": "); dataset = Loaded("},
+        {"before": LOADED.format(number=-1), "samples": "); dataset = Loaded(", "batch": "16, num_workers=1"},
         DataError,
         r"^replica \d: [^\n]*script.py, line \d+: the samples of Loaded do not stack .*: pass DataLoader",
     ),

@@ -29,6 +29,11 @@ class Numbers(IterableDataset):
     def __iter__(self):
         return (torch.tensor([float(i)]) for i in (range(self.stop) if self.stop else itertools.count()))
 
+class Drawn(Numbers):
+    def __iter__(self):
+        drawn = torch.rand(self.stop, generator=torch.Generator().manual_seed(self.stop))
+        return iter(drawn[:, None])
+
 replica = db.join()
 model = nn.Linear(1, 1)
 nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
@@ -163,6 +168,21 @@ def test_two_synchronous_replicas_on_unequal_data_are_sgd_on_the_weighted_union(
     assert (result["samples"], result["epochs"]) == (15, 1)
 
 
+@pytest.mark.parametrize("said", ["", "replica.report(samples=len(rows))"])
+def test_a_round_weighs_minibatches_by_what_is_left_of_them(tmp_path: Path, said: str) -> None:
+    """Counted in what `collate_fn` has made, or said by the script; one of nothing is passed over."""
+    few = "lambda ones: torch.stack(kept) if (kept := [one for one in ones if one % 4]) else None"
+    made, left = ("torch.stack", "rows = rows[rows[:, 0] % 4 != 0]") if said else (few, "pass")
+    data = f"DataLoader([torch.tensor([float(n)]) for n in (1, 4, 4, 4, 2, 3, 5, 6)], 2, collate_fn={made})"
+    loop = f"for rows in replica.batches({data}, order='sequential'):\n    {left}\n"
+    loop += f"    if rows is None or not len(rows): continue\n    {said or 'pass'}\n    step(rows)"
+    result, seen = launch(tmp_path, loop, checkpoint_every=0)
+    assert seen == {"replica 0": [[[1]]], "replica 1": [[[2, 3], [5, 6]]]}
+    weight = load_file(tmp_path / "run" / "model.safetensors")["weight"].item()
+    assert weight == pytest.approx(-0.5 * ((1 + 2 + 3) / 3 + (5 + 6) / 2))
+    assert result["samples"] == 5
+
+
 def test_the_rate_of_a_round_is_the_mean_of_what_replicas_bring_by_their_samples(tmp_path: Path) -> None:
     """The gradient of the bias is one: it moves by the rates alone."""
     halved = "optimizer.param_groups[0]['lr'] *= 0.5 ** replica.index\n"
@@ -174,6 +194,11 @@ def test_the_rate_of_a_round_is_the_mean_of_what_replicas_bring_by_their_samples
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "allreduce": (ONCE.format(data="Numbers(9)", more=""), {"strategy": Allreduce()}, "a stream: strategy allreduce"),
+    "streams that differ": (
+        ONCE.format(data="Numbers(9 + replica.index)", more="").replace("Numbers", "Drawn"),
+        {},
+        "begins with other samples than that of replica",
+    ),
     "too few": (
         ONCE.format(data="list(Numbers(2))", more=", order='sequential'"),
         {},

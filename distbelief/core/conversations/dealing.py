@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from distbelief.core.conversations.membership import Refused
 from distbelief.core.conversations.table import Conversation, Says
 from distbelief.core.messages import Message
 from distbelief.core.portions import Portion
 from distbelief.core.roles import Kind
+
+
+class StreamStart(NamedTuple):
+    """A digest of the first samples of a stream that all replicas read, in an epoch."""
+
+    epoch: int
+    digest: int
 
 
 class Progress(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -26,6 +36,8 @@ class Progress(Message, frozen=True, array_like=True, tag=True, gc=False):
     wants: bool
     dropped: tuple[tuple[int, int], ...] = ()
     returned: tuple[Portion, ...] = ()
+    start: StreamStart | None = None
+    """Of its stream, once, where all read the same."""
 
 
 class Deal(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -53,6 +65,7 @@ DEALING = Conversation(
     "Dealing",
     (
         Says(Progress, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
+        Says(Refused, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
         Says(Deal, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,), answers=Progress),
         Says(StreamEnded, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
         Says(Drain, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,), answers=Progress),

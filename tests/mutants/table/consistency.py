@@ -97,7 +97,7 @@ MUTANTS = [
         "self._again.appendleft(given)", "self._again.append(given)",
         ("tests/core/test_portions.py::test_what_is_given_back_is_dealt_next_also_where_more_was_dealt_since",)),
     Mutant("what-is-given-back-is-told-of-when-more-is-wanted", AHEAD, "replica/downpour.py",
-        "self._draining) or self.work.returns:", "self._draining):",
+        "if wants or self.work.returns or", "if wants or",
         (f"{CONSISTENCY}::test_what_failed_once_does_not_fail_again",)),
     Mutant("who-is-late-is-dealt-ahead-too", AHEAD, "strategies/parameter_server/settings.py",
         "return bool(self.backup_workers or self.quorum)", "return False",
