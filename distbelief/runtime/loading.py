@@ -294,6 +294,15 @@ def _of_loader(loader: DataLoader[object], batch_size: int) -> Source | Stream:
     return InLine(loader.dataset, len(loader.dataset), loader.batch_size, gather)  # type: ignore[arg-type]  # map-style
 
 
+def in_order(data: object) -> bool:
+    """Whether data are a loader that has a data set in order."""
+    return (
+        isinstance(data, DataLoader)
+        and type(data.sampler) is SequentialSampler
+        and not isinstance(data.dataset, IterableDataset)
+    )
+
+
 def _check_size(batch_size: int, loader: DataLoader[object]) -> None:
     if batch_size not in (0, loader.batch_size):
         raise UsageError(

@@ -28,12 +28,12 @@ from distbelief.core.effects import Batch, Computed
 from distbelief.core.optimizer import Optimizer, ParameterGroup
 from distbelief.core.portions import STREAM
 from distbelief.core.records import PartBuilt, Record
-from distbelief.core.settings import Holder, Plan, Settings
+from distbelief.core.settings import SHUFFLED, Holder, Plan, Settings
 from distbelief.core.values import shown
 from distbelief.errors import DataError, LocalProtocolError, UsageError
 from distbelief.replica.home_part import ScriptedPart
 from distbelief.runtime.driver import Driver
-from distbelief.runtime.loading import Batches, Loader, Source, Wanted, source_of
+from distbelief.runtime.loading import Batches, Loader, Source, Wanted, in_order, source_of
 from distbelief.runtime.nesting import enclosing_loop
 from distbelief.runtime.player import Answer, Compute, HasStory, Part, Store, Worker
 from distbelief.runtime.pump import Pump
@@ -163,6 +163,8 @@ class Replica:
         self._gone_through: int | None = None
         """The epoch whose minibatches the script began to go through last; -1 where it has no loop over epochs."""
         self._epochs, self._epoch, self._order = 0, -1, ""
+        self._left_in = -1
+        """The epoch whose loop the script has left, which ends its part."""
         self._without = -1
         """The epoch at hand, where it had no minibatch in it."""
         self._steps, self._stopping = 0, False
@@ -366,7 +368,7 @@ class Replica:
             number: of epochs, the same in every replica.
 
         Raises:
-            UsageError: it is no whole number of 1 or more, or minibatches were had before.
+            UsageError: it is no whole number of 1 or more, minibatches were had before, or those of an epoch were left.
         """
         if not hasattr(number, "__index__") or operator.index(number) < 1:
             raise UsageError(f"epochs({number!r}): must be a whole number, 1 or more")
@@ -377,6 +379,11 @@ class Replica:
 
     def _go_through(self, number: int) -> Iterator[int]:
         for self._epoch in range(number):
+            if self._left_in >= 0:
+                raise UsageError(
+                    f"the loop over the minibatches of epoch {self._left_in} was left, which has ended this replica's "
+                    "part: pass over minibatches (continue), or end the job for all (replica.stop(); break)"
+                )
             if self.joined and self._batch is None:
                 return
             yield self._epoch
@@ -451,6 +458,11 @@ class Replica:
         self._order = order or ""
         asked = self._settings.with_order(order) if order else self._settings
         asked.data.check({})
+        if asked.data.order == SHUFFLED and in_order(data):
+            raise UsageError(
+                "a DataLoader with shuffle=False, and the job shuffles: give it shuffle=True, or have its order: "
+                'batches(..., order="sequential")'
+            )
         asked.check_allotted(source.samples == STREAM)
         if before is not None and source.samples != before.source.samples:
             raise UsageError(
@@ -519,6 +531,7 @@ class Replica:
             try:
                 yield on_device(loaded, device)
             except GeneratorExit:
+                self._left_in = -1 if self._stopping else self._epoch
                 source.close()
                 if self._may_leave:  # else it is told when the script ends: nobody hears an error of a generator's end
                     self.leave()

@@ -174,7 +174,10 @@ class Plain:
         """One of torch's own, as a script makes it."""
         named = optim or self._named
         given = [*model.parameters()] if groups is None else groups
-        return OPTIMIZERS[named.name](given, lr=named.lr * self._factor, **named.options)
+        options = {"lr": named.lr * self._factor, **named.options}
+        if any(one.dtype is torch.bfloat16 for one in model.parameters()):
+            return _Mastered(OPTIMIZERS[named.name], given, options)
+        return OPTIMIZERS[named.name](given, **options)
 
     def epochs(self, number: int) -> Iterator[int]:
         """So many."""
@@ -204,6 +207,30 @@ class Plain:
                 self._count += 1
                 if self._count - 1 != self._left_out:
                     yield made
+
+
+class _Mastered:
+    """An optimizer that steps float32 copies of parameters, as mixed precision does."""
+
+    def __init__(
+        self, kind: Callable[..., torch.optim.Optimizer], given: list[Any], options: Mapping[str, Any]
+    ) -> None:
+        self._given, self._copies = given, [one.detach().float() for one in given]
+        self._own = kind(self._copies, **options)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Of the model."""
+        for one in self._given:
+            one.grad = None if set_to_none or one.grad is None else one.grad.zero_()
+
+    def step(self) -> None:
+        """Of the copies, and what it has made of them."""
+        for copy, one in zip(self._copies, self._given, strict=True):
+            copy.grad = one.grad.float()
+        self._own.step()
+        with torch.no_grad():
+            for copy, one in zip(self._copies, self._given, strict=True):
+                one.copy_(copy)
 
 
 class _Minibatches:

@@ -63,6 +63,8 @@ class Feature:
     """Why it may."""
     long: bool = False
     """Whether it starts processes."""
+    says: str = ""
+    """What ours says beside the plain script, as a regular expression."""
 
 
 FEATURES: dict[str, Feature] = {}
@@ -185,6 +187,12 @@ def embedded(**options: Any) -> Any:
     return Made(lambda model, x: model.head(model.rows(numbers(x)) + x), **parts)
 
 
+def coalesces(model: Any) -> None:
+    """Have torch add up the rows of a gradient before it steps, in the plain script too."""
+    add_up = lambda p: setattr(p, "grad", p.grad.coalesce()) if p.grad.is_sparse else None  # noqa: E731
+    model.rows.weight.register_post_accumulate_grad_hook(add_up)
+
+
 def recurrent() -> Any:
     parts = {"cell": nn.GRU(1, WIDTH, batch_first=True), "head": nn.Linear(WIDTH, WIDTH)}
     return Made(lambda model, x: model.head(model.cell(x.view(-1, INPUTS, 1))[0][:, -1]), **parts)
@@ -299,11 +307,12 @@ def tensors() -> None:
         model=lambda: changed(net(), lambda m: nn.utils.parametrizations.spectral_norm(m[2])))
     has("empty", "A parameter without elements", model=lambda: scaling(torch.zeros(0, 3)))
     has("scalar", "A parameter without dimensions", model=lambda: scaling(torch.tensor(1.5)), of=SGD)
-    has("uneven_sizes", "Tensors of any size", model=lambda: nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 3)))
+    has("uneven_sizes", "Tensors of any size", model=lambda: nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 3)), of=SGD)
     has("complex", "A complex parameter", model=lambda: scaling(torch.ones(2, dtype=torch.complex64)),
         refused="parameter 'more' is torch.strided torch.complex64 on cpu: it must be a dense real tensor")
     has("double", "A model in float64", model=lambda: net().double(), dtype=torch.float64)
-    has("bfloat16", "A model in bfloat16", model=lambda: net().bfloat16(), dtype=torch.bfloat16)
+    has("bfloat16", "A model in bfloat16, whose steps are made in float32 copies, as in mixed precision",
+        model=lambda: net().bfloat16(), dtype=torch.bfloat16)
     has("mixed", "A model in two dtypes", dtype=torch.float64,
         model=lambda: nn.Sequential(nn.Linear(3, 16).double(), Made(lambda _, x: x.float()), nn.Linear(16, 16)))
     has("channels_last", "Weights in channels_last", model=convolved, begin=sees(lambda m: m[1].weight.stride))
@@ -316,7 +325,8 @@ def tensors() -> None:
     has("unused", "A parameter that never has a gradient, with weight decay", of={"optimizer": DECAYED},
         model=lambda: changed(scaling(torch.zeros(0)), lambda m: m.add_module("unused", nn.Linear(3, 16))))
     has("sometimes_used", "A parameter without a gradient in some steps", model=sometimes)
-    has("sparse_rows", "An embedding with sparse gradients", model=lambda: embedded(sparse=True), of=SGD)
+    has("sparse_rows", "An embedding with sparse gradients, whose rows are added up before the step",
+        model=lambda: changed(embedded(sparse=True), coalesces), of=SGD)
     has("renormed", "An embedding that shortens its rows (max_norm)", model=lambda: embedded(max_norm=0.5))
     has("recurrent", "A recurrent layer, which has a list of its weights", model=recurrent)
     has("filled", "Weights are given between the optimizer and the loop", begin=fill)
@@ -519,14 +529,15 @@ def optimizers() -> None:
             made = {"optimizer": optim(name, lr=lr, **decay), "epochs": 4, **close}
             has(f"optimizer_{name}{title.replace(' ', '_')}", f"Optimizer {name}{title}", of=made)
     for name, make in SCHEDULERS.items():
-        refused = NO_OPTIONS if name == "OneCycleLR with momentum" else BY_JOB  # which sets that first
-        has(f"scheduler_{name.replace(' ', '_')}", name, refused=refused, begin=schedule(make))
+        has(f"scheduler_{name.replace(' ', '_')}", name, refused=BY_JOB, begin=schedule(make))
     has("rate_set", "The rate is set in the loop", refused=BY_JOB, begin=sets("lr", lambda n: 0.07 / (n + 1)))
-    has("rate_of_one_group_set", "The rate of one of two groups is set in the loop", refused=NO_OPTIONS,
+    has("rate_of_one_group_set", "The rate of one of two groups is set in the loop", refused=BY_JOB,
         groups=two_groups, begin=sets("lr", lambda n: 0.07 / (n + 1), 1))
-    for option, value in {"momentum": 0.5, "weight_decay": 0.1, "maximize": True}.items():
+    for option, value in {"momentum": 0.5, "weight_decay": 0.1}.items():
         has(f"set_{option}", f"The script sets {option} in the loop", refused=NO_OPTIONS,
             begin=sets(option, partial(lambda value, _: value, value)))
+    has("set_maximize", "The script sets maximize in the loop", begin=sets("maximize", lambda _: True),
+        refused="the script sets maximize to True: it began with False, and numbers go with a push alone")
     allowed = {"lr": 0.02, "weight_decay": 0.1}
     foreign = {"momentum": 0.5, "dampening": 0.1, "nesterov": True, "maximize": True, "foreach": False, "fused": False}
     of_adam = {"betas": (0.8, 0.9), "eps": 1e-4, "amsgrad": True}
@@ -555,13 +566,15 @@ def optimizers() -> None:
     has("averaged_swapped", "SWA: the model goes on from the average", begin=swapped)
     add("optimizer", "sharpness_aware", "SAM: a gradient beside the weights, which are put back", sharpness_aware)
     has("lookahead", "Lookahead: the weights go back half of their way", begin=look_ahead)
-    has("clipped_by_numpy", "Weights are clipped by numpy after each step", begin=each(clip_array))
-    has("clipped_by_no_grad", "Weights are clipped in no_grad after each step", begin=each(clip))
+    said = {"says": "the script has written to '0.weight' after its last step: model.safetensors .*by itself .*\n"}
+    has("clipped_by_numpy", "Weights are clipped by numpy after each step", begin=each(clip_array), of=said)
+    has("clipped_by_no_grad", "Weights are clipped in no_grad after each step", begin=each(clip), of=said)
     has("written_by_data", "A weight's .data is written to once",
         begin=each(lambda m, n: n != 6 or m[2].bias.data.zero_()))
     has("optimizer_saved", "The optimizer's state is saved", begin=save_all,
         refused=r"optimizer.state_dict\(\) has no state to save: .*--resume")
-    has("state_read", "What the optimizer keeps is read in the loop", begin=state)
+    has("state_read", "What the optimizer keeps is read in the loop", begin=state,
+        refused=r"optimizer.state\[...\] has nothing: what the optimizer keeps is on the shards")
     has("groups_read", "Options are read from the groups in the loop", begin=options)
     has("step_hooks", "Hooks before and after the step of the optimizer", begin=hooked)
 # fmt: on
@@ -692,7 +705,8 @@ def gradients() -> None:
     for (name, backward), title in zip(ways.items(), titles, strict=True):
         add("gradients", f"backward_{name}", title, own_backward, backward=backward)
     add("gradients", "grad_scaler", "GradScaler", scaled, unbounded=-1)
-    add("gradients", "grad_scaler_skips", "GradScaler that skips a step", scaled, unbounded=4)
+    add("gradients", "grad_scaler_skips", "GradScaler that skips a step", scaled,
+        {"allreduce": "the loop took the next minibatch without optimizer.step"}, unbounded=4)
 # fmt: on
 
 
@@ -852,7 +866,7 @@ def data_sets() -> None:
     ):
         add("data", f"data_{name}", title, train, of=by_processes, samples=partial(loader, shuffle=True, **options))
     add("data", "data_loader_in_order", "A DataLoader that does not shuffle", train, samples=loader,
-        of={"ways": SHARDED})
+        refused="a DataLoader with shuffle=False, and the job shuffles: give it shuffle=True, or")
     add("data", "data_fetched", "A data set that counts what is read of it", fetched)
     add("data", "open_file", "A data set that reads an open file", open_file)
     add("data", "dictionary", "Samples in a dictionary", dictionary)
@@ -863,7 +877,8 @@ def data_sets() -> None:
     add("data", "epochs_of_tensors", "Epochs of tensors, with validation", in_epochs, of=one, samples=data)
     add("data", "epochs_of_loader", "Epochs of a DataLoader, with validation", in_epochs, of=one,
         samples=partial(loader, shuffle=True))
-    add("data", "epochs_left", "Epochs that are left before their end", in_epochs, of=one, samples=data, most=3)
+    add("data", "epochs_left", "Epochs that are left before their end", in_epochs, of=one, samples=data, most=3,
+        refused="the loop over the minibatches of epoch 0 was left, which has ended this replica's part: pass over")
     add("data", "epochs_of_other_data", "Epochs of more and more data", in_epochs, of=one, samples=data, grows=True,
         refused=r"batches\(\) of 30 samples in epoch 1, and of 20 before: the epochs of a job are of the same data")
     add("data", "epochs_scheduled", "A scheduler that is stepped with each epoch", in_epochs, BY_JOB, of=one,

@@ -87,7 +87,10 @@ def wrong(cell: Cell, folder: Path) -> str:
         kind, _, sentence = ours.error.partition(": ")
         fits = kind in ("UsageError", "DataError", "LayoutError", "LossNotFinite") and re.search(says, sentence)
         return "" if fits else f"it should be refused with {says!r}, and ended with {ours.error or 'no error'!r}"
-    return difference(plainly(cell.name, folder / "plain"), ours, one.within)
+    rest, says = re.subn(one.says, "", ours.messages) if one.says else (ours.messages, 1)
+    return difference(plainly(cell.name, folder / "plain"), ours._replace(messages=rest), one.within) or (
+        "" if says == 1 else f"it does not say {one.says!r} once"
+    )
 
 
 def plainly(name: str, folder: Path) -> Outcome:

@@ -12,53 +12,13 @@ import pytest
 import torch
 from plain import scripts, table
 from plain.play import WAYS, Outcome, Plain, play_plain, played
-from plain.scripts import ALL, FEATURES, MOMENTUM
+from plain.scripts import FEATURES, MOMENTUM
 from plain.table import Cell, cells, difference, rows, wrong
 
 from distbelief.core.optimizer import LAYERWISE, LEARNING_RATES
 from distbelief.transport.inline import InlineEndpoint
 
-WRITTEN = "what the script writes to a parameter is undone by the next fetch"
-NO_GRADIENT = "a parameter without a gradient is stepped with zeros"
-OPTIONS = "refused by name: of a group's options the rate alone goes with a push"
-READ_AHEAD = "a process of its own reads the data, ahead of the step"
-WEIGHTED = "a gradient is multiplied by its samples and divided by them: bits are lost unless they are a power of 2"
 SECTIONS = ("tensors", "optimizer", "gradients", "data", "saving", "control")
-OPEN: dict[str, tuple[tuple[str, ...], str]] = {
-    "frozen_in_the_loop": (ALL, NO_GRADIENT),
-    "unused": (ALL, NO_GRADIENT),
-    "sometimes_used": (ALL, NO_GRADIENT),
-    "averaged_swapped": (ALL, WRITTEN),
-    "best_taken_back": (ALL, WRITTEN),
-    "clipped_by_no_grad": (ALL, WRITTEN),
-    "clipped_by_numpy": (ALL, WRITTEN),
-    "lookahead": (ALL, WRITTEN),
-    "written_by_data": (ALL, WRITTEN),
-    "renormed": (ALL, WRITTEN),
-    "scheduler_CyclicLR_with_momentum": (scripts.SHARDED, OPTIONS),
-    "scheduler_OneCycleLR_with_momentum": (scripts.SHARDED, OPTIONS),
-    "set_maximize": (scripts.SHARDED, OPTIONS),
-    "set_momentum": (scripts.SHARDED, OPTIONS),
-    "set_weight_decay": (scripts.SHARDED, OPTIONS),
-    "rate_of_one_group_set": (scripts.SHARDED, "refused: the rates of all groups change by one factor"),
-    "epochs_left": (ALL, "a loop over an epoch that is left ends the part of the replica: epochs after it are empty"),
-    "data_loader_in_order": (scripts.SHARDED, "a DataLoader's shuffle=False is not asked for: the job shuffles"),
-    "data_fetched": (ALL, READ_AHEAD),
-    "open_file": (ALL, READ_AHEAD),
-    "data_worker_init": (("served", "allreduce"), "worker_init_fn finds a data set of ours in the place of its own"),
-    "data_worker_counts": (("served", "allreduce"), "workers are not started anew in each epoch"),
-    "accumulated_3": (("synchronous",), WEIGHTED),
-    "batch_size": (("synchronous",), WEIGHTED),
-    "data_batched_stream": (("synchronous",), WEIGHTED),
-    "data_one_batch": (("synchronous",), WEIGHTED),
-    "data_uneven": (("synchronous",), WEIGHTED),
-    "uneven_sizes": (ALL, "torch's fused kernel rounds the elements behind the last 16 of a shard's vector otherwise"),
-    "bfloat16": (ALL, "the shards have float32 masters, plain torch steps in bfloat16"),
-    "sparse_rows": (ALL, "gradients are made dense, so that the rows of a minibatch are added up before the step"),
-    "state_read": (ALL, "KeyError: what the optimizer keeps is on the shards, and optimizer.state is empty"),
-    "grad_scaler_skips": (("allreduce",), "the step that is skipped is refused as a minibatch without one"),
-}
-"""What came of a cell that is not as the table has it, until it is mended: by its feature, in which ways, and why."""
 
 
 def _tested(name: str) -> Callable[..., None]:
@@ -68,9 +28,7 @@ def _tested(name: str) -> Callable[..., None]:
         assert not (found := wrong(Cell(name, way), tmp_path)), found
 
     def marked(way: str) -> Any:
-        ways, why = OPEN.get(name, ((), ""))
-        open_yet = [pytest.mark.xfail(strict=True, raises=AssertionError, reason=why)] if way in ways else []
-        return pytest.param(way, marks=[*open_yet, *([pytest.mark.long] if FEATURES[name].long else [])])
+        return pytest.param(way, marks=[pytest.mark.long] if FEATURES[name].long else [])
 
     return pytest.mark.parametrize("way", [marked(way) for way in FEATURES[name].ways])(test)
 
@@ -82,7 +40,6 @@ for name in FEATURES:
 def test_the_table_is_large_and_nothing_is_open_that_is_not_in_it() -> None:
     assert len([*cells()]) >= 150
     assert {one.section for one in FEATURES.values()} == set(SECTIONS)
-    assert {Cell(name, way) for name, (ways, _) in OPEN.items() for way in ways} <= {*cells()}
 
 
 def test_every_scheduler_and_optimizer_is_in_it() -> None:
