@@ -89,7 +89,7 @@ class DownpourTraining:
         self._slot = self._steps = self._accrued_samples = 0
         # minibatches that it covers, and those before them without a step of their own
         self._covered, self._held_steps, self._held_samples = 0, 0, 0
-        self._rate, self._options = 1.0, tuple[GroupOption, ...]()
+        self._changes: tuple[float, tuple[GroupOption, ...]] = (1.0, ())
         self._based = server.based(0)
         # where it stands: its tick, which vector it computes on, whether the other is asked for
         self._tick = self._landing = 0
@@ -271,7 +271,7 @@ class DownpourTraining:
         if not self._steps:
             self._based = self.server.based(computed.model)
         samples = computed.samples + self._held_samples
-        self._rate, self._options = computed.rate, computed.options
+        self._changes = computed.rate, computed.options
         # of one step the shards weigh the whole push: a round of one leaves it as it is
         several = self._in_rounds and self._pushing.push_every > 1
         weight = samples / self._settings.data.batch_size if several else 1.0
@@ -340,7 +340,7 @@ class DownpourTraining:
             push = pushing.Push(
                 slot, part.start, part.stop, self._replica.incarnation, clock, self._based[role], steps,
                 self._accrued_samples, self._tick, self._replica.partition, self._vectors.covered(slot, part),
-                rate=self._rate, options=self._options
+                rate=self._changes[0], options=self._changes[1]
             )  # fmt: skip
             sent[role] = Send(role, push, payload)
         covered = (self._covered, self._accrued_samples) if single else (0, 0)  # those are done with the minibatch

@@ -7,7 +7,7 @@ import pytest
 
 from distbelief.cli import options
 from distbelief.errors import UsageError
-from distbelief.places.processes.script import check_file, file_of, module_spec, relative_hint
+from distbelief.places.processes.script import check_file, file_of, module_spec, hint
 
 RELATIVE = ImportError("attempted relative import with no known parent package")
 
@@ -64,13 +64,13 @@ def test_a_script_that_cannot_be_run_is_refused_before_anything_is_started(scrip
 def test_a_file_of_a_package_that_was_run_by_itself_is_named_as_a_module(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert relative_hint(["whole/train.py"], RELATIVE).endswith("launched by its name: -m whole.train")
-    assert relative_hint(["whole/inner/train.py"], RELATIVE).endswith(": -m whole.inner.train")
-    assert relative_hint(["plain/inner/train.py"], RELATIVE).endswith(f", in the folder {folder}/plain: -m inner.train")
+    assert hint(["whole/train.py"], RELATIVE).endswith("launched by its name: -m whole.train")
+    assert hint(["whole/inner/train.py"], RELATIVE).endswith(": -m whole.inner.train")
+    assert hint(["plain/inner/train.py"], RELATIVE).endswith(f", in the folder {folder}/plain: -m inner.train")
     monkeypatch.chdir("whole")
-    assert relative_hint(["train.py"], RELATIVE).endswith(f"by its name, in the folder {folder}: -m whole.train")
-    assert not relative_hint(["train.py"], ImportError("no module"))
-    assert not relative_hint(["-m", "whole.train"], RELATIVE)
+    assert hint(["train.py"], RELATIVE).endswith(f"by its name, in the folder {folder}: -m whole.train")
+    assert not hint(["train.py"], ImportError("no module"))
+    assert not hint(["-m", "whole.train"], RELATIVE)
 
 
 def test_options_end_where_a_module_is_named() -> None:

@@ -78,12 +78,12 @@ def module_spec(name: str) -> ModuleSpec:
     if places:
         return module_spec(f"{name}.__main__")
     made = importlib.util.spec_from_file_location(name, origin)
-    if made is None or not str(origin).endswith(".py"):
+    if made is None or Path(origin or "").suffix != ".py":
         raise UsageError(f"{MODULE} {name}: is no Python source ({origin}); name a module that is")
     return made
 
 
-def relative_hint(script: list[str], error: BaseException) -> str:
+def hint(script: list[str], error: BaseException) -> str:
     """What to do where a file of a package was run by itself and imports its neighbours; "" for any other error."""
     if is_module(script) or "no known parent package" not in str(error):
         return ""
