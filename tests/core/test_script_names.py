@@ -7,7 +7,7 @@ import pytest
 
 from distbelief.cli import options
 from distbelief.errors import UsageError
-from distbelief.places.processes.script import check_file, file_of, module_spec, hint
+from distbelief.places.processes.script import check_file, file_of, hint, module_spec
 
 RELATIVE = ImportError("attempted relative import with no known parent package")
 

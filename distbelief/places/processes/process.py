@@ -47,7 +47,8 @@ from distbelief.places.channel_messages import (
 from distbelief.places.compute_model import Padding
 from distbelief.places.processes.addresses import host_and_port, listen_at
 from distbelief.places.processes.channel import Channel
-from distbelief.places.processes.script import file_of, name_of, hint
+from distbelief.places.processes.script import file_of, name_of
+from distbelief.places.processes.script import hint as script_hint
 from distbelief.places.processes.settle import as_main, end_main, enter, name_process
 from distbelief.places.processes.spec import Opening, Spec
 from distbelief.record.journal import Journal
@@ -619,7 +620,7 @@ class _Process:
             raise
         except BaseException as error:
             what = ": ".join(word for word in (type(error).__name__, said(error)) if word) + hint(error)
-            what += hint(self.spec.script, error) + (loop.current.hint if loop.current is not None else "")
+            what += script_hint(self.spec.script, error) + (loop.current.hint if loop.current is not None else "")
             where = _place_in(script, named, error)
             self._fail(TrainingError.__name__, f"{where}{',' * (where != named)} raised {what}", _traced(error, script))
 
