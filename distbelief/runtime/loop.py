@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from distbelief.core import roles
-from distbelief.core.effects import Batch, Computed
+from distbelief.core.effects import PAUSE, Batch, Computed
 from distbelief.core.optimizer import Optimizer, ParameterGroup
 from distbelief.core.portions import STREAM
 from distbelief.core.records import PartBuilt, Record
@@ -31,11 +31,14 @@ from distbelief.core.settings import Holder, Plan, Settings
 from distbelief.core.values import shown
 from distbelief.errors import DataError, LocalProtocolError, UsageError
 from distbelief.replica.home_part import ScriptedPart
+from distbelief.replica.script import KeepingScript
 from distbelief.runtime.driver import Driver
+from distbelief.runtime.kept import KeptValues
 from distbelief.runtime.loading import Batches, Loader, Source, Wanted, source_of
 from distbelief.runtime.nesting import enclosing_loop
 from distbelief.runtime.player import Answer, Compute, HasStory, Part, Store, Worker
 from distbelief.runtime.pump import Pump
+from distbelief.runtime.script_story import ScriptStory
 from distbelief.runtime.server_optimizer import ServerOptimizer
 from distbelief.runtime.split_model import SplitModel
 from distbelief.runtime.streams import Stream
@@ -76,11 +79,16 @@ Groups = Sequence[ParameterGroup] | None
 AHEAD = 32
 """Minibatches that a loader's workers are told of before their step, at most."""
 MakePart = Callable[
-    [FlatModule, ScriptedPart | None, int, int, int, str, tuple[Optimizer, ...], Callable[[float], Compute]], Part
-]
+    [
+        FlatModule, ScriptedPart | None, int, int, int, str, tuple[Optimizer, ...], Callable[[float], Compute],
+        KeepingScript | None,
+    ],
+    Part,
+]  # fmt: skip
 """Makes what a replica plays, a `Played`, from its model, the part of it that this process computes where it is split,
 the samples of its data, the batch size, the epochs and the order that the loop names (0 and "" for those of the job),
-the optimizers of its models (none for that of the job), and what computes, clipped to a norm.
+the optimizers of its models (none for that of the job), what computes, clipped to a norm, and the script, where that
+keeps something.
 """
 
 
@@ -151,11 +159,15 @@ class Replica:
         self._samples = 0
         self._began = 0.0
         self._reported: Batch | None = None
+        self._script = ScriptStory(role, driver, endpoint, settings, device, store, self._moment)
+        """Where the job is, and what the script keeps."""
         self._loader: Loader | None = None
         self._batches_of: Batches | None = None
         self._gone_through: int | None = None
         """The epoch whose minibatches the script began to go through last; -1 where it has no loop over epochs."""
         self._epochs, self._epoch, self._order = 0, -1, ""
+        self._between = False
+        """Whether the script has gone through the minibatches of its epoch."""
         self._without = -1
         """The epoch at hand, where it had no minibatch in it."""
         self._steps, self._stopping = 0, False
@@ -351,9 +363,33 @@ class Replica:
         groups = [group for model, own, _ in self._models for group in (own or [{"params": list(model.parameters())}])]
         return FlatModule(nn.ModuleList([model for model, _, _ in self._models]), groups, several=True, owned=True)
 
+    def keep(self, **objects: object) -> KeptValues:
+        """Have something go on with the job, after `--resume` and in a replica that is started anew: a checkpoint has
+        what the replica of the lowest number keeps, with the rates of its parameter groups. Called before the loop.
+
+        Args:
+            objects: by the names that they are kept under. What has `state_dict()` and `load_state_dict()` (a
+                scheduler) loads here what was kept of it; of anything else, plain values and tensors, the value counts.
+
+        Returns:
+            The values by name, as they were kept, or as they are given where nothing was: assign to them what is to be
+            kept (`kept.best = loss`).
+
+        Raises:
+            UsageError: a name is kept already, another set of names was kept, something is of another type, or the loop
+                has begun.
+        """
+        if self._epoch >= 0 or self._gone_through is not None:
+            raise UsageError("keep() after the loop has begun: call it before, and assign to what it gives")
+        models = {id(model): name for name, model in objects.items()}
+        for model, _, _ in self._models:
+            if (name := models.get(id(model))) is not None:
+                raise UsageError(f"keep({name}=...) of the model that is trained: checkpoints have it without that")
+        return self._script.keep(objects, self._optimizers)
+
     def epochs(self, number: int) -> Iterator[int]:
-        """The epochs of the job, 0 to `number` - 1, with `batches()` in each: an epoch ends for a replica when it is
-        dealt no more of it, whoever still computes the rest.
+        """The epochs of the job up to `number` - 1, with `batches()` in each: from 0, or from the one in which the job
+        is that goes on. An epoch ends for a replica when it is dealt no more of it, whoever still computes the rest.
 
         Args:
             number: of epochs, the same in every replica.
@@ -369,10 +405,13 @@ class Replica:
         return self._go_through(self._epochs)
 
     def _go_through(self, number: int) -> Iterator[int]:
-        for self._epoch in range(number):
+        begin = self._script.epoch(number)
+        for self._epoch in range(begin, number):
             if self.joined and self._batch is None:
                 return
+            self._between = False
             yield self._epoch
+        self._between = True
 
     def stop(self) -> None:
         """End the job for all, once this minibatch is over, or at once where it is (after its step, between epochs):
@@ -381,9 +420,9 @@ class Replica:
         Raises:
             UsageError: it is called before the first minibatch of `batches()`, or after the loop was left.
         """
-        if self._batch is None and (self._inside or self.over):
+        if self._batch is None and not self._script.paused and (self._inside or self.over):
             return  # the job has ended: another has stopped it, or this was its last minibatch
-        if self._story is None or self._batch is None:
+        if self._story is None or (self._batch is None and not self._script.paused):
             raise UsageError(
                 "stop() outside of a minibatch of replica.batches(): there is no job to end; call it in the loop, in "
                 "the place of break"
@@ -492,6 +531,7 @@ class Replica:
             )
         last = self._epoch if self._epochs else math.inf
         self._without = self._epoch
+        self._between = False
         while self._batch is not None and self._plan is not None and self._batch.epoch <= last:
             assert self._story is not None
             batch, settings = self._batch, self._plan.settings
@@ -516,10 +556,12 @@ class Replica:
                 self.over &= self._stopping  # nobody can tell a loop that was left from one that an error has ended
                 raise
             self._inside = False
+            self._end_pause()
             if self._stopping:
                 self.leave()
             elif self._batch is batch:
                 self._pass_over()
+        self._between = True
         if self._batch is None:
             source.close()
             if not self._steps and not self._stopping and self._handed[0] is not None:
@@ -598,7 +640,9 @@ class Replica:
         self._steps, self._turns = self._steps + 1, self._turns + 1
         if not self._several:
             self._rest()
+        self._script.in_step = self._split is None
         self._go_on(Computed(None, self._samples, time.perf_counter() - self._began, rate, model))
+        self._script.in_step = False
         if model not in self._sums:
             self._sums[model] = self._add_up(model)
         self._began = time.perf_counter()
@@ -687,15 +731,19 @@ class Replica:
             flat.follow()
             self._fill(flat.module)
         self._vectors = flat
+        self._script.check(self._optimizers)
         part = self._make(
-            flat, computed, source.samples, source.batch_size, self._epochs, self._order, named, self._computes
-        )
+            flat, computed, source.samples, source.batch_size, self._epochs, self._order, named, self._computes,
+            self._script if self._script.keeps else None,
+        )  # fmt: skip
         self._story = cast(Played, part.player)
         worker = dataclasses.replace(part.worker, attach=lambda plan, arena: self._attach(part.worker, plan, arena))
-        self._driver.add_story(self.role, part.player.story(), self._endpoint, worker, self._store)
-        self._driver.link(self.role)
-        self._driver.begin(self.role)
+        self._script.go_on(part.player.story(), worker)
         self._play_on()
+
+    def _moment(self) -> tuple[int, Sequence[ServerOptimizer]]:
+        """In which epoch the script is, or, between two, is next, -1 where it counts none; and its optimizers."""
+        return self._epoch + self._between if self._epochs else -1, self._optimizers
 
     # of a split model
 
@@ -758,8 +806,14 @@ class Replica:
 
     def _play_on(self) -> None:
         """Play the story until a minibatch is to be computed, or to its end."""
-        self._driver.run_while(lambda: self._batch is None)
-        self.over = self._batch is None and (self._steps > 0 or self._handed[0] is None)
+        self._driver.run_while(lambda: self._batch is None and not self._script.paused)
+        self.over = self._batch is None and not self._script.paused and (self._steps > 0 or self._handed[0] is None)
+
+    def _end_pause(self) -> None:
+        """Play on where the story has let the script go on, to see what it keeps after this minibatch."""
+        if self._script.paused:
+            self._script.end_pause()
+            self._play_on()
 
     def leave(self) -> None:
         """Leave the job: push what has accrued, and let the others do the rest. A loop that ends before the job does so
@@ -768,6 +822,7 @@ class Replica:
         Raises:
             UsageError: it is split, and the strategy has nobody else who would do its part.
         """
+        self._end_pause()
         if self._batch is not None:
             self._check_leaving("a loop that is left before its end")
             self._go_on(None)
@@ -796,6 +851,8 @@ class Replica:
 
     def _compute(self, batch: Batch, answer: Answer) -> Computed | None:
         """The user's loop computes: it answers in `step`."""
+        if batch is PAUSE:
+            return self._script.pause(batch, answer)
         self._batch, self._answer = batch, answer
         if self._pump is not None and self._plan is not None and self._plan.settings.strategy.pushing.prefetch:
             self._carried.enter_context(self._pump.running())

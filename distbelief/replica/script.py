@@ -1,0 +1,32 @@
+"""What a user's script keeps, as the story of its replica saves it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from distbelief.core import events
+from distbelief.core.effects import PAUSE, SCRIPT, Compute, Payload, Save
+from distbelief.replica.steps import Steps
+
+
+class KeepingScript(Protocol):
+    """A script that keeps something."""
+
+    in_step: bool
+    """Whether it waits in its step, and has not done with its minibatch."""
+
+    def part(self) -> dict[str, Payload]:
+        """All that it keeps now, as a part of a checkpoint."""
+        ...
+
+
+def end_minibatch(script: KeepingScript | None) -> Steps[None]:
+    """Have a script come to the end of its minibatch, which it cannot where its step waits for the next."""
+    if script is not None and script.in_step:
+        yield Compute(PAUSE)
+
+
+def save(script: KeepingScript, number: int) -> Steps[str]:
+    """Save what a script keeps; returns the error that kept it from disk, or ""."""
+    saved: events.Saved = yield Save(number, SCRIPT, script.part(), {})
+    return saved.error
