@@ -67,6 +67,7 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
         >>> Position(4, 0, (Portion(3, 7, 1),)).earliest("replica 0")
         3
         """
+        own: list[AllotmentPlace] | list[Position]
         own = [one for one in self.places if one.role == role] or [*self.places] or [self]
         return min(epoch for one in own for epoch in (one.epoch, *(portion.epoch for portion in one.undone)))
 

@@ -238,9 +238,7 @@ class DownpourTraining:
         drained = False
         while not (self._replica.ending or self._replica.wanted_away):
             if drained and self._replica.asked is not None:
-                yield from self._fetch_all()  # for what the script does with its model before the next minibatch
-                yield from end_minibatch(self._replica.script)
-                yield from self._replica.save_script()
+                yield from self._save_idle()
             self._give_back()
             if (wants := self.work.runs_out and not self._draining) or self.work.returns:
                 yield self._progress(wants)
@@ -254,6 +252,16 @@ class DownpourTraining:
             else:
                 yield from self.wait()
         return None
+
+    def _save_idle(self) -> Steps[None]:
+        """Save what the script keeps, where there is nothing to do: it comes to the end of its minibatch first, for
+        which its model is as that has left it.
+        """
+        script = self._replica.script
+        if script is not None and script.in_step:
+            yield from self._fetch_all()
+            yield from end_minibatch(script)
+        yield from self._replica.save_script()
 
     def _give_back(self) -> None:
         """Give back what is not begun, where that was asked for: but for what the push that accrues still needs, whose

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from distbelief.core import events
@@ -15,7 +16,7 @@ class KeepingScript(Protocol):
     in_step: bool
     """Whether it waits in its step, and has not done with its minibatch."""
 
-    def part(self) -> dict[str, Payload]:
+    def part(self) -> Mapping[str, Payload]:
         """All that it keeps now, as a part of a checkpoint."""
         ...
 
@@ -28,5 +29,5 @@ def end_minibatch(script: KeepingScript | None) -> Steps[None]:
 
 def save(script: KeepingScript, number: int) -> Steps[str]:
     """Save what a script keeps; returns the error that kept it from disk, or ""."""
-    saved: events.Saved = yield Save(number, SCRIPT, script.part(), {})
+    saved: events.Saved = yield Save(number, SCRIPT, dict(script.part()), {})
     return saved.error

@@ -21,8 +21,8 @@ from distbelief.record.checkpoints import SCRIPT_LIMIT
 from distbelief.runtime.server_optimizer import ServerOptimizer
 
 TAKES = (
-    "an object with state_dict() and load_state_dict(), or of None, bool, int, float, str, bytes and dense tensors, in "
-    "lists, tuples and dictionaries where there are several"
+    "an object with state_dict() and load_state_dict(), None, bool, int, float, str, bytes or a dense tensor, and "
+    "lists, tuples and dictionaries of these"
 )
 
 
@@ -104,6 +104,18 @@ def unpacked(tree: Any, device: torch.device) -> Any:
     return tuple(values) if kind == "tuple" else values
 
 
+def packed_whole(value: object, name: str) -> Any:
+    """A value as `packed` has it.
+
+    Raises:
+        UsageError: as there; or it is in itself.
+    """
+    try:
+        return packed(value, name)
+    except RecursionError:
+        raise UsageError(f"keep(): {name} is nested too deeply, or in itself") from None
+
+
 class KeptValues(SimpleNamespace):
     """The values that a script keeps, by name; what is assigned to one is what is kept.
 
@@ -163,7 +175,7 @@ class KeptObjects:
                     f"{'object' if stateful else 'value'}: keep the same, or begin another run with --init-from"
                 )
             if not stateful:
-                packed(one, name)
+                packed_whole(one, name)
                 values[name] = one if known is None else unpacked(known[name], self._device)
                 continue
             self._objects[name] = one  # type: ignore[assignment]  # it has a state
@@ -227,8 +239,8 @@ class KeptObjects:
             ]
             for optimizer in optimizers
         ]
-        states = {name: packed(dict(one.state_dict()), name) for name, one in self._objects.items()}
-        values = {name: packed(getattr(space, name, None), name) for name, space in self._values.items()}
+        states = {name: packed_whole(dict(one.state_dict()), name) for name, one in self._objects.items()}
+        values = {name: packed_whole(getattr(space, name), name) for name, space in self._values.items()}
         state = KeptState(epoch, packed(groups, "a parameter group"), states, values)
         data = msgspec.msgpack.encode(state)
         if len(data) > SCRIPT_LIMIT:

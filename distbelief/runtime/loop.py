@@ -734,7 +734,7 @@ class Replica:
         self._script.check(self._optimizers)
         part = self._make(
             flat, computed, source.samples, source.batch_size, self._epochs, self._order, named, self._computes,
-            self._script if self._script.keeps else None,
+            self._script if self._script.saves else None,
         )  # fmt: skip
         self._story = cast(Played, part.player)
         worker = dataclasses.replace(part.worker, attach=lambda plan, arena: self._attach(part.worker, plan, arena))

@@ -13,6 +13,7 @@ from distbelief.core.conversations.membership import Finish
 from distbelief.core.conversations.scripting import AskReached, JobReached
 from distbelief.core.effects import PAUSE, RECEIVE, Arrival, Batch, Compute, Computed, Send, Story
 from distbelief.core.settings import Settings
+from distbelief.errors import CheckpointError
 from distbelief.record.restore import load_script
 from distbelief.replica.links import unwanted
 from distbelief.runtime.driver import Driver
@@ -53,13 +54,15 @@ class ScriptStory:
         """Whether it waits in its step."""
         self._reached: JobReached | None = None
         self._saved: KeptState | None = None
+        self._gone = ""
+        """A checkpoint that the job has named, and that is not there."""
         self._paused: Answer | None = None
         self._story: Story | None = None
 
     @property
-    def keeps(self) -> bool:
-        """Whether the script keeps something."""
-        return self._kept.asked
+    def saves(self) -> bool:
+        """Whether it keeps something that goes into checkpoints."""
+        return self._kept.asked and self._own
 
     def keep(self, objects: Mapping[str, object], optimizers: Sequence[ServerOptimizer]) -> KeptValues:
         """Keep objects and values, and have them, and the rates, be what was kept of them."""
@@ -72,7 +75,7 @@ class ScriptStory:
     def epoch(self, number: int) -> int:
         """With which of so many the script begins: that in which it was when it was kept, or else the job is."""
         reached = self._ask()
-        kept = self._saved.epoch if self._saved is not None and self.keeps else -1
+        kept = self._saved.epoch if self._saved is not None and self._kept.asked else -1
         return min(kept if kept >= 0 else reached.epoch, number - 1)
 
     def part(self) -> dict[str, torch.Tensor]:
@@ -127,10 +130,16 @@ class ScriptStory:
         yield from self._story
 
     def _take(self, reached: JobReached) -> None:
-        """Know where the job is; ask again where its checkpoint is gone, since a newer one has taken its place."""
-        if self._own and reached.checkpoint and not Path(reached.checkpoint).is_dir():
-            return
-        part = load_script(reached.checkpoint) if self._own and reached.checkpoint else {}
+        """Know where the job is; ask again where its checkpoint is gone, since a newer one may have taken its place."""
+        part: dict[str, torch.Tensor] = {}
+        try:
+            part = load_script(reached.checkpoint) if self._own and reached.checkpoint else part
+        except CheckpointError:
+            if Path(reached.checkpoint).is_dir():
+                raise
+            before, self._gone = self._gone, reached.checkpoint
+            if before != self._gone:
+                return
         self._reached, self._saved = reached, kept_of(part, reached.checkpoint)
 
     @property
