@@ -737,6 +737,11 @@ class Replica:
             self._script if self._script.saves else None,
         )  # fmt: skip
         self._story = cast(Played, part.player)
+        if self._script.saves and getattr(part.player, "script", None) is None:
+            raise UsageError(
+                f"keep(): strategy {self._settings.strategy.name} saves nothing of a script's: it takes no "
+                "context.script; leave keep() off, or use downpour, bounded, softsync, synchronous or allreduce"
+            )
         worker = dataclasses.replace(part.worker, attach=lambda plan, arena: self._attach(part.worker, plan, arena))
         self._script.go_on(part.player.story(), worker)
         self._play_on()
@@ -807,7 +812,9 @@ class Replica:
     def _play_on(self) -> None:
         """Play the story until a minibatch is to be computed, or to its end."""
         self._driver.run_while(lambda: self._batch is None and not self._script.paused)
-        self.over = self._batch is None and not self._script.paused and (self._steps > 0 or self._handed[0] is None)
+        if self._script.paused:
+            return
+        self.over = self._batch is None and (self._steps > 0 or self._handed[0] is None)
 
     def _end_pause(self) -> None:
         """Play on where the story has let the script go on, to see what it keeps after this minibatch."""

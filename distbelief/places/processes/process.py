@@ -596,7 +596,8 @@ class _Process:
         """What a replica plays whose loop is the user's."""
         task = Task(model=lambda: flat.module, train=list)  # which nobody asks for anything: it is the loop's
         context = self._context(task, samples, flat, computes, batch_size, epochs, order, optimizers, True, part)
-        return self._reaching(self.players.replica(dataclasses.replace(context, script=script)))
+        context = dataclasses.replace(context, script=script)
+        return self._reaching(self.players.replica(context))
 
     def _fill(self, model: nn.Module) -> None:
         """Give a model the weights that the job begins with, where they are named."""

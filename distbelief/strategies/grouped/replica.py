@@ -132,7 +132,7 @@ class AllreduceReplica:
         self.stops = False
         """Whether its script ends the job for all."""
         self._reduces, self._gradual, self._choose, self._fault = reduces, gradual, choose, fault
-        self._split, self._script = split, script
+        self._split, self.script = split, script
         self._siblings = split.siblings if split else Siblings(role, incarnation)
         self._followers = Followers(self._siblings, collect)
         self._permitted = (-1, -1, 0.0)
@@ -671,12 +671,12 @@ class AllreduceReplica:
         saved: events.Saved = yield Save(asked.number, part, self.whole.arrays(), facts)
         kept = yield from self._all_say(grouping.Kept, lambda said: said.number == asked.number, "its checkpoint")
         errors = [saved.error, *(one.error for one in kept)]
-        if self._script is not None and not self._siblings.follows:
-            yield from end_minibatch(self._script)
-            errors.append((yield from save(self._script, asked.number)))
+        if self.script is not None and not self._siblings.follows:
+            yield from end_minibatch(self.script)
+            errors.append((yield from save(self.script, asked.number)))
         error = next(filter(None, errors), "")
         every = sum((Counter(one.staleness) for one in kept), self._staleness)
-        script_too = self._script is not None
+        script_too = self.script is not None
         yield Send(self._siblings.superior, grouping.Kept(asked.number, error, self._updates, dict(every), script_too))
 
     def _give_values(self) -> Steps[None]:
