@@ -258,9 +258,9 @@ class DownpourTraining:
         which its model is as that has left it.
         """
         script = self._replica.script
-        if script is not None and script.in_step:
+        if script is not None and script.in_step and self._replica.split is None:  # a partition's model rests meanwhile
             yield from self._fetch_all()
-            yield from end_minibatch(script)
+        yield from end_minibatch(script)
         yield from self._replica.save_script()
 
     def _give_back(self) -> None:

@@ -640,7 +640,7 @@ class Replica:
         self._steps, self._turns = self._steps + 1, self._turns + 1
         if not self._several:
             self._rest()
-        self._script.in_step = self._split is None
+        self._script.in_step = not self.partition
         self._go_on(Computed(None, self._samples, time.perf_counter() - self._began, rate, model))
         self._script.in_step = False
         if model not in self._sums:

@@ -23,6 +23,7 @@ from distbelief.runtime import script_story
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.kept import KeptObjects, KeptState, kept_of, packed, unpacked
 from distbelief.runtime.loop import Replica
+from distbelief.runtime.player import Part, Worker
 from distbelief.transport.inline import Inline
 
 CPU = torch.device("cpu")
@@ -196,8 +197,8 @@ def replica(*reached: JobReached, role: str = "replica 0") -> Replica:
 
     coordinator.deliver = answer
     clock: Any = Clock(network)
-    nobody: Any = SimpleNamespace()
-    return Replica(role, Driver(clock, nobody), network.endpoint(role), nobody)
+    nobody: Any = SimpleNamespace(script=None)
+    return Replica(role, Driver(clock, nobody), network.endpoint(role), lambda *_: Part(nobody, Worker()))
 
 
 @pytest.fixture
@@ -249,6 +250,14 @@ def test_keep_comes_before_the_loop_and_takes_no_model_and_no_optimizer() -> Non
     next(iter(one.epochs(2)))
     with pytest.raises(UsageError, match=r"keep\(\) after the loop has begun"):
         one.keep(best=1)
+
+
+def test_a_strategy_that_saves_nothing_of_a_script_says_so() -> None:
+    one = replica(JobReached(0, "", False))
+    one.optimizer(nn.Linear(2, 2))
+    one.keep(best=1)
+    with pytest.raises(UsageError, match=r"^keep\(\): strategy .*saves nothing of a script's"):
+        next(iter(one.batches((torch.zeros(4, 2),), 2)))
 
 
 @pytest.mark.parametrize("name", ["step", "plateau"])

@@ -19,11 +19,11 @@ from torch.nn.functional import cross_entropy
 import jobs
 stops = json.loads(sys.argv[1])
 replica = db.join()
-model = jobs.net()
+model = {model}
 optimizer = replica.optimizer(model)
 {kept}
 def tell(*what):
-    with open(__file__ + f".{{replica.index}}", "a") as file:
+    with open(__file__ + f".{{replica.index}}.{{replica.partition}}", "a") as file:
         print(json.dumps(what), file=file)
 {begins}
 for epoch in replica.epochs({epochs}):
@@ -38,7 +38,6 @@ for epoch in replica.epochs({epochs}):
             replica.stop()
             break
     kept.epochs.append(epoch)
-    {epoch_ends}
     tell("end of", epoch, kept.minibatches)
     if [epoch, 1] in stops:
         replica.stop()
@@ -49,7 +48,12 @@ SCHEDULED = {
     "kept = replica.keep(minibatches=0, scheduler=scheduler, epochs=[])",
     "steps": "scheduler.step()",
 }
-FIELDS = {"kept": "kept = replica.keep(minibatches=0, epochs=[])", "begins": "", "steps": "", "epoch_ends": ""}
+FIELDS = {
+    "model": "jobs.net()",
+    "kept": "kept = replica.keep(minibatches=0, epochs=[])",
+    "begins": "",
+    "steps": "",
+}
 
 
 def launch(folder: Path, strategy: Strategy, stops: Any = (), epochs: int = 4, **options: Any) -> dict[str, Any]:
@@ -61,9 +65,9 @@ def launch(folder: Path, strategy: Strategy, stops: Any = (), epochs: int = 4, *
     return Local().launch(job, [str(folder / "script.py"), json.dumps(stops)])
 
 
-def said(folder: Path, index: int = 0) -> list[list[Any]]:
+def said(folder: Path) -> list[list[Any]]:
     """What a replica's script has told, in all attempts."""
-    return [json.loads(line) for line in (folder / f"script.py.{index}").read_text().splitlines()]
+    return [json.loads(line) for line in (folder / "script.py.0.0").read_text().splitlines()]
 
 
 SGD = optim("momentum", lr=0.1)
@@ -94,6 +98,17 @@ def test_a_script_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path, name: st
     if name != "prefetch":  # which fetches its first parameters as often as it begins
         one, other = (load_file(folder / "run" / "model.safetensors") for folder in (tmp_path / "whole", parts))
         assert all(torch.equal(value, other[key]) for key, value in one.items())
+
+
+def test_a_split_replica_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path) -> None:
+    """Each of its partitions with what the first has kept."""
+    split = {"model": "replica.split(jobs.net(), db.Split('stages', partitions=2))", **SCHEDULED}
+    strategy = Synchronous(replicas=1, shards=2, partitions=2, optimizer=SGD)
+    launch(tmp_path / "whole", strategy, epochs=3, **split)
+    for epochs in (1, 3):
+        launch(tmp_path / "parts", strategy, epochs=epochs, resume=epochs > 1, **split)
+    assert steps(tmp_path / "parts") == steps(tmp_path / "whole")
+    assert (tmp_path / "parts" / "script.py.0.1").read_text().count("end of") == 4
 
 
 def test_a_script_of_a_job_without_a_server_goes_on_too(tmp_path: Path) -> None:

@@ -500,7 +500,7 @@ MUTANTS = [
         "        if replica.asked is not None:", "        if False:",
         (f"{STORIES}test_what_a_script_keeps_is_saved_when_it_has_done_with_what_is_pushed_and_before_the_next_push",)),
     Mutant("what-a-script-keeps-is-saved-in-the-midst-of-its-minibatch", KEPT, "runtime/loop.py",
-        "self._script.in_step = self._split is None", "self._script.in_step = False",
+        "self._script.in_step = not self.partition", "self._script.in_step = False",
         (f"{GOES_ON}[synchronous]", f"{KEPT_RUNS}test_a_script_of_a_job_without_a_server_goes_on_too"),
         seconds=20),
     Mutant("a-checkpoint-is-sealed-without-what-a-script-keeps", KEPT, "runtime/driver.py",
