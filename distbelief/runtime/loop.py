@@ -819,6 +819,7 @@ class Replica:
     def _end_pause(self) -> None:
         """Play on where the story has let the script go on, to see what it keeps after this minibatch."""
         if self._script.paused:
+            self._sums = {model: {} for model in self._sums}  # what is fetched now changes the parameters too
             self._script.end_pause()
             self._play_on()
 
