@@ -96,7 +96,7 @@ class ScriptStory:
             warnings.warn(
                 f"{type(scheduler).__name__} begins anew, and the run goes on: have it go on with it, from the first "
                 "attempt on, by replica.keep(scheduler=scheduler) before the loop",
-                stacklevel=5,
+                stacklevel=4,
             )
 
     def go_on(self, story: Story, worker: Worker) -> None:
