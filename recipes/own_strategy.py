@@ -126,7 +126,7 @@ def replica(context: Context) -> Part:
     vectors = ElasticVectors(context.flat, own.beta / context.settings.replicas, own.step)
     story = DownpourReplica(
         context.role, vectors, context.samples, context.batch_size, context.scripted, context.incarnation,
-        epochs=context.epochs,
+        epochs=context.epochs, script=context.script,
     )  # fmt: skip
     worker = Worker(
         lambda _, arena: vectors.bind(arena.gradients, arena.parameters),

@@ -21,7 +21,7 @@ from distbelief.coordination.saving import Saving
 from distbelief.coordination.shard_registry import ShardRegistry
 from distbelief.coordination.standbys import Standbys
 from distbelief.core import events, records, roles
-from distbelief.core.conversations import checkpointing, evaluating, membership, partitioning
+from distbelief.core.conversations import checkpointing, evaluating, membership, partitioning, scripting
 from distbelief.core.conversations.checkpointing import CheckpointStage
 from distbelief.core.conversations.phases import ALLOWED, PHASES, May, Phase
 from distbelief.core.conversations.table import Conversation
@@ -31,7 +31,7 @@ from distbelief.core.portions import StartingPoint
 from distbelief.core.protocol import SERVED, heard_by
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Holder, Plan, Settings
-from distbelief.core.timers import BudgetSpent
+from distbelief.core.timers import BudgetSpent, ScriptOver
 from distbelief.errors import LayoutError, RemoteProtocolError, UsageError
 from distbelief.server.machine import Answering, Answers
 
@@ -145,6 +145,8 @@ class Coordinator(Answering):
             membership.Stop: self._on_stop,
             checkpointing.Held: lambda sender, event: self.saving.held(sender, event.number) or self.write(),
             checkpointing.SnapshotDone: self._on_snapshot,
+            checkpointing.ScriptSaved: self._on_script,
+            scripting.AskReached: self._on_ask,
             checkpointing.Description: self._on_description,
             evaluating.Evaluated: self._on_evaluated,
             events.Saved: self._on_saved,
@@ -202,11 +204,13 @@ class Coordinator(Answering):
             if self.plan is None:
                 plan = admission.plan(self.settings, event)
                 admission.check(plan, sender, event)
+                self.saving.joins(sender, event.keeps)
                 self.plan, self.settings, self.brought[sender] = plan, plan.settings, event.samples
                 self.data = self.work.begin(self)
                 self.membership.wait(sender)
                 return self.holders.restore(self)
             admission.check(self.plan, sender, event)
+            self.saving.joins(sender, event.keeps)
             if self.data is not None:
                 self.data.joins(sender, event.samples)
             self.brought[sender] = event.samples
@@ -216,6 +220,11 @@ class Coordinator(Answering):
             return [Send(sender, membership.Finish("the job is ending"))]
         self.membership.wait(sender)
         return self.greet() if self.may(May.DEAL) else self.holders.initialise(self)
+
+    def _on_ask(self, sender: str, event: scripting.AskReached) -> list[Effect]:
+        saving = self.saving
+        position = saving.position if self.data is None else self.data.position()
+        return [Send(sender, scripting.JobReached(position.earliest(sender), saving.newest, saving.resumed))]
 
     def _on_rejoin(self, sender: str, event: membership.Rejoin) -> list[Effect]:
         if sender not in self.membership.members and (sender != roles.EVALUATOR or not self.evaluations.there):
@@ -323,6 +332,8 @@ class Coordinator(Answering):
     def _on_woke(self, sender: str, event: events.Woke) -> list[Effect]:
         if isinstance(event.timer, BudgetSpent):
             return self.finish(Cause.BUDGET_SPENT, budget_spent(self.settings)) if self.may(May.DEAL) else []
+        if isinstance(event.timer, ScriptOver):
+            return self.saving.script_late(event.timer, self.plan)
         self.shards.woke(event.timer)
         due = self.saving.woke(event.timer) and self.data is not None and self.data.pushes and self.may(May.DEAL)
         return (self.greet() if self.may(May.WELCOME) else []) + (self.save() if due else self.write())
@@ -335,6 +346,9 @@ class Coordinator(Answering):
 
     def _on_snapshot(self, sender: str, event: checkpointing.SnapshotDone) -> list[Effect]:
         return (self.release() if (effects := self.saving.written(sender, event, self.plan)) else []) + effects
+
+    def _on_script(self, sender: str, event: checkpointing.ScriptSaved) -> list[Effect]:
+        return self.saving.script_saved(sender, event, self.plan, ends=not self.may(May.DEAL))
 
     def release(self) -> list[Effect]:
         """Let those go on whom a checkpoint has held up."""
@@ -424,7 +438,8 @@ class Coordinator(Answering):
         stopped: list[Effect] = []
         if event.stops and sender in self.membership.members and self.may(May.DEAL):
             stopped = self.finish(Cause.SCRIPT_STOPPED, f"the script of {sender} has stopped the job")
-        return stopped + self._part(sender, event)
+        asked = self.saving.ask_who_leaves(sender, self.membership.members, ends=not self.may(May.DEAL))
+        return stopped + (asked or self._part(sender, event))  # who was asked says again that it leaves
 
     def _part(self, sender: str, event: membership.Leave) -> list[Effect]:
         """Go on without who leaves."""
@@ -455,7 +470,7 @@ class Coordinator(Answering):
         effects = self.holders.without(self, role, reason)
         member = role in self.membership.members
         self.membership.members.discard(role)
-        self.saving.held(role)
+        effects += self.saving.gone(role, self.plan)
         left = self.data.lost(role) if member and self.data else 0
         lost = left if died or self.may(May.DEAL) else 0
         own = roles.leads(self.settings.mesh)

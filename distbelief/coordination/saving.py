@@ -6,6 +6,9 @@ synchronous job deals nothing more, until nobody holds a minibatch), *writing* (
 (the store seals them). Who does not answer for `HOLD_SECONDS` is not waited for: then the checkpoint may hold a few
 pushes more than its position says, whose minibatches a resumed job makes again, and of a synchronous job one shard's
 part may have a round more than another's.
+
+Where scripts keep something (`replica.keep()`), that of the lowest replica goes into it: a checkpoint is sealed once
+that replica has saved it, which delays nobody else.
 """
 
 from __future__ import annotations
@@ -20,11 +23,15 @@ from distbelief.core.conversations.checkpointing import CHECKPOINT, CheckpointSt
 from distbelief.core.effects import Commit, Discard, Effect, Send, Wake, WriteRecord
 from distbelief.core.portions import StartingPoint
 from distbelief.core.settings import Plan, Settings
-from distbelief.core.timers import AnyTimer, CheckpointDue, HoldOver
+from distbelief.core.timers import AnyTimer, CheckpointDue, HoldOver, ScriptOver
 from distbelief.errors import RemoteProtocolError
 
 HOLD_SECONDS = 2.0
 """How long replicas push nothing, at most, while one of them has not said that all it pushed is applied."""
+SCRIPT_SECONDS = 60.0
+"""How long a checkpoint is not sealed, at most, while a replica has not saved what its script keeps: it may be busy
+with an evaluation.
+"""
 
 
 class Saving:
@@ -57,6 +64,16 @@ class Saving:
         self.again = False
         """Whether one is to be made in the place of one that was given up."""
         self._cut = (start.position, start.samples)
+        self.keepers: set[str] = set()
+        """Replicas whose scripts keep something."""
+        self.resumed = bool(start.checkpoint)
+        """Whether the job goes on from an attempt before."""
+        self._asked = ""
+        """Who is to save what its script keeps before the checkpoint is sealed."""
+        self._scripted = False
+        """Whether any has saved it."""
+        self._left, self._left_at_end = "", False
+        """Who has last saved it as it left, and whether the job was ending then."""
         self._timer = SnapshotTimer()
 
     def in_time(self, data: DataDealer) -> tuple[list[Effect], bool]:
@@ -69,6 +86,7 @@ class Saving:
     def begin(self, data: DataDealer, members: Collection[str]) -> list[Effect]:
         """Begin a checkpoint: have replicas push nothing more."""
         data.pushes = data.minibatches = 0
+        self._left, self._left_at_end = "", False
         self._holding, self._failed = set() if self.settings.strategy.one_moment else set(members), ""
         self._move(CheckpointStage.HOLDING)
         self._holds, self._patient = self._holds + 1, True
@@ -84,6 +102,58 @@ class Saving:
         if number in (-1, self._holds):
             self._holding.discard(role)
         return []
+
+    def joins(self, role: str, keeps: bool) -> None:
+        """Know whether the script of a replica keeps something."""
+        (self.keepers.add if keeps else self.keepers.discard)(role)
+        self._left = "" if role == self._left else self._left
+
+    def _lowest(self, members: Iterable[str]) -> str:
+        """Whose script is the one that counts; "" where none keeps anything."""
+        return min(self.keepers.intersection(members), key=roles.index_of, default="")
+
+    def ask_who_leaves(self, role: str, members: Iterable[str], ends: bool) -> list[Effect]:
+        """Have the lowest replica save what its script keeps before it goes; as a job ends, the first such alone."""
+        if role != self._lowest(members) or role == self._left or (ends and self._left_at_end):
+            return []
+        return [Send(role, checkpointing.SaveScript(checkpointing.LEAVING))]
+
+    def script_saved(
+        self, sender: str, event: checkpointing.ScriptSaved, plan: Plan | None, ends: bool
+    ) -> list[Effect]:
+        """A replica has saved what its script keeps, or could not."""
+        self._scripted |= not event.error
+        if event.number == checkpointing.LEAVING:
+            self._left, self._left_at_end = sender, ends
+        note = f"what the script of {sender} keeps was not saved: {event.error}"
+        told: list[Effect] = [WriteRecord(records.Note(note))] if event.error else []
+        asked = sender == self._asked and event.number == self.number
+        return told + (self._without_script(plan) if asked else [])
+
+    def script_late(self, timer: ScriptOver, plan: Plan | None) -> list[Effect]:
+        """Who was to save what its script keeps has been waited for for long enough."""
+        if not self._asked or timer.number != self.number:
+            return []
+        note = (
+            f"checkpoint {self.number} has what the script kept before: {self._asked} is busy for {SCRIPT_SECONDS:g} s"
+        )
+        return [WriteRecord(records.Note(note)), *self._without_script(plan)]
+
+    def gone(self, role: str, plan: Plan | None) -> list[Effect]:
+        """Wait for nothing more from a replica that is gone."""
+        self.keepers.discard(role)
+        self._holding.discard(role)
+        return self._without_script(plan) if role == self._asked else []
+
+    def _without_script(self, plan: Plan | None) -> list[Effect]:
+        """Wait for no script any more."""
+        self._asked = ""
+        return self._seal(plan) if self.stage is CheckpointStage.SEALING else []
+
+    def _seal(self, plan: Plan | None) -> list[Effect]:
+        """Have the store seal the parts, unless one could not be written."""
+        assert plan is not None
+        return [Discard(self.number) if self._failed else Commit(self.number, plan, *self._cut, self._scripted)]
 
     def woke(self, timer: AnyTimer) -> bool:
         """A time has come: that of a checkpoint, or it has been waited for replicas for long enough; whether it is the
@@ -124,6 +194,9 @@ class Saving:
             )
         self._cut, self.writing = (data.position(), data.samples), set(shards)
         self._move(CheckpointStage.WRITING)
+        self._asked = self._lowest(members)
+        if self._asked:
+            told.append(Send(self._asked, checkpointing.SaveScript(self.number)))
         return told + [Send(role, checkpointing.Snapshot(self.number)) for role in sorted(self.writing)]
 
     def written(self, sender: str, event: checkpointing.SnapshotDone, plan: Plan | None) -> list[Effect]:
@@ -146,7 +219,9 @@ class Saving:
         if self.writing:
             return []
         self._move(CheckpointStage.SEALING)
-        return [Discard(event.number) if self._failed else Commit(event.number, plan, *self._cut)]
+        if self._asked and not self._failed:
+            return [Wake(SCRIPT_SECONDS, ScriptOver(self.number))]
+        return self._without_script(plan)
 
     def sealed(self, event: events.Saved) -> list[Effect]:
         """The store has answered: what is to be written down."""
@@ -164,8 +239,8 @@ class Saving:
 
     def abandon(self, why: str) -> list[Effect]:
         """Give up the checkpoint that is being made, if one is."""
-        self._holding = set()
-        if self.stage is not CheckpointStage.WRITING:
+        self._holding, asked, self._asked = set(), self._asked, ""
+        if self.stage is not CheckpointStage.WRITING and not asked:
             self._move(CheckpointStage.NONE)
             return []
         self._failed = why

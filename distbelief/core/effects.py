@@ -43,6 +43,10 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
     index: int
 
 
+PAUSE = Batch(-1, -1)
+"""In the place of a minibatch: a user's script goes on with what it does before the next."""
+
+
 class Send(msgspec.Struct, frozen=True, gc=False):
     """Send a message; a payload stays as it is until it is acknowledged (a push) or the sender is next told something
     (an answer).
@@ -168,6 +172,10 @@ class WriteRecord(msgspec.Struct, frozen=True, gc=False):
     record: RecordOf
 
 
+SCRIPT = "script"
+"""The part of a checkpoint that a script keeps: it is of no number, and in the checkpoint that is made next."""
+
+
 class Save(msgspec.Struct, frozen=True, gc=False):
     """Write a shard's arrays as its part of checkpoint `number`; the store answers `Saved`."""
 
@@ -186,6 +194,8 @@ class Commit(msgspec.Struct, frozen=True, gc=False):
     plan: Plan
     position: Position
     samples: int
+    script: bool = False
+    """Whether what a script keeps, as it was saved last, is a part of it."""
 
 
 class Discard(msgspec.Struct, frozen=True, gc=False):

@@ -61,6 +61,16 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
     places: tuple[AllotmentPlace, ...] = ()
     """Of each replica that has an allotment; what is before is of no meaning then."""
 
+    def earliest(self, role: str) -> int:
+        """The first epoch of which a replica may be dealt something.
+
+        >>> Position(4, 0, (Portion(3, 7, 1),)).earliest("replica 0")
+        3
+        """
+        own: list[AllotmentPlace] | list[Position]
+        own = [one for one in self.places if one.role == role] or [*self.places] or [self]
+        return min(epoch for one in own for epoch in (one.epoch, *(portion.epoch for portion in one.undone)))
+
 
 START = Position(0, 0, ())
 

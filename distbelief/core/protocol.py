@@ -20,6 +20,7 @@ from distbelief.core.conversations.mirroring import MIRRORING
 from distbelief.core.conversations.operations import OPERATIONS
 from distbelief.core.conversations.partitioning import PARTITIONING
 from distbelief.core.conversations.pushing import PUSHING
+from distbelief.core.conversations.scripting import SCRIPTING
 from distbelief.core.conversations.sharing import SHARING
 from distbelief.core.conversations.table import Conversation
 from distbelief.core.messages import Message
@@ -36,13 +37,14 @@ SERVED = (
     EVALUATING,
     MIRRORING,
     PARTITIONING,
+    SCRIPTING,
 )
 """Of a job with a server."""
 BATCHED = (*SERVED, OPERATIONS)
 """Of a job in batches, whose server operates on vectors."""
 SHARED = (*SERVED, SHARING)
 """Of a job whose replicas share memory."""
-GROUPED = (GROUPING, PARTITIONING)
+GROUPED = (GROUPING, PARTITIONING, SCRIPTING)
 """Of a job whose replicas reduce their gradients among themselves."""
 CONVERSATIONS = (LINKING, *SERVED, OPERATIONS, SHARING, GROUPING)
 """All that there are."""

@@ -24,6 +24,13 @@ class HoldOver(Timer, frozen=True, array_like=True, tag=True):
     """How many times pushes were held so far."""
 
 
+class ScriptOver(Timer, frozen=True, array_like=True, tag=True):
+    """A replica has not saved what its script keeps for long enough: it is not waited for."""
+
+    number: int
+    """Of the checkpoint."""
+
+
 class DoubtOver(Timer, frozen=True, array_like=True, tag=True):
     """A shard that somebody has lost, and of whose death nobody has heard since, lives."""
 
@@ -45,5 +52,5 @@ class PartedOver(Timer, frozen=True, array_like=True, tag=True):
     role: str
 
 
-AnyTimer = CheckpointDue | BudgetSpent | HoldOver | DoubtOver | BucketDue | PartedOver
+AnyTimer = CheckpointDue | BudgetSpent | HoldOver | ScriptOver | DoubtOver | BucketDue | PartedOver
 """Every timer."""

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from distbelief.core import roles
+from distbelief.core.effects import SCRIPT
 from distbelief.core.portions import Position
 from distbelief.core.records import Json
 from distbelief.core.settings import Plan, read_own_or_name
@@ -32,6 +33,8 @@ FORMAT = 2
 """The version of the format; another one is refused."""
 MODEL = "model.safetensors"
 MANIFEST = "manifest.json"
+SCRIPT_LIMIT = 16 << 20
+"""Most bytes that a script may keep."""
 _PART = re.compile(r"shard[- ](\d+)")
 _NUMBER = re.compile(r"\d{6,}")
 
@@ -57,6 +60,8 @@ class Manifest(msgspec.Struct, frozen=True):
     parts: tuple[CheckpointFile, ...]
     """One per shard, in the order of the plan's assignments."""
     model: CheckpointFile
+    script: CheckpointFile | None = None
+    """What a script keeps."""
 
 
 class _Sealed(msgspec.Struct, frozen=True):
@@ -74,13 +79,14 @@ class Checkpoints:
     def __init__(self, run: str | Path) -> None:
         folder = RunFolder(Path(run))
         self.folder, self._model = folder.checkpoints, folder.model
+        self._script = self.folder / f"{SCRIPT}.safetensors"
 
     def save_part(self, number: int, part: str, arrays: Mapping[str, torch.Tensor], facts: Json) -> None:
         """Write a shard's arrays as its part of checkpoint `number`, and wait until they are on disk.
 
         Args:
             number: of the checkpoint, from 0.
-            part: `shard-<index>`.
+            part: `shard-<index>`; or `SCRIPT`, which is of no number: it takes the place of what was saved before.
             arrays: `vector.moving` and `vector.frozen` (1-D uint8, the shard's ranges of the flat vector), and of each
                 section of parameters in it `master.<section>` and `state.<section>.<key>`: 1-D, one element per
                 parameter in the shard's range, or of one element (`step`).
@@ -90,6 +96,9 @@ class Checkpoints:
             CheckpointError: the disk is full or cannot be written; what was made of this checkpoint is removed, the
                 last good one stays.
         """
+        if part == SCRIPT:
+            self._save_script(number, arrays)
+            return
         index = _PART.fullmatch(part)
         if index is None:
             raise LocalProtocolError(
@@ -102,7 +111,15 @@ class Checkpoints:
             save_file({name: array.detach().cpu().contiguous() for name, array in arrays.items()}, path)
             write_atomically(path.with_suffix(".json"), msgspec.json.encode(sealed(path, facts)))
 
-    def commit(self, number: int, plan: Plan, position: Position, samples: int) -> Path:
+    def _save_script(self, number: int, arrays: Mapping[str, torch.Tensor]) -> None:
+        path = self._script.with_name(f".{self._script.name}.new")
+        with self._whole_or_nothing(number):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save_file(dict(arrays), path)
+            sync(path)
+            os.replace(path, self._script)
+
+    def commit(self, number: int, plan: Plan, position: Position, samples: int, script: bool = False) -> Path:
         """Make checkpoint `number` the newest, all its parts being on disk, and the model in the run folder its model.
 
         Older ones beyond `keep_checkpoints` go, and so do those with a larger number: they are of a generation that a
@@ -113,6 +130,7 @@ class Checkpoints:
             plan: of the job.
             position: where the job stands in its data.
             samples: applied so far.
+            script: whether what a script keeps, as it was saved last, is a part of it.
 
         Raises:
             CheckpointError: a part is missing, or the disk is full; what was made of this checkpoint is removed, the
@@ -123,7 +141,7 @@ class Checkpoints:
         again = not making.exists() and self._holds(final, number, position, samples)
         if not again:
             with self._whole_or_nothing(number):
-                self._make(making, number, plan, position, samples)
+                self._make(making, number, plan, position, samples, script)
                 self._install(making, final)
         try:
             sync(self.folder)
@@ -135,14 +153,17 @@ class Checkpoints:
         self._place(final / MODEL)
         return final
 
-    def _make(self, making: Path, number: int, plan: Plan, position: Position, samples: int) -> None:
+    def _make(self, making: Path, number: int, plan: Plan, position: Position, samples: int, script: bool) -> None:
         """Make a whole checkpoint of the parts that are in a folder."""
         parts = tuple(_part(making, index) for index in range(len(plan.assignments)))
         write_model(making / MODEL, plan, [making / part.file for part in parts])
-        manifest = Manifest(FORMAT, number, samples, position, plan, parts, sealed(making / MODEL))
+        if script:
+            shutil.copyfile(self._script, making / self._script.name)
+        kept = sealed(making / self._script.name) if script else None
+        manifest = Manifest(FORMAT, number, samples, position, plan, parts, sealed(making / MODEL), kept)
         body = msgspec.json.encode(manifest)
         write_atomically(making / MANIFEST, msgspec.json.encode(_Sealed(zlib.crc32(body), msgspec.Raw(body))))
-        known = {MODEL, MANIFEST, *(part.file for part in parts)}
+        known = {MODEL, MANIFEST, self._script.name, *(part.file for part in parts)}
         for path in making.iterdir():
             if path.name not in known:
                 path.unlink()

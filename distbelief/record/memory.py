@@ -25,7 +25,7 @@ class MemoryStore:
             dict(facts),
         )
 
-    def commit(self, number: int, plan: Plan, position: Position, samples: int) -> str:
+    def commit(self, number: int, plan: Plan, position: Position, samples: int, script: bool = False) -> str:
         """Make a checkpoint the newest; returns its name."""
         if str(number) == self._number:
             return self._number

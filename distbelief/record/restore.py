@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 
 from distbelief.core.records import Json
 from distbelief.core.settings import Plan
@@ -16,6 +17,7 @@ from distbelief.errors import CheckpointError, LayoutError
 from distbelief.record.checkpoints import (
     MANIFEST,
     MODEL,
+    SCRIPT_LIMIT,
     CheckpointFile,
     Checkpoints,
     Manifest,
@@ -26,6 +28,9 @@ from distbelief.record.checkpoints import (
 from distbelief.record.model_file import stored
 from distbelief.record.parts import SavedParts
 from distbelief.sharding.layout import Layout, Piece, check_same
+
+HEADER = 1 << 16
+"""Most bytes of a safetensors file beside its arrays, where these are few."""
 
 
 def load_part(path: str | Path, plan: Plan, shard: int) -> tuple[dict[str, torch.Tensor], Json]:
@@ -59,6 +64,25 @@ def load_part(path: str | Path, plan: Plan, shard: int) -> tuple[dict[str, torch
     if (manifest.plan.assignments, manifest.plan.layout.entries) == (plan.assignments, plan.layout.entries):
         return arrays, facts[shard]
     return arrays, max(facts, key=lambda one: (one.get("updates", 0), one.get("samples", 0)))
+
+
+def load_script(path: str | Path) -> dict[str, torch.Tensor]:
+    """What a script keeps, out of a checkpoint; nothing where none kept anything.
+
+    Raises:
+        CheckpointError: the checkpoint is missing or corrupt.
+    """
+    folder = Path(path)
+    part = read_manifest(folder).script
+    if part is None:
+        return {}
+    if part.size > SCRIPT_LIMIT + HEADER:
+        raise corrupt(folder / part.file, f"it has {part.size} bytes, of which a script keeps {SCRIPT_LIMIT} at most")
+    file = _verified(folder, part)
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise corrupt(file, str(error)) from error
 
 
 class CheckpointStore(Checkpoints):

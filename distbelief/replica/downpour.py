@@ -31,6 +31,7 @@ from distbelief.core.optimizer import GroupOption, Optimizer
 from distbelief.core.records import Note
 from distbelief.core.settings import Settings
 from distbelief.replica.pushes import Pushes
+from distbelief.replica.script import KeepingScript, end_minibatch
 from distbelief.replica.served_replica import ModelView, ServedReplica, ServerView
 from distbelief.replica.split_compute import SplitCompute, apart, gradient
 from distbelief.replica.steps import Steps
@@ -53,15 +54,18 @@ class DownpourReplica(ServedReplica):
         epochs: that the user's own loop names; 0 where the job's are taken.
         order: that the user's own loop names; "" where the job's is taken.
         optimizers: that it names, one for each model; none where all have the job's.
+        script: of the user's, where that keeps something.
     """
 
     def __init__(
         self, role: str, vectors: Vectors, samples: int, batch_size: int = 0, keeps: bool = False, incarnation: int = 0,
         split: SplitCompute | None = None, epochs: int = 0, order: str = "", optimizers: tuple[Optimizer, ...] = (),
+        script: KeepingScript | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
-            DownpourTraining, role, vectors, samples, batch_size, keeps, incarnation, split, epochs, order, optimizers
-        )
+            DownpourTraining, role, vectors, samples, batch_size, keeps, incarnation, split, epochs, order, optimizers,
+            script,
+        )  # fmt: skip
 
 
 class DownpourTraining:
@@ -151,9 +155,13 @@ class DownpourTraining:
         yield from self._drain()
         if replica.keeps:
             yield from replica.finish()  # in rounds, partitions agree on the one that they hold at the end
-            yield from self._request(self._landing, self.server.moving)
-            yield from self._landed(*self._models)
-            self._vectors.swap(self._landing)
+            yield from self._fetch_all()
+
+    def _fetch_all(self) -> Steps[None]:
+        """The parameters of all models, as they are now."""
+        yield from self._request(self._landing, self.server.moving)
+        yield from self._landed(*self._models)
+        self._vectors.swap(self._landing)
 
     def _step(self, batch: Batch) -> Steps[bool]:
         """One step, and the push and the fetches that are due with it; whether there is to be another."""
@@ -168,6 +176,8 @@ class DownpourTraining:
         if computed.ended:
             yield from self._end_epoch(batch)
             return True
+        if replica.asked is not None:  # its script has done with the minibatch before, and this one is not pushed
+            yield from replica.save_script()
         if computed.loss is not None:
             replica.report(computed.loss, batch, replica.step)
         if computed.written:
@@ -190,6 +200,8 @@ class DownpourTraining:
             if self._stepped:
                 yield from self._fetch_stepped()
             computed = yield from gradient(self._replica.split, batch, self.wait)
+            if not self._amid and self._replica.asked is not None:
+                yield from self._replica.save_script()
             if computed is not None and computed.ended:
                 yield from self._end_epoch(batch)
                 return True
@@ -227,7 +239,10 @@ class DownpourTraining:
         """The next minibatch that the coordinator dealt; None when the job is over."""
         if self._siblings.follows:
             return (yield from self._next_of_lead())
+        drained = False
         while not (self._replica.ending or self._replica.wanted_away):
+            if drained and self._replica.asked is not None:
+                yield from self._save_idle()
             self._give_back()
             wants = self.work.runs_out and not self._draining
             if wants or self.work.returns or self._replica.start is not None:
@@ -238,9 +253,21 @@ class DownpourTraining:
             if self._draining:
                 self._draining = False
                 yield from self._drain()
+                drained = True
             else:
                 yield from self.wait()
         return None
+
+    def _save_idle(self) -> Steps[None]:
+        """Save what the script keeps, where there is nothing to do: it comes to the end of its minibatch first, for
+        which its model is as that has left it.
+        """
+        script = self._replica.script
+        if script is not None and script.in_step and self._replica.split is None:  # a partition's model rests meanwhile
+            yield from self._fetch_all()
+        if (yield from end_minibatch(script)):
+            yield from self._replace()
+        yield from self._replica.save_script()
 
     def _give_back(self) -> None:
         """Give back what is not begun, where that was asked for: but for what the push that accrues still needs, whose
@@ -330,6 +357,8 @@ class DownpourTraining:
         pushed = self._models[model]
         self._give_back()
         while (self._holding and not self._amid) or not self._siblings.may_push(self._pushes.clock + 1):
+            if self._replica.asked is not None and self._holding:
+                yield from self._replica.save_script()
             yield from self.wait()
         slot = self._slot
         self._vectors.carry_buffers(slot, model)

@@ -28,6 +28,7 @@ from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Plan
 from distbelief.replica.links import ShardLinks, unwanted
 from distbelief.replica.parameters import Parameters
+from distbelief.replica.script import KeepingScript, end_minibatch, save
 from distbelief.replica.siblings import Siblings, lives_of
 from distbelief.replica.split_compute import SplitCompute
 from distbelief.replica.steps import Steps
@@ -180,6 +181,7 @@ class ServedReplica:
         epochs: that the user's own loop names; 0 where the job's are taken.
         order: that the user's own loop names; "" where the job's is taken.
         optimizers: that it names, one for each model; none where all have the job's.
+        script: of the user's, where that keeps something.
     """
 
     def __init__(
@@ -195,6 +197,7 @@ class ServedReplica:
         epochs: int = 0,
         order: str = "",
         optimizers: tuple[Optimizer, ...] = (),
+        script: KeepingScript | None = None,
     ) -> None:
         self.split = split
         self.siblings = split.siblings if split else Siblings(role, incarnation)
@@ -216,7 +219,11 @@ class ServedReplica:
         """Whether its script ends the job for all."""
         self.start: dealing.StreamStart | None = None
         """Of its stream, until the coordinator is told."""
-        self._join = membership.Join(incarnation, vectors.layout, samples, batch_size, epochs, order, optimizers)
+        self.script = script
+        self.asked: int | None = None
+        """The checkpoint for which it is to save what its script keeps."""
+        keeps = script is not None
+        self._join = membership.Join(incarnation, vectors.layout, samples, batch_size, epochs, order, optimizers, keeps)
         self._make = training
         self._training: Training | None = None
 
@@ -280,15 +287,29 @@ class ServedReplica:
         self._finishing = True
         return self.siblings.tell(membership.Finish("the replica is done"), awaited=True)
 
+    def save_script(self) -> Steps[None]:
+        """Save what the script keeps, where that was asked for."""
+        number, self.asked = self.asked, None
+        if number is not None and self.script is not None:
+            error = yield from save(self.script, number)
+            yield Send(self.superior, checkpointing.ScriptSaved(number, error))
+
     def _leave(self) -> Steps[None]:
         """Leave, once the coordinator says so: should all go back before it does, there is work again."""
         yield from self.finish()
         while self.siblings.busy and self._training is not None:
             yield from self._training.wait()
         self.siblings.ending = True
+        yield from end_minibatch(self.script)
+        yield from self.save_script()
         yield Send(self.superior, membership.Leave(self.left, self.stops))
         while not self._excused:
             self._take((yield RECEIVE))
+            if self.asked is not None:
+                again = self.asked == checkpointing.LEAVING
+                yield from self.save_script()
+                if again:
+                    yield Send(self.superior, membership.Leave(self.left, self.stops))
             if self.welcome is not None and self.welcome.generation > self.generation:
                 raise AllBack
 
@@ -324,6 +345,8 @@ class ServedReplica:
                 pass
             case membership.Welcome() as welcome:
                 self.welcome = welcome
+            case checkpointing.SaveScript() as asking:
+                self.asked = asking.number
             case dealing.Deal() | dealing.Drain() | dealing.Recall() | checkpointing.Hold() | checkpointing.Go() if (
                 self._training is None
             ):

@@ -114,6 +114,10 @@ class Driver:
     def _hear(self, player: Player) -> Callable[[Arrival], None]:
         return lambda arrival: self._take(player, arrival) if player.machine else player.queue(arrival)
 
+    def work_for(self, role: str, worker: Worker) -> None:
+        """Have another worker compute for a story from here on."""
+        self._players[role].worker = worker
+
     def link(self, role: str) -> None:
         """Open a role's link to the coordinator: at once; or, where that comes again, as soon as it is there.
 
@@ -340,7 +344,7 @@ class Driver:
             elif isinstance(effect, Discard):
                 player.store.discard(effect.number)
             else:
-                where = player.store.commit(effect.number, effect.plan, effect.position, effect.samples)
+                where = player.store.commit(effect.number, effect.plan, effect.position, effect.samples, effect.script)
         except CheckpointError as error:
             return events.Saved(effect.number, str(error))
         return events.Saved(effect.number, "", str(where))

@@ -24,7 +24,7 @@ from torch import nn
 
 from distbelief.core import roles
 from distbelief.core.conversations.dealing import StreamStart
-from distbelief.core.effects import Batch, Computed
+from distbelief.core.effects import PAUSE, Batch, Computed
 from distbelief.core.optimizer import Optimizer, ParameterGroup
 from distbelief.core.portions import STREAM
 from distbelief.core.records import PartBuilt, Record
@@ -32,11 +32,14 @@ from distbelief.core.settings import SHUFFLED, Holder, Plan, Settings
 from distbelief.core.values import shown
 from distbelief.errors import DataError, LocalProtocolError, UsageError
 from distbelief.replica.home_part import ScriptedPart
+from distbelief.replica.script import KeepingScript
 from distbelief.runtime.driver import Driver
+from distbelief.runtime.kept import KeptValues
 from distbelief.runtime.loading import Batches, Loader, Source, Wanted, in_order, source_of
 from distbelief.runtime.nesting import enclosing_loop
 from distbelief.runtime.player import Answer, Compute, HasStory, Part, Store, Worker
 from distbelief.runtime.pump import Pump
+from distbelief.runtime.script_story import ScriptStory
 from distbelief.runtime.server_optimizer import ServerOptimizer
 from distbelief.runtime.split_model import SplitModel
 from distbelief.runtime.streams import Stream
@@ -79,11 +82,16 @@ Groups = Sequence[ParameterGroup] | None
 AHEAD = 32
 """Minibatches that a loader's workers are told of before their step, at most."""
 MakePart = Callable[
-    [FlatModule, ScriptedPart | None, int, int, int, str, tuple[Optimizer, ...], Callable[[float], Compute]], Part
-]
+    [
+        FlatModule, ScriptedPart | None, int, int, int, str, tuple[Optimizer, ...], Callable[[float], Compute],
+        KeepingScript | None,
+    ],
+    Part,
+]  # fmt: skip
 """Makes what a replica plays, a `Played`, from its model, the part of it that this process computes where it is split,
 the samples of its data, the batch size, the epochs and the order that the loop names (0 and "" for those of the job),
-the optimizers of its models (none for that of the job), and what computes, clipped to a norm.
+the optimizers of its models (none for that of the job), what computes, clipped to a norm, and the script, where that
+keeps something.
 """
 
 
@@ -154,6 +162,8 @@ class Replica:
         self._samples = 0
         self._began = 0.0
         self._reported: Batch | None = None
+        self._script = ScriptStory(role, driver, endpoint, settings, device, store, self._moment)
+        """Where the job is, and what the script keeps."""
         self._loader: Loader | None = None
         self._compared = False
         """Whether it was told how its stream began. A life of it says so once: later its generators may be elsewhere
@@ -165,6 +175,8 @@ class Replica:
         self._epochs, self._epoch, self._order = 0, -1, ""
         self._left_in = -1
         """The epoch whose loop the script has left, which ends its part."""
+        self._between = False
+        """Whether the script has gone through the minibatches of its epoch."""
         self._without = -1
         """The epoch at hand, where it had no minibatch in it."""
         self._steps, self._stopping = 0, False
@@ -360,9 +372,33 @@ class Replica:
         groups = [group for model, own, _ in self._models for group in (own or [{"params": list(model.parameters())}])]
         return FlatModule(nn.ModuleList([model for model, _, _ in self._models]), groups, several=True, owned=True)
 
+    def keep(self, **objects: object) -> KeptValues:
+        """Have something go on with the job, after `--resume` and in a replica that is started anew: a checkpoint has
+        what the replica of the lowest number keeps, with the rates of its parameter groups. Called before the loop.
+
+        Args:
+            objects: by the names that they are kept under. What has `state_dict()` and `load_state_dict()` (a
+                scheduler) loads here what was kept of it; of anything else, plain values and tensors, the value counts.
+
+        Returns:
+            The values by name, as they were kept, or as they are given where nothing was: assign to them what is to be
+            kept (`kept.best = loss`).
+
+        Raises:
+            UsageError: a name is kept already, another set of names was kept, something is of another type, or the loop
+                has begun.
+        """
+        if self._epoch >= 0 or self._gone_through is not None:
+            raise UsageError("keep() after the loop has begun: call it before, and assign to what it gives")
+        models = {id(model): name for name, model in objects.items()}
+        for model, _, _ in self._models:
+            if (name := models.get(id(model))) is not None:
+                raise UsageError(f"keep({name}=...) of the model that is trained: checkpoints have it without that")
+        return self._script.keep(objects, self._optimizers)
+
     def epochs(self, number: int) -> Iterator[int]:
-        """The epochs of the job, 0 to `number` - 1, with `batches()` in each: an epoch ends for a replica when it is
-        dealt no more of it, whoever still computes the rest.
+        """The epochs of the job up to `number` - 1, with `batches()` in each: from 0, or from the one in which the job
+        is that goes on. An epoch ends for a replica when it is dealt no more of it, whoever still computes the rest.
 
         Args:
             number: of epochs, the same in every replica.
@@ -378,7 +414,8 @@ class Replica:
         return self._go_through(self._epochs)
 
     def _go_through(self, number: int) -> Iterator[int]:
-        for self._epoch in range(number):
+        begin = self._script.epoch(number)
+        for self._epoch in range(begin, number):
             if self._left_in >= 0:
                 raise UsageError(
                     f"the loop over the minibatches of epoch {self._left_in} was left, which has ended this replica's "
@@ -386,7 +423,9 @@ class Replica:
                 )
             if self.joined and self._batch is None:
                 return
+            self._between = False
             yield self._epoch
+        self._between = True
 
     def stop(self) -> None:
         """End the job for all, once this minibatch is over, or at once where it is (after its step, between epochs):
@@ -395,9 +434,9 @@ class Replica:
         Raises:
             UsageError: it is called before the first minibatch of `batches()`, or after the loop was left.
         """
-        if self._batch is None and (self._inside or self.over):
+        if self._batch is None and not self._script.paused and (self._inside or self.over):
             return  # the job has ended: another has stopped it, or this was its last minibatch
-        if self._story is None or self._batch is None:
+        if self._story is None or (self._batch is None and not self._script.paused):
             raise UsageError(
                 "stop() outside of a minibatch of replica.batches(): there is no job to end; call it in the loop, in "
                 "the place of break"
@@ -517,6 +556,7 @@ class Replica:
             )
         last = self._epoch if self._epochs else math.inf
         self._without = self._epoch
+        self._between = False
         while self._batch is not None and self._plan is not None and self._batch.epoch <= last:
             assert self._story is not None
             batch, read = self._batch, self._load(source, self._batch, self._plan.settings)
@@ -539,10 +579,12 @@ class Replica:
                 self.over &= self._stopping  # nobody can tell a loop that was left from one that an error has ended
                 raise
             self._inside = False
+            self._end_pause()
             if self._stopping:
                 self.leave()
             elif self._batch is batch:
                 self._pass_over()
+        self._between = True
         if self._batch is None:
             source.close()
             self._check_end()
@@ -660,7 +702,9 @@ class Replica:
         if not self._several:
             self._rest()
         seconds = time.perf_counter() - self._began
+        self._script.in_step = not self.partition
         self._go_on(Computed(None, samples, seconds, rate, options, model, written=written))
+        self._script.in_step = False
         self._began = time.perf_counter()
 
     def _rest(self) -> None:
@@ -767,15 +811,24 @@ class Replica:
             flat.follow()
             self._fill(flat.module)
         self._vectors = flat
+        self._script.check(self._optimizers)
         part = self._make(
-            flat, computed, source.samples, source.batch_size, self._epochs, self._order, named, self._computes
-        )
+            flat, computed, source.samples, source.batch_size, self._epochs, self._order, named, self._computes,
+            self._script if self._script.saves else None,
+        )  # fmt: skip
         self._story = cast(Played, part.player)
+        if self._script.saves and getattr(part.player, "script", None) is None:
+            raise UsageError(
+                f"keep(): strategy {self._settings.strategy.name} saves nothing of a script's: it takes no "
+                "context.script; leave keep() off, or use downpour, bounded, softsync, synchronous or allreduce"
+            )
         worker = dataclasses.replace(part.worker, attach=lambda plan, arena: self._attach(part.worker, plan, arena))
-        self._driver.add_story(self.role, part.player.story(), self._endpoint, worker, self._store)
-        self._driver.link(self.role)
-        self._driver.begin(self.role)
+        self._script.go_on(part.player.story(), worker)
         self._play_on()
+
+    def _moment(self) -> tuple[int, Sequence[ServerOptimizer]]:
+        """In which epoch the script is, or, between two, is next, -1 where it counts none; and its optimizers."""
+        return self._epoch + self._between if self._epochs else -1, self._optimizers
 
     # of a split model
 
@@ -838,8 +891,17 @@ class Replica:
 
     def _play_on(self) -> None:
         """Play the story until a minibatch is to be computed, or to its end."""
-        self._driver.run_while(lambda: self._batch is None)
+        self._driver.run_while(lambda: self._batch is None and not self._script.paused)
+        if self._script.paused:
+            return
         self.over = self._batch is None and (self._steps > 0 or self._handed[0] is None)
+
+    def _end_pause(self) -> None:
+        """Play on where the story has let the script go on, to see what it keeps after this minibatch."""
+        if self._script.paused:
+            # what is fetched next would undo what the script has written since
+            self._script.end_pause(written=self._steps > 0 and self._written())
+            self._play_on()
 
     def leave(self) -> None:
         """Leave the job: push what has accrued, and let the others do the rest. A loop that ends before the job does so
@@ -848,6 +910,7 @@ class Replica:
         Raises:
             UsageError: it is split, and the strategy has nobody else who would do its part.
         """
+        self._end_pause()
         if self._batch is not None:
             self._check_leaving("a loop that is left before its end")
             self._go_on(None)
@@ -876,6 +939,8 @@ class Replica:
 
     def _compute(self, batch: Batch, answer: Answer) -> Computed | None:
         """The user's loop computes: it answers in `step`."""
+        if batch is PAUSE:
+            return self._script.pause(batch, answer)
         self._batch, self._answer = batch, answer
         if self._pump is not None and self._plan is not None and self._plan.settings.strategy.pushing.prefetch:
             self._carried.enter_context(self._pump.running())

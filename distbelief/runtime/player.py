@@ -124,8 +124,8 @@ class Store(Protocol):
     def save_part(self, number: int, part: str, arrays: dict[str, torch.Tensor], facts: Json) -> object:
         """Write one shard's part."""
 
-    def commit(self, number: int, plan: Plan, position: Position, samples: int) -> object:
-        """Make a checkpoint the newest."""
+    def commit(self, number: int, plan: Plan, position: Position, samples: int, script: bool = False) -> object:
+        """Make a checkpoint the newest, with what a script keeps where there is such a part."""
 
     def discard(self, number: int) -> None:
         """Clear away what was made of a checkpoint."""

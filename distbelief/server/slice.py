@@ -21,7 +21,7 @@ from distbelief.server import optimizers
 from distbelief.server.layers import Layers
 from distbelief.server.layerwise import Layerwise
 from distbelief.server.packing import as_bytes
-from distbelief.server.partial import COUNT, MISSED, StepPart, step_without
+from distbelief.server.partial import COUNT, MISSED, WHOLE_STEPS, StepPart, step_without
 from distbelief.sharding.layout import Layout, Range, Section
 
 MASTERED = (torch.bfloat16, torch.float16)
@@ -187,6 +187,8 @@ class TorchSlice:
         self._gathered, self._average = 0, False
         self._weight, self._lacks = 0.0, dict[int, float]()
         """Of what was gathered: the weight, and how much of it does not cover a parameter."""
+        stepped = plan.optimizer(model)
+        self._whole_steps = stepped.name in WHOLE_STEPS or bool(stepped.options.get("dampening"))
         self._missing: Collection[int] = ()
         """The parameters that the next step leaves out."""
         self._views: dict[tuple[str, int], tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]] = {}
@@ -252,7 +254,7 @@ class TorchSlice:
         """The numbers of the parameters that lie in none of some ranges."""
         return [
             number
-            for number, (span, _, _) in enumerate(self._spans if covered else ())
+            for number, (span, _, _) in enumerate(self._spans if covered and not self._whole_steps else ())
             if not any(one.start <= span.start and span.stop <= one.stop for one in covered)
         ]
 

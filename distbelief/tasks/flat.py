@@ -382,7 +382,7 @@ class FlatModule:
         """Write the model's own values into a gradient slot."""
         self.write(self._gradients[slot])
         if self._users is not None:
-            self._users.keep()
+            self._users.keep("frozen")  # the others are fetched again
 
     def swap(self, landing: int, parts: Sequence[Range] = ()) -> None:
         """Compute with parameter vector `landing`, as it is now, from here on, where only `parts` of it have changed if
@@ -519,6 +519,8 @@ class FlatModule:
             for parameter in self._trained:
                 if parameter.grad is not None:
                     parameter.add_(parameter.grad, alpha=-rate)
+        if self._users is not None:
+            self._users.keep("parameter")
 
     def norm(self) -> float:
         """Of the step's gradient, in float64."""

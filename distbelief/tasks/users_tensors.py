@@ -122,14 +122,17 @@ class UsersTensors:
             self._targets = []  # one may lie elsewhere
         elif not (self._small or self._steps <= FIRST or self._steps % EVERY == 0):
             return []
-        self._marks = marks
-        return [self._tensors[at].name for at in self._parameters if not _same(self.now[at], self._values[at])]
+        written = [self._tensors[at].name for at in self._parameters if not _same(self.now[at], self._values[at])]
+        if not written:
+            self._marks = marks
+        return written
 
-    def keep(self) -> None:
-        """Take what the frozen ones are now as what was copied into them: they are copied once."""
+    def keep(self, *kinds: Kind) -> None:
+        """Take what those of some kinds are now as what was copied into them."""
         for one, now, value in zip(self._tensors, self.now, self._values, strict=False):  # none before the first copy
-            if one.kind == "frozen":
+            if one.kind in kinds:
                 value.copy_(now.detach())
+        self._marks = self._marked()
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

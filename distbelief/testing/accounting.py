@@ -180,7 +180,7 @@ class Accounting:
         self._parts[number, part.replace("-", " ")] = facts["updates"]
         self._save(number, part, arrays, facts)
 
-    def _committed(self, number: int, plan: Plan, position: Position, samples: int) -> object:
+    def _committed(self, number: int, plan: Plan, position: Position, samples: int, script: bool = False) -> object:
         """A checkpoint is sealed: hold it against what each of its parts has."""
         done = self._done(position)
         for shard in () if self._vacated else self.shards:
@@ -196,7 +196,7 @@ class Accounting:
                 f"checkpoint {number} of {shard} holds {more}, which is not done"
             )
             self.checkpoints.add(number)
-        return self._commit(number, plan, position, samples)
+        return self._commit(number, plan, position, samples, script)
 
     @property
     def _vacated(self) -> set[str]:

@@ -462,6 +462,7 @@ def test_a_replica_that_is_dealt_nothing_has_done_its_part() -> None:
     """What its script does with the loss of its last minibatch, when there was none, ends no job."""
     nobody: Any = Mock()
     replica = Replica("replica 1", nobody, nobody, lambda *_: Part(nobody, Worker()))
+    replica._script = Mock(paused=False)
     replica.optimizer(nn.Linear(2, 2))
     assert not replica.over
     assert list(replica.batches((ROWS,))) == []

@@ -16,13 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from distbelief.core.effects import SCRIPT
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import Portion, Position
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import CheckpointError, LocalProtocolError
 from distbelief.record.checkpoints import FORMAT, Checkpoints, read_manifest
 from distbelief.record.model_file import HEADER_LIMIT, stored
-from distbelief.record.restore import load_part, load_weights
+from distbelief.record.restore import CheckpointStore, load_part, load_script, load_weights
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Piece, Range, Tensor, lay_out
 from distbelief.sharding.mesh import Mesh
@@ -601,3 +602,34 @@ def test_what_a_coordinator_did_as_it_died_the_next_one_may_do_again(tmp_path: P
     assert read_manifest(final).number == 2
     with pytest.raises(CheckpointError, match="checkpoint 2 was not written"):
         store.commit(2, plan, POSITION, 71)  # another one has parts of its own
+
+
+def test_a_checkpoint_has_what_a_script_keeps_as_it_was_saved_last(tmp_path):
+    """Also in those after it; one in which nobody kept anything has none."""
+    store, plan, found = CheckpointStore(tmp_path), plan_of(2, keep=9), []
+    for number in (1, 2, 3, 4):
+        flat, arrays = whole(plan, "sgd", number)
+        for shard in range(2):
+            store.save_part(number, f"shard-{shard}", part_of(plan, shard, flat, arrays), {})
+        if number in (2, 4):
+            store.save_part(number - 1, SCRIPT, {SCRIPT: torch.tensor([number], dtype=torch.uint8)}, {})
+        found.append(load_script(store.commit(number, plan, POSITION, 70, script=number > 1)))
+    assert [{name: one.tolist() for name, one in part.items()} for part in found] == [
+        {}, {SCRIPT: [2]}, {SCRIPT: [2]}, {SCRIPT: [4]},
+    ]  # fmt: skip
+    assert load_script(tmp_path / "checkpoints" / "000002")[SCRIPT].tolist() == [2]
+
+
+@pytest.mark.parametrize(("change", "says"), [(b"", "2 were written|bytes"), (None, "No such file")])
+def test_what_a_script_keeps_is_read_back_whole_or_refused(tmp_path, change, says):
+    store, plan = CheckpointStore(tmp_path), plan_of(1)
+    flat, arrays = whole(plan, "sgd", 1)
+    store.save_part(1, "shard-0", part_of(plan, 0, flat, arrays), {})
+    store.save_part(1, SCRIPT, {SCRIPT: torch.zeros(2, dtype=torch.uint8)}, {})
+    file = store.commit(1, plan, POSITION, 70, script=True) / "script.safetensors"
+    if change is None:
+        file.unlink()
+    else:
+        file.write_bytes(change)
+    with pytest.raises(CheckpointError, match=f"script.safetensors is corrupt: .*({says})"):
+        load_script(file.parent)

@@ -11,14 +11,14 @@ import pytest
 from made import made as settings_of
 
 from distbelief.core import events, messages, records
-from distbelief.core.conversations import checkpointing, dealing, evaluating, initialising, membership
+from distbelief.core.conversations import checkpointing, dealing, evaluating, initialising, membership, scripting
 from distbelief.core.effects import Commit, Discard, Effect, End, Send, Wake, WriteRecord
 from distbelief.core.events import Event
 from distbelief.core.messages import Message, Version
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import OWN, STREAM, Portion, Position, StartingPoint
 from distbelief.core.settings import Settings
-from distbelief.core.timers import BudgetSpent, CheckpointDue, HoldOver
+from distbelief.core.timers import BudgetSpent, CheckpointDue, HoldOver, ScriptOver
 from distbelief.errors import RemoteProtocolError, UsageError
 from distbelief.sharding.layout import Layout, Tensor, lay_out
 from distbelief.strategies.parameter_server.players import coordinator
@@ -639,6 +639,96 @@ def test_a_shard_that_could_not_save_keeps_the_checkpoint_from_being_the_newest(
     assert [effect for effect in office.effects if isinstance(effect, Commit | Discard)] == [Discard(1)]
     office.tell("store", events.Saved(1, ""))
     assert office.recorded(records.Checkpointed) == [records.Checkpointed(1, "the disk is full")]
+
+
+# what scripts keep
+
+
+def keeping(**options: Any) -> Office:
+    """In training, with two replicas whose scripts keep something; one of three epochs is done, and saved."""
+    office = Office(made(replicas=2, epochs=3, checkpoint_every=1, **options)).gathered(samples=2, lasts=True)
+    office.tell("replica 0", initialising.Ready((0, 0)))
+    for role in ("replica 0", "replica 1"):
+        office.tell(role, membership.Join(0, LAYOUT, 2, keeps=True))
+    return office.tell("replica 0", progress(wants=True), progress(wants=True))
+
+
+def held(office: Office) -> Office:
+    """An epoch is done, and both have said that they push nothing."""
+    office.tell("replica 0", progress(steps=2))
+    return office.tell("replica 1", checkpointing.Held(1)).tell("replica 0", checkpointing.Held(1))
+
+
+def commits(office: Office) -> list[tuple[int, bool]]:
+    """The checkpoints that were sealed, and whether what a script keeps is in them."""
+    return [(one.number, one.script) for one in office.effects if isinstance(one, Commit)]
+
+
+def test_a_checkpoint_has_what_the_lowest_replica_keeps_and_is_sealed_once_that_is_saved() -> None:
+    office = held(keeping())
+    assert office.said(checkpointing.SaveScript) == ["replica 0"]
+    office.shards(checkpointing.SnapshotDone(1, ""))
+    assert (office.said(checkpointing.Go), commits(office)) == (["replica 0", "replica 1"], [])
+    office.tell("replica 1", checkpointing.ScriptSaved(1, "")).tell("replica 0", checkpointing.ScriptSaved(0, ""))
+    assert commits(office) == [], "it was neither asked nor for that"
+    assert commits(office.tell("replica 0", checkpointing.ScriptSaved(1, ""))) == [(1, True)]
+
+
+def test_a_checkpoint_is_sealed_where_a_script_has_saved_what_it_keeps_before_the_shards() -> None:
+    office = held(keeping()).tell("replica 0", checkpointing.ScriptSaved(1, ""))
+    assert commits(office) == []
+    assert commits(office.shards(checkpointing.SnapshotDone(1, ""))) == [(1, True)]
+
+
+@pytest.mark.parametrize(
+    ("sender", "event", "told"),
+    [
+        ("replica 0", gone(), ""),
+        ("clock", events.Woke(ScriptOver(1)), "checkpoint 1 has what the script kept before: replica 0 is busy for 60"),
+        ("replica 0", checkpointing.ScriptSaved(1, "no room"), "what the script of replica 0 keeps was not saved: no"),
+    ],
+    ids=["gone", "late", "failed"],
+)
+def test_a_checkpoint_does_without_what_a_script_keeps_that_is_not_to_be_had(
+    sender: str, event: Event, told: str
+) -> None:
+    office = held(keeping()).shards(checkpointing.SnapshotDone(1, ""))
+    assert commits(office.tell(sender, event)) == [(1, False)]
+    notes = [record.text for record in office.recorded(records.Note) if "script" in record.text]
+    assert [note.startswith(told) for note in notes] == [True] * bool(told)
+
+
+def test_a_shard_that_dies_while_a_script_is_waited_for_has_the_checkpoint_cleared_away() -> None:
+    office = held(keeping(restarts=1)).shards(checkpointing.SnapshotDone(1, ""))
+    office.tell("shard 0", events.Lost("killed", 0)).tell("replica 0", checkpointing.ScriptSaved(1, ""))
+    assert [effect for effect in office.effects if isinstance(effect, Commit | Discard)] == [Discard(1)]
+
+
+def test_the_lowest_replica_saves_what_it_keeps_before_it_leaves_and_as_a_job_ends_no_other() -> None:
+    office = keeping()
+    office.tell("replica 0", membership.Leave(for_good=True))
+    assert (office.said(checkpointing.SaveScript), office.said(membership.Farewell)) == (["replica 0"], [])
+    office.tell("replica 0", checkpointing.ScriptSaved(0, ""), membership.Leave(for_good=True))
+    assert (office.said(checkpointing.SaveScript), office.said(membership.Farewell)) == ([], ["replica 0"])
+    office.tell("replica 1", membership.Leave(for_good=True, stops=True))
+    assert office.said(checkpointing.SaveScript) == ["replica 1"], "it is the lowest now"
+    office = keeping().tell("supervisor", membership.Stop("enough")).tell("replica 1", membership.Leave())
+    assert (office.said(checkpointing.SaveScript), office.said(membership.Farewell)) == ([], ["replica 1"])
+    office.tell("replica 0", membership.Leave(), checkpointing.ScriptSaved(0, ""), membership.Leave())
+    assert (office.said(checkpointing.SaveScript), office.said(membership.Farewell)) == (["replica 0"], ["replica 0"])
+    office = keeping().tell("supervisor", membership.Stop("enough")).tell("replica 0", membership.Leave())
+    office.tell("replica 0", checkpointing.ScriptSaved(0, ""), membership.Leave()).said(checkpointing.SaveScript)
+    assert office.tell("replica 1", membership.Leave()).said(checkpointing.SaveScript) == []
+
+
+def test_a_script_that_begins_is_told_the_earliest_epoch_with_minibatches_left_and_the_newest_checkpoint() -> None:
+    office = Office(position=Position(4, 0, (Portion(3, 1, 1),)), checkpoint="there", number=2)
+    office.tell("replica 1", scripting.AskReached())
+    assert office.said(scripting.JobReached, "replica 1") == [scripting.JobReached(3, "there", True)]
+    office = keeping().tell("replica 0", progress(steps=1)).tell("replica 1", scripting.AskReached())
+    assert office.said(scripting.JobReached, "replica 1") == [scripting.JobReached(0, "", False)]
+    office.tell("replica 0", progress(steps=1)).tell("replica 1", scripting.AskReached())
+    assert office.said(scripting.JobReached, "replica 1") == [scripting.JobReached(1, "", False)]
 
 
 # trouble

@@ -12,8 +12,9 @@ import pytest
 from made import made
 
 from distbelief.core import events, messages
-from distbelief.core.conversations import dealing, evaluating, membership, pushing
+from distbelief.core.conversations import checkpointing, dealing, evaluating, membership, pushing
 from distbelief.core.effects import (
+    PAUSE,
     RECEIVE,
     Arrival,
     Attach,
@@ -23,6 +24,8 @@ from distbelief.core.effects import (
     Effect,
     Measure,
     Measured,
+    Payload,
+    Save,
     Send,
     Story,
 )
@@ -69,7 +72,7 @@ class Reader:
             self.done.append(effect)
             if isinstance(effect, Send) and isinstance(asked := effect.message, pushing.Fetch):
                 self.asked[effect.to, asked.slot, asked.start] = asked.number
-            answer = True if isinstance(effect, Connect) else None
+            answer = True if isinstance(effect, Connect) else events.Saved(1, "") if isinstance(effect, Save) else None
 
     def tell(self, sender: str, event: Event) -> Reader:
         """Tell it something; an answer to the last question, where it has no number."""
@@ -288,3 +291,83 @@ def test_the_model_moves_to_what_was_fetched_each_time_and_a_loop_that_keeps_it_
             reader.tell(*(mail.popleft() if mail else ("coordinator", membership.Finish("done"))))
     assert clock == 3
     assert vectors.landings == landings
+
+
+class Keeping:
+    """A script that keeps something."""
+
+    in_step = False
+
+    def part(self) -> dict[str, Payload]:
+        return {}
+
+
+def keeps(in_step: bool = False) -> Reader:
+    """A replica whose script keeps something, that has pushed the first minibatch of three."""
+    script = Keeping()
+    reader = Reader(DownpourReplica("replica 0", PhantomVectors(LAYOUT), 8, script=script).story())
+    reader.tell("coordinator", membership.Welcome(plan(), False, PLACES[:1]))
+    reader.tell("shard 0", pushing.Fetched(0, 0, 400, Version(0, 5)))
+    reader.tell("coordinator", dealing.Deal(Portion(0, 0, 3)))
+    reader.tell("shard 0", pushing.Fetched(0, 0, 400, Version(0, 5))).go_on(COMPUTED)
+    script.in_step = in_step
+    reader.done.clear()
+    return reader
+
+
+def asked(reader: Reader, number: int) -> list[type]:
+    """What it does when it is asked for what its script keeps, up to its next wait."""
+    reader.done.clear()
+    reader.tell("coordinator", checkpointing.SaveScript(number))
+    return done(reader)
+
+
+def done(reader: Reader) -> list[type]:
+    """Since it was last asked: what it has saved or sent."""
+    kinds = [type(one.message if isinstance(one, Send) else one) for one in reader.done]
+    reader.done.clear()
+    return kinds
+
+
+def test_what_a_script_keeps_is_saved_when_it_has_done_with_what_is_pushed_and_before_the_next_push() -> None:
+    reader = keeps()
+    assert asked(reader, 1) == [], "the script is in the step whose push is on its way"
+    reader.tell("shard 0", pushing.Pushed(0, 1, Version(0, 6)))
+    reader.tell("shard 0", pushing.Fetched(0, 0, 400, Version(0, 6)))
+    assert done(reader) == []
+    reader.go_on(COMPUTED)
+    assert done(reader)[:3] == [Save, checkpointing.ScriptSaved, pushing.Push]
+
+
+def test_a_replica_that_is_held_saves_what_its_script_keeps_before_it_pushes() -> None:
+    reader = keeps()
+    reader.tell("coordinator", checkpointing.Hold(1)).tell("shard 0", pushing.Pushed(0, 1, Version(0, 6)))
+    reader.tell("shard 0", pushing.Fetched(0, 0, 400, Version(0, 6))).go_on(COMPUTED)
+    assert pushing.Push not in done(reader)
+    assert asked(reader, 1) == [Save, checkpointing.ScriptSaved]
+    reader.tell("coordinator", checkpointing.Go())
+    assert done(reader) == [pushing.Push, pushing.Fetch]
+
+
+def test_a_replica_without_work_has_its_script_come_to_the_end_of_its_minibatch_first() -> None:
+    reader = keeps(in_step=True)
+    reader.tell("shard 0", pushing.Pushed(0, 1, Version(0, 6)))
+    reader.tell("shard 0", pushing.Fetched(0, 0, 400, Version(0, 6)))
+    for clock in (2, 3):
+        reader.go_on(COMPUTED).tell("shard 0", pushing.Pushed(0, clock, Version(0, 5 + clock)))
+        if clock == 2:
+            reader.tell("shard 0", pushing.Fetched(0, 0, 400, Version(0, 7)))
+    assert pushing.Push in done(reader)
+    reader.tell("coordinator", dealing.Drain())
+    assert asked(reader, 1) == [pushing.Fetch], "the script may look at its model"
+    reader.tell("shard 0", pushing.Fetched(0, 0, 400, Version(0, 8)))
+    assert (reader.waits, done(reader)) == (Compute(PAUSE), [])
+    reader.go_on(None)
+    assert done(reader) == [Save, checkpointing.ScriptSaved]
+    reader.tell("coordinator", membership.Finish("done"))
+    assert (reader.waits, done(reader)) == (Compute(PAUSE), [dealing.Progress])
+    reader.go_on(None)
+    assert done(reader) == [membership.Leave]
+    assert asked(reader, checkpointing.LEAVING) == [Save, checkpointing.ScriptSaved, membership.Leave]
+    assert asked(reader, 2) == [Save, checkpointing.ScriptSaved], "a checkpoint is no reason to leave again"
+    assert reader.tell("coordinator", membership.Farewell()).waits is None

@@ -235,6 +235,14 @@ def test_values_that_are_put_back_are_no_write_and_neither_are_buffers() -> None
     assert flat.gradients(0)[0][0, 0].isnan()
 
 
+def test_a_local_step_is_no_write_of_the_script() -> None:
+    model = Centred()
+    flat, *_ = bound(model)
+    model(torch.ones(4, 3)).sum().backward()
+    flat.descend(0.1)
+    assert flat.written() == []
+
+
 def test_what_is_frozen_is_written_once_for_each_write() -> None:
     model = Centred()
     model.two.requires_grad_(False)

@@ -40,6 +40,8 @@ CELLS = [
     Cell("data_workers", "served"),
     Cell("epochs_of_loader", "synchronous"),
     Cell("saved_by_torch", "direct"),
+    Cell("written_by_data", "direct"),
+    Cell("sometimes_used", "direct"),
     Cell("control_stop_break", "allreduce"),
     Cell("control_break", "allreduce"),
 ]

@@ -37,6 +37,23 @@ class SnapshotDone(Message, frozen=True, array_like=True, tag=True, gc=False):
     error: str
 
 
+LEAVING = 0
+"""In the place of the number of a checkpoint: of a replica that leaves."""
+
+
+class SaveScript(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Save what your script keeps, for checkpoint `number`, or as you leave."""
+
+    number: int
+
+
+class ScriptSaved(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """What a script keeps is on disk, or the error that kept it from there."""
+
+    number: int
+    error: str
+
+
 class Go(Message, frozen=True, array_like=True, tag=True, gc=False):
     """The checkpoint is made: go on pushing."""
 
@@ -71,7 +88,7 @@ CHECKPOINT = States(
         "nothing"
         " more, until nobody holds a minibatch",
         CheckpointStage.WRITING: "the shards write their parts",
-        CheckpointStage.SEALING: "the store seals them, or clears them away",
+        CheckpointStage.SEALING: "the store seals them, once a script has saved what it keeps, or clears them away",
     },
     (
         Transition(CheckpointStage.NONE, CheckpointStage.HOLDING),
@@ -89,6 +106,8 @@ CHECKPOINTING = Conversation(
         Says(Held, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,), answers=Hold),
         Says(Snapshot, by=(Kind.COORDINATOR,), to=(Kind.SHARD,)),
         Says(SnapshotDone, by=(Kind.SHARD,), to=(Kind.COORDINATOR,), answers=Snapshot),
+        Says(SaveScript, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
+        Says(ScriptSaved, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,), answers=SaveScript),
         Says(Go, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
         Says(Describe, by=(Kind.COORDINATOR,), to=(Kind.SHARD,)),
         Says(Description, by=(Kind.SHARD,), to=(Kind.COORDINATOR,), answers=Describe),

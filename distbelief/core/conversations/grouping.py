@@ -154,6 +154,8 @@ class Kept(Message, frozen=True, array_like=True, tag=True, gc=False):
     staleness: dict[int, int] = msgspec.field(default_factory=dict)
     """Updates by how many others were made between the forward pass that each was computed with and itself, where
     minibatches overlap: of all partitions. Else none was."""
+    script: bool = False
+    """Whether what a script keeps is on disk too."""
 
 
 # partition to partition of one replica: beside these, the lead is to the others what the coordinator is to it

@@ -31,6 +31,8 @@ class Join(Message, frozen=True, array_like=True, tag=True, gc=False):
     epochs: int = 0
     order: str = ""
     optimizers: tuple[Optimizer, ...] = ()
+    keeps: bool = False
+    """Whether its script keeps something that goes into checkpoints."""
 
 
 class Welcome(Message, frozen=True, array_like=True, tag=True, gc=False):

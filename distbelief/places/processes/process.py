@@ -55,6 +55,7 @@ from distbelief.record.journal import Journal
 from distbelief.record.restore import CheckpointStore, load_weights
 from distbelief.replica.evaluator import Evaluator
 from distbelief.replica.home_part import ScriptedPart
+from distbelief.replica.script import KeepingScript
 from distbelief.replica.split_compute import SplitPart
 from distbelief.runtime import loop
 from distbelief.runtime.clock import WallClock
@@ -593,10 +594,12 @@ class _Process:
         order: str,
         optimizers: tuple[Optimizer, ...],
         computes: Callable[[float], Compute],
+        script: KeepingScript | None,
     ) -> Part:
         """What a replica plays whose loop is the user's."""
         task = Task(model=lambda: flat.module, train=list)  # which nobody asks for anything: it is the loop's
         context = self._context(task, samples, flat, computes, batch_size, epochs, order, optimizers, True, part)
+        context = dataclasses.replace(context, script=script)
         return self._reaching(self.players.replica(context))
 
     def _fill(self, model: nn.Module) -> None:

@@ -21,7 +21,7 @@ from distbelief.coordination.cadence import (
 from distbelief.coordination.coordinator import Handlers
 from distbelief.coordination.partitions import PartitionRegistry
 from distbelief.core import events, records, roles
-from distbelief.core.conversations import dealing, evaluating, grouping, membership, partitioning
+from distbelief.core.conversations import dealing, evaluating, grouping, membership, partitioning, scripting
 from distbelief.core.conversations.grouping import GROUP_ALLOWED, GROUP_PHASES, Duty, GroupMay, GroupPhase
 from distbelief.core.effects import Commit, Discard, Effect, End, Send, WriteRecord
 from distbelief.core.lives import Lives
@@ -64,6 +64,7 @@ class AllreduceCoordinator(Answering):
         self.phase = GroupPhase.GATHERING
         self._kept = start
         """The newest checkpoint."""
+        self._resumed = bool(start.checkpoint)
         self._cut = start.position
         """Where the data of the next stands."""
         self._failed, self._updates, self._staleness = "", 0, {0: 0}
@@ -95,6 +96,7 @@ class AllreduceCoordinator(Answering):
         answers: Handlers = {
             partitioning.PartitionHere: lambda sender, event: self._partitions.here(sender, event.place),
             grouping.Enter: self._on_enter,
+            scripting.AskReached: self._on_ask,
             grouping.Halted: self._on_halted,
             grouping.RoundsMade: self._on_rounds,
             grouping.Broken: self._on_broken,
@@ -176,6 +178,10 @@ class AllreduceCoordinator(Answering):
         if self._may(GroupMay.GATHER):
             return self._gathered()
         return [WriteRecord(records.Joined(sender)), *self._regroup()]
+
+    def _on_ask(self, sender: str, event: scripting.AskReached) -> list[Effect]:
+        position = self.data.position() if self.data else self._kept.position
+        return [Send(sender, scripting.JobReached(position.earliest(sender), self._kept.checkpoint, self._resumed))]
 
     def _round_batches(self, plan: Plan) -> RoundBatches:
         """All that is to be done from the newest checkpoint on."""
@@ -456,7 +462,9 @@ class AllreduceCoordinator(Answering):
         assert self.data is not None
         self._failed, self._updates, self._cut = event.error, event.updates, self.data.position()
         self._staleness = event.staleness or {0: event.updates}
-        return [Discard(event.number) if event.error else Commit(event.number, self.plan, self._cut, self.samples)]
+        if event.error:
+            return [Discard(event.number)]
+        return [Commit(event.number, self.plan, self._cut, self.samples, event.script)]
 
     def _on_saved(self, sender: str, event: events.Saved) -> list[Effect]:
         error = self._failed or event.error

@@ -47,6 +47,7 @@ from distbelief.fabric.base import schedule_of
 from distbelief.fabric.buckets import Bucket, buckets, of_buffers, shares
 from distbelief.fabric.messages import Messages
 from distbelief.replica.links import unwanted
+from distbelief.replica.script import KeepingScript, end_minibatch, save
 from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute, gradient
 from distbelief.replica.steps import Steps
@@ -112,6 +113,7 @@ class AllreduceReplica:
         split: how it computes together with the other partitions, where the replica is split.
         collect: takes the values of the model, part by part, that is measured then, where the replica is split.
         fault: says why its worker could not reduce, or not take its part in a group; "" where that is not known.
+        script: of the user's, where that keeps something.
     """
 
     def __init__(
@@ -119,7 +121,7 @@ class AllreduceReplica:
         reduces: bool = False,
         gradual: bool = False, store: str = "", choose: Callable[[Bucket, int], str] | None = None, epochs: int = 0,
         split: SplitCompute | None = None, collect: Callable[[int, bytes], None] = collect_nothing,
-        fault: Callable[[], str] = no_fault,
+        fault: Callable[[], str] = no_fault, script: KeepingScript | None = None,
     ) -> None:  # fmt: skip
         self.role, self.whole, self.incarnation = role, whole, incarnation
         self.step = self.samples = 0
@@ -130,7 +132,7 @@ class AllreduceReplica:
         self.stops = False
         """Whether its script ends the job for all."""
         self._reduces, self._gradual, self._choose, self._fault = reduces, gradual, choose, fault
-        self._split = split
+        self._split, self.script = split, script
         self._siblings = split.siblings if split else Siblings(role, incarnation)
         self._followers = Followers(self._siblings, collect)
         self._permitted = (-1, -1, 0.0)
@@ -680,9 +682,14 @@ class AllreduceReplica:
         part = f"shard-{self._siblings.partition}"
         saved: events.Saved = yield Save(asked.number, part, self.whole.arrays(), facts)
         kept = yield from self._all_say(grouping.Kept, lambda said: said.number == asked.number, "its checkpoint")
-        error = next((error for error in (saved.error, *(one.error for one in kept)) if error), "")
+        errors = [saved.error, *(one.error for one in kept)]
+        if self.script is not None and not self._siblings.follows:
+            yield from end_minibatch(self.script)
+            errors.append((yield from save(self.script, asked.number)))
+        error = next(filter(None, errors), "")
         every = sum((Counter(one.staleness) for one in kept), self._staleness)
-        yield Send(self._siblings.superior, grouping.Kept(asked.number, error, self._updates, dict(every)))
+        script_too = self.script is not None
+        yield Send(self._siblings.superior, grouping.Kept(asked.number, error, self._updates, dict(every), script_too))
 
     def _give_values(self) -> Steps[None]:
         """Send the lead what this partition holds of the flat vector."""

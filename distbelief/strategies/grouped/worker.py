@@ -55,6 +55,7 @@ def process_replica(context: Context) -> Part:
         epochs=context.epochs,
         split=split,
         collect=model.collect if model else collect_nothing,
+        script=context.script,
     )
     worker = Worker(
         lambda plan, _: whole.bind(plan),

@@ -27,7 +27,7 @@ def replica(context: Context) -> Part:
     role, vectors, samples, incarnation = context.role, context.vectors, context.samples, context.incarnation
     story = DownpourReplica(
         role, vectors, samples, context.batch_size, context.scripted, incarnation, context.split, context.epochs,
-        context.order, context.optimizers,
+        context.order, context.optimizers, context.script,
     )  # fmt: skip
     return served(context, story)
 

@@ -206,8 +206,8 @@ MUTANTS = [
     Mutant("a-script-computes-where-others-read", FROZEN, "places/processes/process.py",
         "return self._reaching(self.players.replica(context))",
         "return self._reaching(self.players.replica(context), flat)",
-        (f"{PROCESSES}test_scripts.py::"
-         "test_what_a_script_writes_to_a_parameter_is_undone_by_the_next_fetch_on_either_path",), seconds=15),
+        (f"{PROCESSES}test_plain.py::test_a_script_of_one_replica_is_the_plain_one[written_by_data-direct]",),
+        seconds=15),
     Mutant("who-shares-a-host-is-sent-parameters", FROZEN, "places/simulated/simulation.py",
         'return shared and self.cluster.one_host and not self._direct', "return False and not self._direct",
         ("tests/simulated/test_handling.py::"

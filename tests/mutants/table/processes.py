@@ -26,6 +26,10 @@ PLACED = "tests/core/test_hosts.py::"
 OWNED = "The model of a script is the script's"
 DATA, LOADING = "Data of a script are read by the user's own objects", "tests/core/test_loading.py::"
 WEIGHED = "A minibatch of a script weighs what it holds"
+KEPT, KEPT_TESTS = "What a script keeps goes on with the job", "tests/machines/test_kept.py::"
+OFFICE, STORIES = "tests/machines/test_coordinator.py::", "tests/machines/test_stories.py::"
+KEPT_RUNS = "tests/processes/test_kept.py::"
+GOES_ON = f"{KEPT_RUNS}test_a_script_goes_on_as_if_it_had_not_been_stopped"
 OWN_TESTS, LAUNCH = "tests/machines/test_users_models.py::", "tests/processes/test_launch.py::"
 UNSTEPPED = "tests/machines/test_partial.py::test_a_parameter_without_a_gradient_is_not_stepped"
 CHANGED = "Of what an optimizer is made with"
@@ -523,7 +527,7 @@ MUTANTS = [
         "if (marks := self._marked()) != self._marks:", "if not (marks := self._marked()):",
         (OWN_TESTS + "test_what_a_script_writes_to_a_parameter_is_seen[no_grad]",)),
     Mutant("what-is-frozen-is-written-in-every-step", OWNED, "tasks/flat.py",
-        "            self._users.keep()\n", "            pass\n",
+        '            self._users.keep("frozen")  # the others are fetched again\n', "            pass\n",
         (OWN_TESTS + "test_what_is_frozen_is_written_once_for_each_write",)),
     Mutant("what-a-script-writes-reaches-no-shard", OWNED, "server/shard.py",
         "(asked in self._blank or event.replaces)", "asked in self._blank",
@@ -598,4 +602,51 @@ MUTANTS = [
     Mutant("paths-are-of-the-folder-of-a-script", OWNED, "places/processes/process.py",
         "(path and os.path.abspath(path) for path in", "(path and os.fspath(path) for path in",
         (LAUNCH + "test_paths_of_a_job_are_of_the_folder_of_its_command_wherever_a_script_goes",), seconds=15),
+    Mutant("a-script-that-goes-on-begins-with-epoch-0", KEPT, "runtime/loop.py",
+        "begin = self._script.epoch(number)", "begin = 0",
+        (f"{KEPT_TESTS}test_epochs_begin_where_the_job_is_and_the_last_is_gone_through_in_any_case",)),
+    Mutant("a-kept-script-begins-where-the-job-is", KEPT, "runtime/script_story.py",
+        "kept if kept >= 0 else reached.epoch", "reached.epoch",
+        (f"{KEPT_TESTS}test_what_is_kept_goes_on_with_its_own_epoch",)),
+    Mutant("what-is-kept-is-not-loaded", KEPT, "runtime/kept.py",
+        "                self._load(name, unpacked(known[name], self._device))", "                pass",
+        (f"{KEPT_TESTS}test_every_scheduler_goes_on_with_the_rates_that_it_would_have_set[step]",)),
+    Mutant("the-rates-of-a-script-do-not-go-on", KEPT, "runtime/kept.py",
+        "                group.update(options)", "                pass",
+        (f"{KEPT_TESTS}test_every_scheduler_goes_on_with_the_rates_that_it_would_have_set[exponential]",)),
+    Mutant("what-was-kept-is-dropped-unsaid", KEPT, "runtime/kept.py",
+        "if name not in names]:", "if False]:",
+        (f"{KEPT_TESTS}test_a_name_is_kept_once_and_goes_on_with_the_same_names",)),
+    Mutant("more-is-kept-than-may-be", KEPT, "runtime/kept.py",
+        "if len(data) > SCRIPT_LIMIT:", "if False:",
+        (f"{KEPT_TESTS}test_more_than_may_be_kept_is_refused_with_the_name_of_most",)),
+    Mutant("a-scheduler-that-was-not-kept-is-told-where-nothing-goes-on", KEPT, "runtime/script_story.py",
+        "if resumed and first and (", "if first and (",
+        (f"{KEPT_TESTS}test_a_scheduler_that_was_not_kept_is_told_once_at_a_resume",)),
+    Mutant("a-checkpoint-does-not-wait-for-a-script", KEPT, "coordination/saving.py",
+        "if self._asked and not self._failed:", "if False:",
+        (f"{OFFICE}test_a_checkpoint_has_what_the_lowest_replica_keeps_and_is_sealed_once_that_is_saved",)),
+    Mutant("the-highest-replica-keeps", KEPT, "coordination/saving.py",
+        "return min(self.keepers", "return max(self.keepers",
+        (f"{OFFICE}test_a_checkpoint_has_what_the_lowest_replica_keeps_and_is_sealed_once_that_is_saved",)),
+    Mutant("a-checkpoint-waits-for-a-busy-script-for-ever", KEPT, "coordination/saving.py",
+        "if not self._asked or timer.number != self.number:", "if True:",
+        (f"{OFFICE}test_a_checkpoint_does_without_what_a_script_keeps_that_is_not_to_be_had[late]",)),
+    Mutant("a-checkpoint-waits-for-a-script-that-is-gone", KEPT, "coordination/saving.py",
+        "return self._without_script(plan) if role == self._asked else []", "return []",
+        (f"{OFFICE}test_a_checkpoint_does_without_what_a_script_keeps_that_is_not_to_be_had[gone]",)),
+    Mutant("a-replica-leaves-with-what-its-script-keeps", KEPT, "coordination/coordinator.py",
+        "return stopped + (asked or self._part(sender, event))", "return stopped + self._part(sender, event)",
+        (f"{OFFICE}test_the_lowest_replica_saves_what_it_keeps_before_it_leaves_and_as_a_job_ends_no_other",)),
+    Mutant("what-a-script-keeps-is-of-the-push-before", KEPT, "replica/downpour.py",
+        "        if replica.asked is not None:", "        if False:",
+        (f"{STORIES}test_what_a_script_keeps_is_saved_when_it_has_done_with_what_is_pushed_and_before_the_next_push",)),
+    Mutant("what-a-script-keeps-is-saved-in-the-midst-of-its-minibatch", KEPT, "runtime/loop.py",
+        "self._script.in_step = not self.partition", "self._script.in_step = False",
+        (f"{GOES_ON}[synchronous]", f"{KEPT_RUNS}test_a_script_of_a_job_without_a_server_goes_on_too"),
+        seconds=20),
+    Mutant("a-checkpoint-is-sealed-without-what-a-script-keeps", KEPT, "runtime/driver.py",
+        "effect.samples, effect.script", "effect.samples, False",
+        (f"{GOES_ON}[downpour]",
+         f"{KEPT_RUNS}test_a_replica_that_is_started_anew_has_what_was_kept[downpour]"), seconds=20),
 ]  # fmt: skip

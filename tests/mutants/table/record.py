@@ -121,4 +121,8 @@ MUTANTS = [
     Mutant("a-folder-that-is-made-again-is-anybodys", FOLDER, "record/folder.py",
         "        self.lock()\n        self.write_job(job)", "        self.write_job(job)",
         (AGAIN,)),
+    Mutant("a-part-that-a-script-keeps-is-read-unseen", GARBAGE, "record/restore.py",
+        "    file = _verified(folder, part)\n    try:\n        return load_file(file)",
+        "    file = folder / part.file\n    try:\n        return load_file(file)",
+        (FILES + "test_what_a_script_keeps_is_read_back_whole_or_refused",)),
 ]  # fmt: skip

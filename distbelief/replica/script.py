@@ -1,0 +1,37 @@
+"""What a user's script keeps, as the story of its replica saves it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from distbelief.core import events
+from distbelief.core.effects import PAUSE, SCRIPT, Compute, Computed, Payload, Save
+from distbelief.replica.steps import Steps
+
+
+class KeepingScript(Protocol):
+    """A script that keeps something."""
+
+    in_step: bool
+    """Whether it waits in its step, and has not done with its minibatch."""
+
+    def part(self) -> Mapping[str, Payload]:
+        """All that it keeps now, as a part of a checkpoint."""
+        ...
+
+
+def end_minibatch(script: KeepingScript | None) -> Steps[bool]:
+    """Have a script come to the end of its minibatch, which it cannot where its step waits for the next; whether it has
+    written to its parameters there.
+    """
+    if script is None or not script.in_step:
+        return False
+    computed: Computed | None = yield Compute(PAUSE)
+    return computed is not None and computed.written
+
+
+def save(script: KeepingScript, number: int) -> Steps[str]:
+    """Save what a script keeps; returns the error that kept it from disk, or ""."""
+    saved: events.Saved = yield Save(number, SCRIPT, dict(script.part()), {})
+    return saved.error

@@ -1,0 +1,159 @@
+"""How a script begins: it asks where the job is before it takes part in it, and goes on with what was kept."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from distbelief.core import roles
+from distbelief.core.conversations.membership import Finish
+from distbelief.core.conversations.scripting import AskReached, JobReached
+from distbelief.core.effects import PAUSE, RECEIVE, Arrival, Batch, Compute, Computed, Send, Story
+from distbelief.core.settings import Settings
+from distbelief.errors import CheckpointError
+from distbelief.record.restore import load_script
+from distbelief.replica.links import unwanted
+from distbelief.runtime.driver import Driver
+from distbelief.runtime.kept import KeptObjects, KeptState, KeptValues, kept_of
+from distbelief.runtime.player import Answer, Store, Worker
+from distbelief.runtime.server_optimizer import ServerOptimizer
+from distbelief.transport.base import Endpoint
+
+
+class ScriptStory:
+    """The story of a replica as its script goes through it: what it knows of the job before it takes part, and keeps.
+
+    Args:
+        role: of its replica.
+        driver: plays the story.
+        endpoint: of the replica.
+        settings: of the job, as it was launched.
+        device: where the replica computes.
+        store: where its checkpoints are kept.
+        moment: says in which epoch the script is, and which optimizers it has.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        driver: Driver,
+        endpoint: Endpoint,
+        settings: Settings,
+        device: torch.device,
+        store: Store | None,
+        moment: Callable[[], tuple[int, Sequence[ServerOptimizer]]],
+    ) -> None:
+        self._role, self._driver, self._endpoint, self._store = role, driver, endpoint, store
+        self._own = roles.lead_of(role) in roles.leads(settings.mesh)
+        """Whether the job has started it: a guest may not have the run folder at hand."""
+        self._kept, self._moment = KeptObjects(device), moment
+        self.in_step = False
+        """Whether it waits in its step."""
+        self._reached: JobReached | None = None
+        self._saved: KeptState | None = None
+        self._gone = ""
+        """A checkpoint that the job has named, and that is not there."""
+        self._paused: Answer | None = None
+        self._story: Story | None = None
+
+    @property
+    def saves(self) -> bool:
+        """Whether it keeps something that goes into checkpoints."""
+        return self._kept.asked and self._own
+
+    def keep(self, objects: Mapping[str, object], optimizers: Sequence[ServerOptimizer]) -> KeptValues:
+        """Keep objects and values, and have them, and the rates, be what was kept of them."""
+        self._ask()
+        values = self._kept.keep(objects, self._saved)
+        if self._saved is not None:
+            self._kept.load_rates(optimizers, self._saved)
+        return values
+
+    def epoch(self, number: int) -> int:
+        """With which of so many the script begins: that in which it was when it was kept, or else the job is."""
+        reached = self._ask()
+        kept = self._saved.epoch if self._saved is not None and self._kept.asked else -1
+        return min(kept if kept >= 0 else reached.epoch, number - 1)
+
+    def part(self) -> dict[str, torch.Tensor]:
+        """What the script keeps, as a part of a checkpoint."""
+        return self._kept.part(*self._moment())
+
+    def check(self, optimizers: Sequence[ServerOptimizer]) -> None:
+        """Refuse to go on without what was kept; and tell once of a scheduler that was not.
+
+        Raises:
+            UsageError: it does not keep what was kept.
+        """
+        resumed = self._ask().resumed
+        if self._saved is not None:
+            self._kept.check_names(self._saved)
+        first = not (roles.index_of(self._role) or roles.partition_of(self._role))
+        if resumed and first and (scheduler := self._kept.unkept_scheduler(optimizers)) is not None:
+            warnings.warn(
+                f"{type(scheduler).__name__} begins anew, and the run goes on: have it go on with it, from the first "
+                "attempt on, by replica.keep(scheduler=scheduler) before the loop",
+                stacklevel=4,
+            )
+
+    def go_on(self, story: Story, worker: Worker) -> None:
+        """Take part: play the replica's story, now that it is known."""
+        self._ask()
+        self._story = story
+        self._driver.work_for(self._role, worker)
+        self.end_pause()
+
+    def _ask(self) -> JobReached:
+        """Where the job is, and what was kept, once: the first part of the story."""
+        if self._reached is None:
+            worker = Worker(compute=self.pause)
+            self._driver.add_story(self._role, self._play(), self._endpoint, worker, self._store)
+            self._driver.link(self._role)
+            self._driver.begin(self._role)
+            self._driver.run_while(lambda: not self.paused)
+        assert self._reached is not None
+        return self._reached
+
+    def _play(self) -> Story:
+        while self._reached is None:
+            yield Send(roles.COORDINATOR, AskReached())
+            arrival: Arrival = yield RECEIVE
+            if isinstance(arrival.event, JobReached):
+                self._take(arrival.event)
+            elif not isinstance(arrival.event, Finish):  # who joins a job that ends is told so again
+                unwanted(self._role, arrival)
+        yield Compute(PAUSE)
+        assert self._story is not None
+        yield from self._story
+
+    def _take(self, reached: JobReached) -> None:
+        """Know where the job is; ask again where its checkpoint is gone, since a newer one may have taken its place."""
+        part: dict[str, torch.Tensor] = {}
+        try:
+            part = load_script(reached.checkpoint) if self._own and reached.checkpoint else part
+        except CheckpointError:
+            if Path(reached.checkpoint).is_dir():
+                raise
+            before, self._gone = self._gone, reached.checkpoint
+            if before != self._gone:
+                return
+        self._reached, self._saved = reached, kept_of(part, reached.checkpoint)
+
+    @property
+    def paused(self) -> bool:
+        """Whether the story waits for the script, which goes on meanwhile."""
+        return self._paused is not None
+
+    def pause(self, _: Batch, answer: Answer) -> Computed | None:
+        """Let the script go on."""
+        self._paused = answer
+        return None
+
+    def end_pause(self, written: bool = False) -> None:
+        """Go on with the story; the script may have written to its parameters."""
+        answer, self._paused = self._paused, None
+        assert answer is not None
+        answer(Computed(None, 0, 0.0, written=True) if written else None)
