@@ -178,7 +178,7 @@ class ServerOptimizer(torch.optim.Optimizer):
                 if now == first:
                     continue
                 values = now if isinstance(now, tuple | list) else (now,)
-                numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in values)
+                numbers = all(isinstance(one, int | float) for one in values)
                 alike = isinstance(first, tuple) == isinstance(now, tuple | list)
                 if (
                     not numbers

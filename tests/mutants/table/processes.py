@@ -572,7 +572,7 @@ MUTANTS = [
         "if now == first:", "if now is not None:",
         (OWN_TESTS + "test_a_script_finds_the_options_of_the_jobs_optimizer_and_what_it_changes_goes_with_a_push",)),
     Mutant("an-option-that-is-no-number-goes-with-a-push", CHANGED, "runtime/server_optimizer.py",
-        " and not isinstance(one, bool) for one in values)", " for one in values)",
+        "isinstance(first, bool)", "isinstance(first, str)",
         (OWN_TESTS + "test_an_option_that_no_push_can_take_with_it_is_refused",)),
     Mutant("what-goes-with-a-push-is-of-another-models-groups", CHANGED, "runtime/server_optimizer.py",
         "GroupOption(self._first_group + group,", "GroupOption(group,",
