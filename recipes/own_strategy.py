@@ -88,7 +88,7 @@ class ElasticVectors:
     def __init__(self, flat: FlatModule, alpha: float, step: float) -> None:
         self._flat, self._alpha, self._step = flat, alpha, step
         self.layout, self.initial = flat.layout, flat.initial
-        self.outgoing, self.carry_buffers = flat.outgoing, flat.carry_buffers
+        self.outgoing, self.covered, self.carry_buffers = flat.outgoing, flat.covered, flat.carry_buffers
         self.norm, self.free = flat.norm, flat.free
 
     def bind(self, gradients: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> None:
