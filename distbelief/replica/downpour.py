@@ -31,7 +31,7 @@ from distbelief.core.optimizer import GroupOption, Optimizer
 from distbelief.core.records import Note
 from distbelief.core.settings import Settings
 from distbelief.replica.pushes import Pushes
-from distbelief.replica.script import KeepingScript, end_minibatch
+from distbelief.replica.script import KeptScript, end_minibatch
 from distbelief.replica.served_replica import ModelView, ServedReplica, ServerView
 from distbelief.replica.split_compute import SplitCompute, apart, gradient
 from distbelief.replica.steps import Steps
@@ -60,7 +60,7 @@ class DownpourReplica(ServedReplica):
     def __init__(
         self, role: str, vectors: Vectors, samples: int, batch_size: int = 0, keeps: bool = False, incarnation: int = 0,
         split: SplitCompute | None = None, epochs: int = 0, order: str = "", optimizers: tuple[Optimizer, ...] = (),
-        script: KeepingScript | None = None,
+        script: KeptScript | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
             DownpourTraining, role, vectors, samples, batch_size, keeps, incarnation, split, epochs, order, optimizers,

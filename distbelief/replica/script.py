@@ -10,7 +10,7 @@ from distbelief.core.effects import PAUSE, SCRIPT, Compute, Computed, Payload, S
 from distbelief.replica.steps import Steps
 
 
-class KeepingScript(Protocol):
+class KeptScript(Protocol):
     """A script that keeps something."""
 
     in_step: bool
@@ -21,7 +21,7 @@ class KeepingScript(Protocol):
         ...
 
 
-def end_minibatch(script: KeepingScript | None) -> Steps[bool]:
+def end_minibatch(script: KeptScript | None) -> Steps[bool]:
     """Have a script come to the end of its minibatch, which it cannot where its step waits for the next; whether it has
     written to its parameters there.
     """
@@ -31,7 +31,7 @@ def end_minibatch(script: KeepingScript | None) -> Steps[bool]:
     return computed is not None and computed.written
 
 
-def save(script: KeepingScript, number: int) -> Steps[str]:
+def save(script: KeptScript, number: int) -> Steps[str]:
     """Save what a script keeps; returns the error that kept it from disk, or ""."""
     saved: events.Saved = yield Save(number, SCRIPT, dict(script.part()), {})
     return saved.error

@@ -28,7 +28,7 @@ from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Plan
 from distbelief.replica.links import ShardLinks, unwanted
 from distbelief.replica.parameters import Parameters
-from distbelief.replica.script import KeepingScript, end_minibatch, save
+from distbelief.replica.script import KeptScript, end_minibatch, save
 from distbelief.replica.siblings import Siblings, lives_of
 from distbelief.replica.split_compute import SplitCompute
 from distbelief.replica.steps import Steps
@@ -197,7 +197,7 @@ class ServedReplica:
         epochs: int = 0,
         order: str = "",
         optimizers: tuple[Optimizer, ...] = (),
-        script: KeepingScript | None = None,
+        script: KeptScript | None = None,
     ) -> None:
         self.split = split
         self.siblings = split.siblings if split else Siblings(role, incarnation)

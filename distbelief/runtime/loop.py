@@ -32,7 +32,7 @@ from distbelief.core.settings import SHUFFLED, Holder, Plan, Settings
 from distbelief.core.values import shown
 from distbelief.errors import DataError, LocalProtocolError, UsageError
 from distbelief.replica.home_part import ScriptedPart
-from distbelief.replica.script import KeepingScript
+from distbelief.replica.script import KeptScript
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.kept import KeptValues
 from distbelief.runtime.loading import Batches, Loader, Source, Wanted, in_order, source_of
@@ -84,7 +84,7 @@ AHEAD = 32
 MakePart = Callable[
     [
         FlatModule, ScriptedPart | None, int, int, int, str, tuple[Optimizer, ...], Callable[[float], Compute],
-        KeepingScript | None,
+        KeptScript | None,
     ],
     Part,
 ]  # fmt: skip

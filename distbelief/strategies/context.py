@@ -20,7 +20,7 @@ from distbelief.core.records import Record
 from distbelief.core.settings import Settings
 from distbelief.fabric.crossings import TURNS, Crossings, segment_bytes
 from distbelief.fabric.shared_memory import in_order
-from distbelief.replica.script import KeepingScript
+from distbelief.replica.script import KeptScript
 from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute, SplitPart
 from distbelief.replica.vectors import PhantomVectors, Vectors
@@ -164,7 +164,7 @@ class Context:
     """Where it is a process."""
     virtual: SimulatedContext | None = None
     """Where it is simulated."""
-    script: KeepingScript | None = None
+    script: KeptScript | None = None
     """The user's script, where that keeps something."""
 
     @property

@@ -115,7 +115,7 @@ class Rules:
         self._versions: set[tuple[str, int]] = set()
         self._holder: dict[Minibatch, Life] = {}
         self._let_go: set[Life] = set()
-        self._times: Counter[tuple[str, Minibatch, tuple[Range, ...]]] = Counter()
+        self._times: Counter[tuple[str, Minibatch, Range]] = Counter()
 
     def sent(self, sender: str, to: str, message: Message) -> None:
         """A living role has sent a message."""
@@ -169,7 +169,7 @@ class Rules:
                 self.applied[to] += 1
                 self.samples[to] += message.samples
                 for minibatch in self.replicas[life].pushes[message.clock - 1].holds:
-                    self._times[to, minibatch, message.ranges] += 1
+                    self._times[to, minibatch, Range(message.start, message.stop)] += 1
             case pushing.Pushed():
                 self._grows(sender, to, message.version)
                 key = (sender, message.version.updates)
@@ -194,7 +194,7 @@ class Rules:
             for index in range(self.plan.batches):
                 for shard in self._parts(self.plan):
                     for part in self.plan.parts(roles.index_of(shard)):
-                        times = self._times[shard, (epoch, index), (part,)]
+                        times = self._times[shard, (epoch, index), part]
                         assert times == 1 or (times and died), (
                             f"{shard} applied minibatch {index} of epoch {epoch} {times} times to {part}; died: {died}"
                         )
@@ -307,16 +307,14 @@ class _Twin:
 
     def __init__(self, plan: Plan, shard: int, values: torch.Tensor, optimizer: MakeOptimizer) -> None:
         self.values, self.start = values.clone(), plan.assignments[shard].moving.start
-        self.parts: dict[tuple[Range, ...], _Part] = {
-            (part,): _Part(plan, part, self._of(part), optimizer) for part in plan.parts(shard)
-        }
+        self.parts = {part: _Part(plan, part, self._of(part), optimizer) for part in plan.parts(shard)}
         self.history = [self.values.clone()]
 
     def _of(self, part: Range) -> torch.Tensor:
         return self.values[part.start - self.start : part.stop - self.start] if part.size else self.values[:0]
 
-    def step(self, ranges: tuple[Range, ...], payload: torch.Tensor) -> None:
-        self.parts[ranges].step(payload)
+    def step(self, part: Range, payload: torch.Tensor) -> None:
+        self.parts[part].step(payload)
         self.history.append(self.values.clone())
 
 
@@ -365,7 +363,7 @@ class Replay:
             case pushing.Push():
                 payload, was = self._sent.pop((sender, to, message.incarnation, message.clock))
                 assert torch.equal(payload, was), f"push {message.clock} of {sender} was overwritten"
-                self.twins[to].step(message.ranges, payload)
+                self.twins[to].step(Range(message.start, message.stop), payload)
             case pushing.Fetched():
                 own = self._own(sender)
                 if own.start <= message.start < message.stop <= own.stop:

@@ -736,7 +736,9 @@ def twin(accounting: Accounting, shard: str, strategy: Any, job: Job) -> torch.T
         rate = 0.02 * (1 - min(1.0, applied / total) if job.lr_schedule == "linear" else 1)
         applied += sum(push.samples for push, _ in pushes)
         if isinstance(strategy, Synchronous):
-            parameter.grad = sum(values) * job.batch_size / sum(push.samples for push, _ in pushes)  # type: ignore[assignment]
+            union = sum(push.samples for push, _ in pushes)
+            weights = [job.batch_size if strategy.push_every > 1 else push.samples for push, _ in pushes]
+            parameter.grad = sum(v * w / union for v, w in zip(values, weights, strict=True))  # type: ignore[assignment]
         elif isinstance(strategy, Softsync):
             parameter.grad = sum(v * s for v, s in zip(values, scales, strict=True)) / len(values)  # type: ignore[assignment]
         else:

@@ -194,17 +194,6 @@ class Frozen(nn.Module):
         return self.second(torch.relu(self.first(x))) * self.scale
 
 
-class Sometimes(nn.Module):
-    """A layer that gets a gradient in some steps only, and one that never does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.some, self.never = nn.Linear(6, 3), nn.Linear(6, 3), nn.Linear(6, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.first(x) + self.some(x) if x[0, 0] > 0 else self.first(x)
-
-
 class Mixed(nn.Module):
     """Parameters of three dtypes, and one of no elements."""
 
@@ -236,7 +225,7 @@ def cast(dtype: torch.dtype) -> type[nn.Module]:
 
 
 MODELS = {
-    "batch norm": Norm, "tied": Tied, "frozen": Frozen, "without gradient": Sometimes, "mixed dtypes": Mixed,
+    "batch norm": Norm, "tied": Tied, "frozen": Frozen, "mixed dtypes": Mixed,
     "float64": cast(torch.float64), "bfloat16 with float32 masters": cast(torch.bfloat16),
 }  # fmt: skip
 

@@ -55,7 +55,7 @@ from distbelief.record.journal import Journal
 from distbelief.record.restore import CheckpointStore, load_weights
 from distbelief.replica.evaluator import Evaluator
 from distbelief.replica.home_part import ScriptedPart
-from distbelief.replica.script import KeepingScript
+from distbelief.replica.script import KeptScript
 from distbelief.replica.split_compute import SplitPart
 from distbelief.runtime import loop
 from distbelief.runtime.clock import WallClock
@@ -594,7 +594,7 @@ class _Process:
         order: str,
         optimizers: tuple[Optimizer, ...],
         computes: Callable[[float], Compute],
-        script: KeepingScript | None,
+        script: KeptScript | None,
     ) -> Part:
         """What a replica plays whose loop is the user's."""
         task = Task(model=lambda: flat.module, train=list)  # which nobody asks for anything: it is the loop's

@@ -47,7 +47,7 @@ from distbelief.fabric.base import schedule_of
 from distbelief.fabric.buckets import Bucket, buckets, of_buffers, shares
 from distbelief.fabric.messages import Messages
 from distbelief.replica.links import unwanted
-from distbelief.replica.script import KeepingScript, end_minibatch, save
+from distbelief.replica.script import KeptScript, end_minibatch, save
 from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute, gradient
 from distbelief.replica.steps import Steps
@@ -121,7 +121,7 @@ class AllreduceReplica:
         reduces: bool = False,
         gradual: bool = False, store: str = "", choose: Callable[[Bucket, int], str] | None = None, epochs: int = 0,
         split: SplitCompute | None = None, collect: Callable[[int, bytes], None] = collect_nothing,
-        fault: Callable[[], str] = no_fault, script: KeepingScript | None = None,
+        fault: Callable[[], str] = no_fault, script: KeptScript | None = None,
     ) -> None:  # fmt: skip
         self.role, self.whole, self.incarnation = role, whole, incarnation
         self.step = self.samples = 0
