@@ -108,6 +108,27 @@ def rows(folder: Path) -> list[tuple[str, str, str]]:
     return [row(name, folder / name) for name in FEATURES]  # a script within a `for` of this folder is refused
 
 
+HEAD = """# What a script may do, feature by feature
+
+With one replica a script does what plain PyTorch does, or is refused ([scripts.md](scripts.md)). Each line is a small
+script that `tests/plain` runs plainly and in four ways: `served`, `direct` (both `downpour`), `synchronous` and
+`allreduce`. *Equal*: parameters, buffers, losses, samples, files and messages, bit for bit where nothing else is said.
+Else it is the sentence that the script ends with, in the ways that are named, or in all.
+`DISTBELIEF_RENEW=1 pytest tests/plain -k document` writes this page.
+"""
+
+
+def document(folder: Path) -> str:
+    """The page that has the table."""
+    lines, before = [HEAD], ""
+    for section, title, what in rows(folder):
+        if section != before:
+            lines += ["", f"## {section.capitalize()}", "", "| feature | what comes of it |", "|---|---|"]
+            before = section
+        lines.append(f"| {title} | {what.replace('|', chr(92) + '|')} |")
+    return "\n".join(lines) + "\n"
+
+
 def row(name: str, folder: Path) -> tuple[str, str, str]:
     """That of one feature."""
     one = FEATURES[name]

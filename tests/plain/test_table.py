@@ -4,6 +4,8 @@ alone draws one way of each feature.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,18 @@ for name in FEATURES:
 def test_the_table_is_large_and_nothing_is_open_that_is_not_in_it() -> None:
     assert len([*cells()]) >= 150
     assert {one.section for one in FEATURES.values()} == set(SECTIONS)
+
+
+def test_the_document_has_the_table(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "plain.md"
+    if os.environ.get("DISTBELIEF_RENEW"):
+        page.write_text(table.document(tmp_path))
+    lines = [line.replace("\\|", "|") for line in page.read_text().splitlines() if line.startswith("| ")]
+    written = [line for line in lines if not line.startswith("| feature |")]
+    for one, line in zip(FEATURES.values(), written, strict=True):
+        assert line.startswith(f"| {one.title} | ")
+        assert all(re.search(says, line) for says in one.refused.values()), line
+        assert ("equal" in line) is (set(one.ways) > set(one.refused)), line
 
 
 def test_every_scheduler_and_optimizer_is_in_it() -> None:
