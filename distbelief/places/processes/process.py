@@ -390,7 +390,7 @@ class _Process:
 
     def _reaching(self, part: Part, flat: FlatModule | None = None) -> Part:
         """A replica's part, that reaches shards in memory where its path is the direct one; with a model that may
-        compute there, which a script's may not: it keeps its model, and may write to it.
+        compute there. A script's own is copied from there instead: it keeps its model, and may write to it.
         """
         endpoint, attach = self.endpoint, part.worker.attach
         if not isinstance(endpoint, DirectEndpoint):
@@ -407,12 +407,12 @@ class _Process:
                     )
                 return
             endpoint.share(plan, memory, self._locks(), lambda index, held: make(index, held, 0))
-            if flat is None or flat.device.type != "cpu" or not flat.only_reads:
+            if flat is None or flat.device.type != "cpu" or not (flat.owned or flat.only_reads):
                 return
             if reads_only(plan.settings, plan.layout):
                 lies = endpoint.adds and pushes_each(plan.settings)
                 buffers, landed = endpoint.compute_there(flat.lying if lies else None)
-                flat.bind(arena.gradients, buffers, landed, lies, remedy="--path served")
+                flat.bind(arena.gradients, buffers, landed, lies, remedy="" if flat.owned else "--path served")
 
         return part._replace(worker=dataclasses.replace(part.worker, attach=reach))
 
@@ -600,7 +600,7 @@ class _Process:
         task = Task(model=lambda: flat.module, train=list)  # which nobody asks for anything: it is the loop's
         context = self._context(task, samples, flat, computes, batch_size, epochs, order, optimizers, True, part)
         context = dataclasses.replace(context, script=script)
-        return self._reaching(self.players.replica(context))
+        return self._reaching(self.players.replica(context), flat if flat.owned else None)
 
     def _fill(self, model: nn.Module) -> None:
         """Give a model the weights that the job begins with, where they are named."""

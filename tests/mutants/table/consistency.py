@@ -203,11 +203,6 @@ MUTANTS = [
         "size = moving if landing in begun else there.numel()", "size = there.numel()",
         (f"{PROCESSES}test_consistency.py::"
          "test_a_replica_that_computes_where_the_shards_step_has_the_bits_of_one_that_is_sent_them",), seconds=15),
-    Mutant("a-script-computes-where-others-read", FROZEN, "places/processes/process.py",
-        "return self._reaching(self.players.replica(context))",
-        "return self._reaching(self.players.replica(context), flat)",
-        (f"{PROCESSES}test_plain.py::test_a_script_of_one_replica_is_the_plain_one[written_by_data-direct]",),
-        seconds=15),
     Mutant("who-shares-a-host-is-sent-parameters", FROZEN, "places/simulated/simulation.py",
         'return shared and self.cluster.one_host and not self._direct', "return False and not self._direct",
         ("tests/simulated/test_handling.py::"
