@@ -395,9 +395,10 @@ class Shard:
         Raises:
             RemoteProtocolError: it is none that this shard can apply.
         """
-        whole = Range(event.start, event.stop)
-        model = here.parts.index(whole) if len(here.parts) > 1 and whole in here.parts else 0
-        own = here.parts[model]
+        model, parts = 0, here.parts
+        if len(parts) > 1 and (whole := Range(event.start, event.stop)) in parts:
+            model = parts.index(whole)
+        own = parts[model]
         if event.start != own.start or event.stop != own.stop or payload is None:
             raise RemoteProtocolError(
                 f"{sender} pushed [{event.start}, {event.stop}) to {self.role}, which holds [{own.start}, {own.stop})"
@@ -405,7 +406,7 @@ class Shard:
         known = event.encoding in pushing.ENCODINGS and event.partition == roles.partition_of(sender)
         if not known or not (event.ranges == here.covers[model] or _covers_part(event.ranges, own)):
             raise self._unread(sender, event)
-        numbers = [one for option in event.options for one in option.values]
+        numbers = [one for option in event.options for one in option.values] if event.options else []
         if not 0 <= event.samples <= SAMPLES_LIMIT or not all(0.0 <= one < math.inf for one in (event.rate, *numbers)):
             raise RemoteProtocolError(
                 f"{sender} pushed the gradient of {event.samples} samples, at {event.rate} times the learning rate"
