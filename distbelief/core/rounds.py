@@ -245,7 +245,8 @@ class Rounds(Policy):
             if not taken:
                 continue
             union = sum(self._here[key] for key in taken)
-            parts = tuple((key, (self._weighed or self._here[key]) / union) for key in taken)
+            alike = not union  # of no samples each weighs as much as the others
+            parts = tuple((key, (alike or self._weighed or self._here[key]) / (union or len(taken))) for key in taken)
             model, _ = self._turns.get(taken[0], (0, True))
             for key in taken:
                 self._settle(key)

@@ -8,10 +8,14 @@ from typing import Any, NamedTuple
 import torch
 
 from distbelief.core.settings import Plan
+from distbelief.server.partial import COUNT, MISSED
 from distbelief.sharding.layout import ITEM_SIZES, Entry, Layout, Range
 
 _VECTOR = ("vector",)
 """The parameters and buffers themselves, as bytes; any other array is `master` or `state`, a key, and has numbers."""
+
+
+_COUNT, _MISSED = ("state", COUNT), ("state", MISSED)
 
 
 class _Wanted(NamedTuple):
@@ -33,6 +37,8 @@ class SavedParts:
     def __init__(self, plan: Plan, opened: Callable[[int], Any]) -> None:
         self._layout, self._assignments, self._opened = plan.layout, plan.assignments, opened
         self._files: dict[int, tuple[Any, set[str]]] = {}
+        self._late: dict[tuple[int, int], int] = {}
+        """Of a shard and a section: how many steps it has made less than another."""
         self._pieces: dict[str, list[tuple[Entry, int]]] = {}
         for entry in sorted(plan.layout.entries, key=lambda one: one.piece.start):
             self._pieces.setdefault(entry.tensor.name, []).append((entry, _section(plan.layout, entry)))
@@ -68,7 +74,12 @@ class SavedParts:
             if words[1:2] == [str(section)]
         }
         arrays: dict[str, torch.Tensor] = {}
-        for key in sorted(found):
+        if _COUNT in found:
+            counts = {one: self._count(*one) for one in sources}
+            self._late = {one: max(counts.values()) - count for one, count in counts.items()}
+            if any(self._late.values()) or _MISSED in found:
+                arrays[_name(_MISSED, number)] = self._array(_MISSED, layout, part, item, torch.int32)
+        for key in sorted(found - {_MISSED}):
             having = [(shard, of) for shard, of in sources if _name(key, of) in self._file(shard)[1]]
             if key[0] == "master" and len(having) < len(sources):
                 raise KeyError(f"{_name(key, number)} is missing in a shard")
@@ -77,7 +88,7 @@ class SavedParts:
             if shapes == [[self._held(shard, of).size // item] for shard, of in having]:
                 arrays[_name(key, number)] = self._array(key, layout, part, item, parts[0][:0].dtype)
             elif all(shape in ([], [1]) for shape in shapes):  # one value of all, such as the number of steps
-                shard, of = having[0]
+                shard, of = max(having, key=lambda one: self._count(*one))  # the others have missed steps
                 arrays[_name(key, number)] = self._file(shard)[0].get_tensor(_name(key, of)).clone()
             else:
                 raise KeyError(f"{_name(key, number)} has shapes {shapes}")
@@ -119,7 +130,16 @@ class SavedParts:
             if key == _VECTOR or name in names:
                 into = values[(held.start - wanted.bytes.start) // item : (held.stop - wanted.bytes.start) // item]
                 into.copy_(file.get_slice(name)[(held.start - start) // item : (held.stop - start) // item])
+            if key == _MISSED:
+                into = values[(held.start - wanted.bytes.start) // item : (held.stop - wanted.bytes.start) // item]
+                into.add_(self._late[shard, wanted.section])
         return values
+
+    def _count(self, shard: int, section: int) -> int:
+        """How many steps a shard has made with what it has of a section; 0 where nobody counts."""
+        file, names = self._file(shard)
+        name = _name(_COUNT, section)
+        return int(file.get_tensor(name)) if name in names else 0
 
     def _holders(self, wanted: _Wanted) -> list[tuple[int, Range]]:
         """The shards that hold any of it, and what each does."""

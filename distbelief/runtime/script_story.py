@@ -13,7 +13,7 @@ from distbelief.core.conversations.membership import Finish
 from distbelief.core.conversations.scripting import AskReached, JobReached
 from distbelief.core.effects import PAUSE, RECEIVE, Arrival, Batch, Compute, Computed, Send, Story
 from distbelief.core.settings import Settings
-from distbelief.errors import CheckpointError
+from distbelief.errors import CheckpointError, UsageError
 from distbelief.record.restore import load_script
 from distbelief.replica.links import unwanted
 from distbelief.runtime.driver import Driver
@@ -56,6 +56,8 @@ class ScriptStory:
         self._saved: KeptState | None = None
         self._gone = ""
         """A checkpoint that the job has named, and that is not there."""
+        self._unread = ""
+        """Why nothing can be kept."""
         self._paused: Answer | None = None
         self._story: Story | None = None
 
@@ -67,6 +69,8 @@ class ScriptStory:
     def keep(self, objects: Mapping[str, object], optimizers: Sequence[ServerOptimizer]) -> KeptValues:
         """Keep objects and values, and have them, and the rates, be what was kept of them."""
         self._ask()
+        if self._unread:
+            raise UsageError(self._unread)
         values = self._kept.keep(objects, self._saved)
         if self._saved is not None:
             self._kept.load_rates(optimizers, self._saved)
@@ -140,6 +144,10 @@ class ScriptStory:
             before, self._gone = self._gone, reached.checkpoint
             if before != self._gone:
                 return
+            self._unread = (
+                f"replica.keep(): {self._role} does not find {reached.checkpoint}: what scripts keep is in the run "
+                "folder, which all hosts must see (--out)"
+            )
         self._reached, self._saved = reached, kept_of(part, reached.checkpoint)
 
     @property

@@ -179,7 +179,9 @@ class ServerOptimizer(torch.optim.Optimizer):
                     continue
                 values = now if isinstance(now, tuple | list) else (now,)
                 numbers = all(isinstance(one, int | float) for one in values)
-                alike = isinstance(first, tuple) == isinstance(now, tuple | list)
+                alike = isinstance(first, tuple) == isinstance(now, tuple | list) and (
+                    not isinstance(first, tuple) or len(first) == len(values)
+                )
                 if (
                     not numbers
                     or isinstance(first, bool)

@@ -126,6 +126,19 @@ def defaults(settings: Optimizer) -> dict[str, object]:
     return {option: value for option, value in made.items() if option not in _HOW}
 
 
+def numbers_of(settings: Optimizer) -> dict[str, int]:
+    """Give the options of a parameter group that are numbers, and how many each has.
+
+    >>> numbers_of(Optimizer("adam", 0.1))["betas"]
+    2
+    """
+    return {
+        option: len(value) if isinstance(value, tuple) else 1
+        for option, value in defaults(settings).items()
+        if isinstance(value, tuple | int | float) and not isinstance(value, bool)
+    }
+
+
 _HOW = ("foreach", "fused", "capturable", "differentiable")
 """Options that say how a step is computed."""
 

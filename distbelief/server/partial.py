@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from distbelief.server.layerwise import Group
+from distbelief.server.optimizers import stepper
 
 MISSED, COUNT = "missed", "step"
 """Names in an optimizer's state: how many steps each element has missed, and torch's count of steps."""
@@ -70,10 +70,9 @@ def step_without(
         for key, value in _state(optimizer, one.part).items():
             value.copy_(one.state[key]) if key in one.state else value.zero_()
         held = optimizer.state[parameter]
-        if not one.left_out:
-            _step_alone(optimizer, one)
-        elif COUNT in held:
+        if one.left_out and COUNT in held:
             held.setdefault(MISSED, torch.zeros_like(parameter, dtype=torch.int32))[elements] += 1
+    _step_apart(optimizer, [one for one in apart if not one.left_out])
 
 
 def _missed(optimizer: torch.optim.Optimizer, part: StepPart) -> int:
@@ -91,15 +90,19 @@ def _state(optimizer: torch.optim.Optimizer, part: StepPart, copy: bool = False)
     return {key: value.clone() for key, value in held.items()} if copy else held
 
 
-def _step_alone(optimizer: torch.optim.Optimizer, one: _Apart) -> None:
-    """Step a part that has missed steps, with its own count of them."""
-    parameter, elements = one.part
-    assert parameter.grad is not None
-    group: Group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
-    part = parameter[elements]
-    part.grad = parameter.grad[elements]
+def _step_apart(optimizer: torch.optim.Optimizer, some: Sequence[_Apart]) -> None:
+    """Step parts that have missed steps, each with its own count of them: those of one group and count at once."""
+    sets: dict[tuple[int, int], list[StepPart]] = {}
+    of = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    for one in some:
+        sets.setdefault((of[id(one.part.parameter)], one.missed), []).append(one.part)
     kind: Callable[..., torch.optim.Optimizer] = type(optimizer)
-    alone = kind([{**group, "params": [part]}])
-    count = optimizer.state[parameter][COUNT]  # the step that the rest has made is in it
-    alone.state[part] = {**_state(optimizer, one.part), COUNT: count - 1 - one.missed}
-    alone.step()
+    for (number, missed), parts in sets.items():
+        parameters = [parameter[elements] for parameter, elements in parts]
+        alone = kind([{**optimizer.param_groups[number], "params": parameters}])
+        for part, own in zip(parts, parameters, strict=True):
+            assert part.parameter.grad is not None
+            own.grad = part.parameter.grad[part.elements]
+            count = optimizer.state[part.parameter][COUNT]  # the step that the rest has made is in it
+            alone.state[own] = {**_state(optimizer, part), COUNT: count - 1 - missed}
+        stepper(alone)()

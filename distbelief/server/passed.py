@@ -324,6 +324,8 @@ class PassedSlice:
         for name, room in self._arrays().items():
             if name in made and made[name].data_ptr() != room.data_ptr():
                 room.copy_(made[name])
+            elif name not in made and _is_missed(name):
+                room.zero_()  # of a change that was never published
 
     def _settle(self) -> None:
         """After a change: the optimizer may have made its state, which it keeps in memory of its own then."""
@@ -362,7 +364,10 @@ class PassedSlice:
     def apply(self, sender: str, slot: int, payload: Payload, factor: float, covered: Sequence[Range] = ()) -> None:
         """Make one optimizer step with a push, into a buffer of one's own; what is left out adds zero."""
         if not self.adds or self._options or self.now < 0:
-            self._change().apply(sender, slot, payload, factor, covered)
+            one = self._change()
+            if gradients := self.lying(slot):
+                one.gather_lying(gradients, payload)
+            one.apply(sender, slot, payload, factor, covered)
             self._settle()
             return
         before = self._at(self.now)

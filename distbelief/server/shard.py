@@ -43,6 +43,7 @@ from distbelief.core.roles import Kind
 from distbelief.core.rounds import Rounds
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
+from distbelief.server import optimizers
 from distbelief.server.machine import Answers
 from distbelief.server.mirror import Make, Mirror
 from distbelief.server.pending_update import PendingUpdate, mean_rate, pushed, standing, taken, waiting
@@ -72,7 +73,9 @@ class HeldRange:
         self.ranges = (self.moving, self.frozen, *self.parts)
         """All that may be asked for."""
         self.covers = [(part,) for part in self.parts]
-        """What a push of each must cover."""
+        """What a push of each covers at most."""
+        self.skips = not plan.settings.standby
+        """Whether what it does not cover is left out: a standby steps all."""
         self.home = plan.layout.home_of(self.moving)
         """The partition of each replica that pushes here."""
         self.exchange = Exchange(plan, index)
@@ -337,7 +340,7 @@ class Shard:
         model = self._model(here, sender, event, payload)
         held = here.slice.of(model)
         assert payload is not None
-        covered = () if event.ranges == here.covers[model] else event.ranges
+        covered = event.ranges if here.skips and event.ranges != here.covers[model] else ()
         noted = self.ledger.judge(sender, event.partition, event.incarnation, event.clock)
         taking = noted.taking
         if taking is REFUSE:
@@ -406,13 +409,26 @@ class Shard:
         known = event.encoding in pushing.ENCODINGS and event.partition == roles.partition_of(sender)
         if not known or not (event.ranges == here.covers[model] or _covers_part(event.ranges, own)):
             raise self._unread(sender, event)
-        numbers = [one for option in event.options for one in option.values] if event.options else []
-        if not 0 <= event.samples <= SAMPLES_LIMIT or not all(0.0 <= one < math.inf for one in (event.rate, *numbers)):
+        if event.options:
+            self._check_options(here, sender, event, model)
+        if not 0 <= event.samples <= SAMPLES_LIMIT or not 0.0 <= event.rate < math.inf:
             raise RemoteProtocolError(
                 f"{sender} pushed the gradient of {event.samples} samples, at {event.rate} times the learning rate"
-                + (f", with {numbers}" if numbers else "")
             )
         return model
+
+    def _check_options(self, here: HeldRange, sender: str, event: pushing.Push, model: int) -> None:
+        known = optimizers.numbers_of(here.plan.optimizer(model))
+        most = len(known) * len(here.plan.layout.groups)
+        for option in event.options:
+            right = known.get(option.name, 0) == len(option.values) and all(
+                0.0 <= one < math.inf for one in option.values
+            )
+            if not right or len(event.options) > most:
+                raise RemoteProtocolError(
+                    f"{sender} sets {option.name[:80]!r} to {option.values[:9]}: the optimizer of {self.role} has "
+                    f"{', '.join(f'{count} of {name}' for name, count in known.items())}"
+                )
 
     def _copy(
         self, use: mirroring.CopyUse, sender: str, event: pushing.Push, payload: Payload, staleness: int, factor: float
@@ -516,7 +532,7 @@ class Shard:
         held = [(key, weight, *self._pushes.pop(key)) for key, weight in due.parts]
         stale = tuple(self._staleness(own, push.version, due.model) for _, _, push, _ in held)
         for (key, weight, push, payload), staleness in zip(held, stale, strict=True):
-            covered = () if push.ranges == own.covers[due.model] else push.ranges
+            covered = push.ranges if own.skips and push.ranges != own.covers[due.model] else ()
             part.gather(key.who, push.slot, payload, weight, average=True, covered=covered)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
         factor = own.rate(self.samples) * mean_rate([push for _, _, push, _ in held])

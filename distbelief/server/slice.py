@@ -16,7 +16,6 @@ from distbelief.core.effects import Payload, Phantom
 from distbelief.core.norms import layers_in
 from distbelief.core.optimizer import GroupOption
 from distbelief.core.settings import Plan, fixed_point
-from distbelief.errors import RemoteProtocolError
 from distbelief.server import optimizers
 from distbelief.server.layers import Layers
 from distbelief.server.layerwise import Layerwise
@@ -185,8 +184,8 @@ class TorchSlice:
         self._layout = plan.layout
         self._factor = 1.0
         self._gathered, self._average = 0, False
-        self._weight, self._lacks = 0.0, dict[int, float]()
-        """Of what was gathered: the weight, and how much of it does not cover a parameter."""
+        self._weight, self._lacks = 0.0, dict[int, list[float]]()
+        """Of what was gathered: the weight, and the weights of the pushes that do not cover a parameter."""
         stepped = plan.optimizer(model)
         self._whole_steps = stepped.name in WHOLE_STEPS or bool(stepped.options.get("dampening"))
         self._missing: Collection[int] = ()
@@ -243,8 +242,6 @@ class TorchSlice:
         assert self._optimizer is not None
         for group, piece in zip(self._optimizer.param_groups, self._trained, strict=True):
             if piece.section.group == option.group:
-                if option.name not in group:
-                    raise RemoteProtocolError(f"a push sets {option.name!r}, which its optimizer does not have")
                 if option.name == "lr":
                     group["lr"] *= option.values[0]
                 else:
@@ -321,7 +318,7 @@ class TorchSlice:
         """Add a push, times its weight, to the one working gradient of each piece."""
         self._weight += weight
         for number in self._left_out(covered):
-            self._lacks[number] = self._lacks.get(number, 0.0) + weight
+            self._lacks.setdefault(number, []).append(weight)
         gradients, values = self._typed(sender, slot, payload)
         first, self._average = not self._gathered, average
         self._gathered += 1
@@ -349,13 +346,13 @@ class TorchSlice:
         return self._layers.squares() if self._layers else ()
 
     def _direct(self, weight: float) -> None:
-        if self._weight:
-            self._missing = [number for number, lacking in self._lacks.items() if lacking >= self._weight]
+        if self._lacks:
+            self._missing = [number for number, lacking in self._lacks.items() if len(lacking) == self._gathered]
             for number, lacking in self._lacks.items():
-                if lacking < self._weight:
+                if (rest := self._weight - sum(lacking)) > 0:
                     _, piece, elements = self._spans[number]
-                    piece.working()[elements].mul_(self._weight / (self._weight - lacking))
-            self._weight, self._lacks = 0.0, {}
+                    piece.working()[elements].mul_(self._weight / rest)
+            self._lacks = {}
         for piece in self._trained:
             _data(piece).grad = piece.working() if weight == 1.0 else piece.working().mul_(weight)
 
@@ -366,7 +363,7 @@ class TorchSlice:
         for piece in self._carried:
             if self._average and piece.summed:
                 piece.tensor.copy_(piece.working())
-        self._gathered = 0
+        self._gathered, self._weight = 0, 0.0
 
     @property
     def sum_size(self) -> int:
@@ -476,6 +473,14 @@ class TorchSlice:
         for mine, before in zip(self._parameters, other._parameters, strict=True):
             gradient = mine.of(gradients)
             torch.add(before.tensor, gradient, alpha=-self._rates[mine.piece] * factor, out=mine.tensor)
+
+    def gather_lying(self, gradients: Sequence[torch.Tensor], payload: Payload) -> None:
+        """Write the gradient of each parameter, where it was made, into the payload that was to have it."""
+        assert isinstance(payload, torch.Tensor)
+        for mine in self._parameters:
+            start = mine.tensor.data_ptr() - self._moving.data_ptr()
+            room = payload[start : start + mine.tensor.nbytes].view(mine.tensor.dtype).view(mine.tensor.shape)
+            room.copy_(mine.of(gradients))
 
     def _state(self, piece: _TrainedPiece) -> dict[str, object]:
         assert self._optimizer is not None

@@ -44,7 +44,9 @@ class UsersTensors:
 
     def __init__(self, module: nn.Module, tensors: Sequence[Tensor], given: Mapping[str, torch.Tensor]) -> None:
         self._module, self._tensors, self._given = module, tensors, given
-        self._kinds = [(one, torch.Size(one.shape), getattr(torch, one.dtype)) for one in tensors]
+        self._kinds = [
+            (one, torch.Size(one.shape), getattr(torch, one.dtype), given[one.name].device) for one in tensors
+        ]
         self._held: list[tuple[Mapping[str, object], list[object], list[int]]] = []
         """What each module holds: modules, parameters, buffers; and their ids, which no others have meanwhile."""
         self._parameters = [at for at, one in enumerate(tensors) if one.kind != "buffer"]
@@ -78,7 +80,9 @@ class UsersTensors:
             named = {name: tensor for _, name, tensor in named_tensors(self._module)}
             self._check_names(named)
             now = [named[one.name] for one in self._tensors]
-        for (one, shape, dtype), tensor in zip(self._kinds, now, strict=True):
+        for (one, shape, dtype, device), tensor in zip(self._kinds, now, strict=True):
+            if tensor.device != device:
+                raise self._another(f"{one.kind} {one.name!r} is on {tensor.device}, and was on {device}")
             if tensor.shape != shape or tensor.dtype is not dtype:
                 was, is_now = f"{one.dtype} {[*one.shape]}", f"{tensor.dtype} {[*tensor.shape]}".removeprefix("torch.")
                 raise self._another(f"{one.kind} {one.name!r} is {is_now}, and was {was}")

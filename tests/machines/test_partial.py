@@ -13,6 +13,7 @@ from made import made
 
 from distbelief.core.optimizer import LEARNING_RATES, Optimizer
 from distbelief.core.settings import Plan
+from distbelief.record.parts import SavedParts
 from distbelief.server.optimizers import OPTIMIZERS
 from distbelief.server.partial import WHOLE_STEPS
 from distbelief.server.passed import PassedLayout, PassedSlice
@@ -128,3 +129,51 @@ def test_a_round_gives_a_parameter_the_mean_of_those_who_have_a_gradient_of_it(n
     assert isinstance(moving, torch.Tensor)
     for span, value in zip(SPANS, oracle, strict=True):
         torch.testing.assert_close(moving[span.start : span.stop].view(torch.float32), value, rtol=1e-5, atol=1e-7)
+
+
+class File(dict[str, torch.Tensor]):
+    """What a shard has saved, as `safe_open` gives it."""
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self[name]
+
+    def get_slice(self, name: str) -> Any:
+        return type(
+            "Slice", (), {"get_shape": lambda _: [*self[name].shape], "__getitem__": lambda _, at: self[name][at]}
+        )()
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 3), (2, 2)])
+@pytest.mark.parametrize("name", ["adam", "momentum"])
+def test_who_goes_on_with_other_shards_has_missed_what_was_missed(name: str, before: int, after: int) -> None:
+    """Also where all that a shard has was without a gradient, so that it has counted fewer steps than the others."""
+    old, new = plan(name, before), plan(name, after)
+
+    def drawn(seed: int) -> tuple[torch.Tensor, list[bool]]:
+        flat, has = gradients(seed)
+        return (flat, has) if seed > 4 else (flat * 0 + gradients(0)[0], [True, False, False, False])
+
+    def play(the_plan: Plan, shard: int, held: TorchSlice, some: range) -> None:
+        own = the_plan.assignments[shard].moving
+        for seed in some:
+            flat, has = drawn(seed)
+            held.apply("replica", seed, flat[own.start : own.stop].clone(), 1.0, covered(own, has))
+
+    files = []
+    for shard in range(before):
+        held = TorchSlice(old, shard)
+        play(old, shard, held, range(STEPS // 2))
+        files.append(File({key: array.clone() for key, array in held.arrays().items()}))
+    oracle = plain(name, (apart(*drawn(seed)) for seed in range(STEPS)))
+    for shard, own in enumerate(new.assignments):
+        held = TorchSlice(new, shard)
+        held.load(SavedParts(old, files.__getitem__).cut(new, shard))
+        play(new, shard, held, range(STEPS // 2, STEPS))
+        moving = held.moving()
+        assert isinstance(moving, torch.Tensor)
+        for span, value in zip(SPANS, oracle, strict=True):
+            part = span.common(own.moving)
+            got = moving[part.start - own.moving.start : part.stop - own.moving.start].view(torch.float32)
+            torch.testing.assert_close(
+                got, value[(part.start - span.start) // 4 : (part.stop - span.start) // 4], rtol=1e-6, atol=1e-7
+            )

@@ -250,3 +250,21 @@ def test_options_that_come_with_a_push_are_those_of_its_step(
         optimizer.step()
         for one in held:
             torch.testing.assert_close(one.moving().view(torch.float32), torch.cat(plain), rtol=1e-6, atol=1e-7)
+
+
+def test_a_gradient_that_lies_where_it_was_made_is_stepped_with_options_too() -> None:
+    the_plan = plan(Optimizer("sgd", 0.1), FLOATS, 1)
+    *replicas, _ = shared(the_plan)
+    held, plain = replicas[0][0], TorchSlice(the_plan, 0)
+    for one in (held, plain):
+        one.fill(numbers(FLOATS, FLOATS.only.moving, 1), frozen=False)
+        one.set_options((GroupOption(0, "weight_decay", (0.5,)),))
+    held.publish(b"begun")
+    gradient = numbers(FLOATS, FLOATS.only.moving, 2)
+    held.lying = lambda _: [gradient[: 35 * 4].view(torch.float32).view(5, 7)]
+    held.apply("replica 0", 0, numbers(FLOATS, FLOATS.only.moving, 3), 1.0)
+    plain.apply("replica 0", 0, gradient, 1.0)
+    got, expected = held.moving(), plain.moving()
+    assert isinstance(got, torch.Tensor)
+    assert isinstance(expected, torch.Tensor)
+    assert got.equal(expected)

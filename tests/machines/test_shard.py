@@ -161,11 +161,23 @@ def test_options_of_a_push_are_stepped_with_and_refused_where_they_cannot_be(str
     }
     assert moved == {"weight": True, "half": True, "other": False}
     for option, says in (
-        (GroupOption(1, "lr", (-1.0,)), "with \\[-1.0\\]"),
+        (GroupOption(1, "lr", (-1.0,)), r"sets 'lr' to \(-1.0,\)"),
         (GroupOption(1, "zip", (1.0,)), "sets 'zip'"),
+        (GroupOption(1, "lr", ()), r"sets 'lr' to \(\): the optimizer of shard 0 has 1 of lr"),
     ):
         with pytest.raises(RemoteProtocolError, match=says):
             one.handle("replica 0", msgspec.structs.replace(push(2, 1), tick=1, options=(option,)), numbers(MOVING, 1))
+
+
+def test_where_there_is_a_standby_what_a_push_does_not_cover_counts_as_zero() -> None:
+    """In both: what is left out by one and stepped by the other would be lost with the first."""
+    one = shard(plan(replicas=1, optimizer=Optimizer("momentum", 0.1), standby=1))
+    part = next(Range(entry.start, entry.stop) for entry in LAYOUT.entries if entry.tensor.name == "weight")
+    one.handle("replica 0", push(1), numbers(MOVING, 1))
+    before = held(one)
+    partial = msgspec.structs.replace(push(2, 1), ranges=Range(0, MOVING).without([part]))
+    one.handle("replica 0", partial, numbers(MOVING, 2))
+    assert not held(one)[part.start : part.stop].equal(before[part.start : part.stop])
 
 
 def test_a_push_is_applied_counted_and_acknowledged_with_the_version_that_has_it() -> None:

@@ -43,6 +43,7 @@ from distbelief.core.norms import added, cut_layers
 from distbelief.core.portions import Portion
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.timers import BucketDue
+from distbelief.errors import UsageError
 from distbelief.fabric.base import schedule_of
 from distbelief.fabric.buckets import Bucket, buckets, of_buffers, shares
 from distbelief.fabric.messages import Messages
@@ -429,6 +430,11 @@ class AllreduceReplica:
                     self.report(computed.loss, batch, self.step)
                 self.step += 1
                 self._seconds += computed.seconds
+                if computed.written and count > 1:
+                    raise UsageError(
+                        "the script has written to its parameters, and a guest trains them too: only one replica alone "
+                        "may; have the model compute it (torch.nn.utils.parametrize)"
+                    )
                 if computed.written:
                     self.whole.take_written()
                 self.whole.gather()
