@@ -21,7 +21,8 @@ from distbelief.record.checkpoints import SCRIPT_LIMIT
 from distbelief.runtime.server_optimizer import ServerOptimizer
 
 TAKES = (
-    "an object with state_dict() and load_state_dict(), None, bool, int, float, str, bytes or a dense tensor, and "
+    "an object with state_dict() and load_state_dict(), None, bool, int (of 64 bits), float, str, bytes or a dense "
+    "tensor, and "
     "lists, tuples and dictionaries of these"
 )
 
@@ -194,11 +195,12 @@ class KeptObjects:
                 "it be made as it was, or begin another run with --init-from"
             ) from error
 
-    def load_rates(self, optimizers: Sequence[ServerOptimizer], saved: KeptState) -> None:
-        """Have parameter groups go on with the rates that they had."""
+    def load_options(self, optimizers: Sequence[ServerOptimizer], saved: KeptState) -> None:
+        """Have parameter groups go on with the rates that they had, and with what else the script had changed."""
         for optimizer, groups in zip(optimizers, unpacked(saved.groups, self._device), strict=False):
-            for group, options in zip(optimizer.param_groups, groups, strict=False):
-                group.update(options)
+            every = zip(optimizer.param_groups, optimizer.first_options, groups, strict=False)
+            for group, first, options in every:
+                group.update({**first, **options})  # a scheduler has written to it as it was made
 
     def check_names(self, saved: KeptState) -> None:
         """Refuse to go on without something that was kept.
@@ -233,9 +235,9 @@ class KeptObjects:
                 {
                     name: one
                     for name, one in group.items()
-                    if name == "lr" or name not in {*optimizer.defaults, "params"}
+                    if name != "params" and (name not in first or one != first[name])
                 }
-                for group in optimizer.param_groups
+                for group, first in zip(optimizer.param_groups, optimizer.first_options, strict=True)
             ]
             for optimizer in optimizers
         ]

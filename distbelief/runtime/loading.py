@@ -272,6 +272,11 @@ def _of_loader(loader: DataLoader[object], batch_size: int) -> Source | Stream:
             f"a DataLoader with a {type(own).__name__} of its own: the order is the job's, which deals each sample to "
             "one replica; leave it out, and take part of the samples with torch.utils.data.Subset(dataset, numbers)"
         )
+    if loader.batch_size is None and batches is not None:
+        raise UsageError(
+            "DataLoader(batch_sampler=...): the order is the job's, and so is which minibatches there are; leave it "
+            "out, and give it batch_size and shuffle=True"
+        )
     if loader.batch_size is None:
         raise UsageError(
             "DataLoader(batch_size=None): what is dealt are minibatches; give it a batch_size, and a collate_fn where "

@@ -25,6 +25,7 @@ from torch import nn
 from distbelief.core import roles
 from distbelief.core.conversations.dealing import StreamStart
 from distbelief.core.effects import PAUSE, Batch, Computed
+from distbelief.core.ledger import SAMPLES_LIMIT
 from distbelief.core.optimizer import Optimizer, ParameterGroup
 from distbelief.core.portions import STREAM
 from distbelief.core.records import PartBuilt, Record
@@ -634,6 +635,8 @@ class Replica:
                 "one step; leave it off, or step for each"
             )
         self._optimizers[0].hold_over(self._samples)
+        assert self._vectors is not None
+        self._vectors.hold_buffers()
         seconds = time.perf_counter() - self._began
         self._go_on(Computed(None, 0, seconds, held=True, written=self._written()))
 
@@ -665,8 +668,8 @@ class Replica:
 
     def _count(self, samples: int) -> None:
         """Have the minibatch at hand weigh so many samples."""
-        if not hasattr(samples, "__index__") or operator.index(samples) < 0:
-            raise UsageError(f"report(samples={shown(samples)}): must be a whole number, 0 or more")
+        if not hasattr(samples, "__index__") or not 0 <= operator.index(samples) <= SAMPLES_LIMIT:
+            raise UsageError(f"report(samples={shown(samples)}): must be a whole number, 0 to {SAMPLES_LIMIT:,}")
         if not self._inside or (not self._void and (self._batch is not self._handed[0] or self._turns)):
             raise UsageError(
                 f"report(samples={samples}) after optimizer.step(), or outside of a minibatch: its gradient is pushed "

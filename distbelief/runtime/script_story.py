@@ -73,7 +73,7 @@ class ScriptStory:
             raise UsageError(self._unread)
         values = self._kept.keep(objects, self._saved)
         if self._saved is not None:
-            self._kept.load_rates(optimizers, self._saved)
+            self._kept.load_options(optimizers, self._saved)
         return values
 
     def epoch(self, number: int) -> int:

@@ -129,6 +129,11 @@ class ServerOptimizer(torch.optim.Optimizer):
             group["params"] = [own[name] for one in group["params"] if (name := names[id(one)]) in own]
         self.vectors = vectors
 
+    @property
+    def first_options(self) -> Sequence[Mapping[str, object]]:
+        """The options of each group, but its rate, as the job has them."""
+        return self._options
+
     def changes(self) -> tuple[float, tuple[GroupOption, ...]]:
         """What the script has made of the job's rate, as a factor of it, and of its groups' other options.
 
@@ -209,7 +214,8 @@ class ServerOptimizer(torch.optim.Optimizer):
         if not all(0.0 <= factor < math.inf for factor in factors) or any(rate for rate, first in rates if not first):
             raise UsageError(
                 f"the script sets the learning rate to {now}: it began with "
-                f"{', '.join(f'{first:g}' for _, first in rates)}, of which it must be a multiple"
+                f"{', '.join(f'{first:g}' for _, first in rates)}, and a push takes a factor of that, 0 or more; give "
+                "each group a rate above 0 to begin with (lr in its group, or --lr)"
             )
         own = self._settings
         if own.rate.lr_schedule != "constant" or own.rate.warmup_epochs:

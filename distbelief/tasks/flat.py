@@ -269,7 +269,7 @@ class FlatModule:
         """Of each entry, whether it is a piece of a tensor that the module holds whole: then it is copied."""
         self._users = UsersTensors(module, [entry.tensor for entry in self._entries], tensors) if owned else None
         self._current = -1
-        self._staged = False
+        self._staged = self._unpushed = False
         self._landed: Callable[[int], int] | None = None
         self._lies = False
         self._unwritten: _WriteCheck | None = None
@@ -412,14 +412,19 @@ class FlatModule:
         """Copy what was fetched into the user's tensors: what is frozen, once."""
         assert self._users is not None
         some = None
-        if frozen or parts:
+        if frozen or parts or self._unpushed:
             some = [
                 at
                 for at, entry in enumerate(self._entries)
                 if frozen or entry.tensor.kind != "frozen"
+                if not (self._unpushed and entry.tensor.kind == "buffer")
                 if not parts or any(part.start <= entry.start < part.stop for part in parts)
             ]
         self._users.copy(values, some)
+
+    def hold_buffers(self) -> None:
+        """Keep the buffers as a minibatch without a step has left them, until they are pushed."""
+        self._unpushed = True
 
     def follow(self) -> None:
         """Take the tensors that a user's module has by now: a buffer may be another than it was.
@@ -532,6 +537,7 @@ class FlatModule:
         """Write the model's buffers behind the gradient of a slot; from a GPU, the slot itself goes to the host
         here.
         """
+        self._unpushed = False
         for view, at, of in self._buffers[slot]:
             if of == model:
                 view.copy_(self._tensors[at].detach())

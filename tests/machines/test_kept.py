@@ -29,9 +29,11 @@ from distbelief.transport.inline import Inline
 CPU = torch.device("cpu")
 
 
-def optimizer(rate: float = 0.1) -> Any:
+def optimizer(rate: float = 0.1, momentum: float = 0.0) -> Any:
     """One of a script, as far as schedulers and checkpoints see it."""
-    return torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=rate)
+    made: Any = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=rate, momentum=momentum)
+    made.first_options = [{name: one for name, one in made.param_groups[0].items() if name not in ("params", "lr")}]
+    return made
 
 
 def saved(objects: KeptObjects, epoch: int = 3, *optimizers: Any) -> KeptState:
@@ -80,8 +82,18 @@ def test_every_scheduler_goes_on_with_the_rates_that_it_would_have_set(name: str
     scheduler = SCHEDULERS[name](again)
     second = KeptObjects(CPU)
     second.keep({"scheduler": scheduler}, state)
-    second.load_rates([again], state)
+    second.load_options([again], state)
     assert [step(scheduler, again) for _ in range(6)] == rates[5:]
+
+
+@pytest.mark.parametrize("changed", [0.5, 0.9])
+def test_what_else_a_script_has_changed_goes_on_and_not_what_a_scheduler_writes_as_it_is_made(changed: float) -> None:
+    first, again = (optimizer(momentum=0.9) for _ in range(2))
+    first.param_groups[0]["momentum"] = changed
+    state = saved(KeptObjects(CPU), 5, first)
+    again.param_groups[0]["momentum"] = 0.95
+    KeptObjects(CPU).load_options([again], state)
+    assert again.param_groups[0]["momentum"] == changed
 
 
 def test_values_come_back_as_they_were() -> None:

@@ -22,7 +22,7 @@ from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Range, Tensor, lay_out
 from distbelief.sharding.mesh import Mesh
 
-SHAPES = {"one": (5, 7), "two": (3,), "three": (2, 2), "four": (6,)}
+SHAPES = {"one": (4, 8), "two": (3,), "three": (2, 2), "four": (6,)}
 LAYOUT = lay_out(
     [Tensor(name, shape, "float32", group=name == "four") for name, shape in SHAPES.items()],
     groups=({}, {"weight_decay": 0.05}),

@@ -120,6 +120,19 @@ def test_a_push_covers_what_has_a_gradient_in_one_of_its_steps() -> None:
     assert flat.covered(0, whole) == (whole,)
 
 
+def test_a_minibatch_without_a_step_leaves_its_statistics_to_the_next() -> None:
+    model = Centred()
+    flat, *_ = bound(model)
+    model(torch.ones(4, 3))
+    flat.follow()
+    flat.hold_buffers()
+    flat.swap(0)
+    assert model.mean.tolist() == [0.5] * 3
+    flat.carry_buffers(0)
+    flat.swap(0)
+    assert model.mean.tolist() == [0.0] * 3  # which is what the vector has
+
+
 def test_a_gradient_is_pushed_without_what_it_was_made_of() -> None:
     model = Centred()
     flat, *_ = bound(model)
@@ -367,7 +380,7 @@ def test_an_option_that_no_push_can_take_with_it_is_refused(
     ("rates", "rate", "says"),
     [
         ((0.2, 0.2), LearningRate(lr_schedule="cosine"), r"and so does the job \(--lr-schedule, --warmup-epochs\)"),
-        ((-0.1, -0.1), LearningRate(), "of which it must be a multiple"),
+        ((-0.1, -0.1), LearningRate(), "and a push takes a factor of that, 0 or more; give"),
     ],
 )
 def test_a_rate_that_no_push_can_take_with_it_is_refused(

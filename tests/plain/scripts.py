@@ -585,8 +585,8 @@ def optimizers() -> None:
 ONE_STEP = {"allreduce": "took the next minibatch without optimizer.step.. for the last: with strategy allreduce each"}
 
 
-def accumulated(replica: Any, seen: Seen, every: int) -> nn.Module:
-    model = net()
+def accumulated(replica: Any, seen: Seen, every: int, make: Callable[[], nn.Module] = net) -> nn.Module:
+    model = make()
     optimizer = replica.optimizer(model)
     for number, (x, y) in enumerate(replica.batches(data())):
         loss = cross_entropy(model(x), y) / every
@@ -689,6 +689,8 @@ def gradients() -> None:
     for every, left in {2: "", 3: ", the last of which are left over"}.items():
         add("gradients", f"accumulated_{every}", f"Accumulated over {every} minibatches{left}", accumulated, ONE_STEP,
             every=every)
+    add("gradients", "accumulated_statistics", "Running statistics, accumulated over 3 minibatches", accumulated,
+        ONE_STEP, every=3, make=normed)
     has("clipped_norm", "Clipped to a norm", change=lambda m: nn.utils.clip_grad_norm_(m.parameters(), 0.1))
     has("clipped_value", "Clipped by value", change=lambda m: nn.utils.clip_grad_value_(m.parameters(), 0.01))
     has("gradient_replaced", "A gradient is another tensor", change=sign)

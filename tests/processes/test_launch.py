@@ -325,15 +325,15 @@ for number, (x, y) in enumerate(replica.batches(data, jobs.BATCH)):
         refused("add_param_group.*give all groups at once", optimizer.add_param_group, {"params": [torch.ones(1)]})
         refused("batches.. a second time: .* all epochs .*drop the outer loop", replica.batches, data)
         other["lr"] = -1.0
-        refused("the learning rate to 0, -1: it began with 0, 0.3, of which it must be a multiple", optimizer.step)
+        refused("the learning rate to 0, -1: it began with 0, 0.3, and a push takes a factor", optimizer.step)
         one["lr"], other["lr"] = 0.1, 0.3
-        refused("the learning rates? to 0.1, 0.3: it began with 0, 0.3, of which it must be a mul", optimizer.step)
+        refused("the learning rate to 0.1, 0.3: it began with 0, 0.3, and a push takes a factor", optimizer.step)
         one["lr"] = 0.0
         model[0].bias.requires_grad_(True)
         backward(x, y)
         refused("^0.bias has a gradient in step 0, and was frozen when .*freeze it then", optimizer.step)
         model[0].bias.requires_grad_(False).grad = None
-    refused("report.samples=-1.: must be a whole number, 0 or more", replica.report, samples=-1)
+    refused("report.samples=-1.: must be a whole number, 0 to", replica.report, samples=-1)
     replica.report(samples=5 + number)
     optimizer.step()
     refused("optimizer.step.. twice", optimizer.step)
