@@ -69,11 +69,11 @@ class Saving:
         self.resumed = bool(start.checkpoint)
         """Whether the job goes on from an attempt before."""
         self._asked = ""
-        """Who is to save what its script keeps before the checkpoint is sealed."""
+        """The replica that is to save what its script keeps before the checkpoint is sealed."""
         self._scripted = False
         """Whether any has saved it."""
         self._left, self._left_at_end = "", False
-        """Who has last saved it as it left, and whether the job was ending then."""
+        """The replica that has last saved it as it left, and whether the job was ending then."""
         self._timer = SnapshotTimer()
 
     def in_time(self, data: DataDealer) -> tuple[list[Effect], bool]:
@@ -109,7 +109,7 @@ class Saving:
         self._left = "" if role == self._left else self._left
 
     def _lowest(self, members: Iterable[str]) -> str:
-        """Whose script is the one that counts; "" where none keeps anything."""
+        """The replica whose script counts; "" where none keeps anything."""
         return min(self.keepers.intersection(members), key=roles.index_of, default="")
 
     def ask_who_leaves(self, role: str, members: Iterable[str], ends: bool) -> list[Effect]:
@@ -131,7 +131,7 @@ class Saving:
         return told + (self._without_script(plan) if asked else [])
 
     def script_late(self, timer: ScriptOver, plan: Plan | None) -> list[Effect]:
-        """Who was to save what its script keeps has been waited for for long enough."""
+        """Wait no longer for the replica that was to save what its script keeps."""
         if not self._asked or timer.number != self.number:
             return []
         note = (

@@ -241,7 +241,7 @@ class Computed(msgspec.Struct, frozen=True, gc=False):
     rate: float = 1.0
     """What a user's own loop has made of the learning rate, as a factor of the job's."""
     options: tuple[GroupOption, ...] = ()
-    """What else it has changed of its parameter groups."""
+    """Other options of its parameter groups that it has changed."""
     model: int = 0
     """Of several, which it steps: they are stepped one after another until one answer is `held`."""
     held: bool = False

@@ -95,7 +95,7 @@ class Rounds(Policy):
         super().__init__()
         self._rules = rules
         self._weighed = settings.data.batch_size if settings.strategy.pushing.push_every > 1 else 0
-        """Of which samples the steps of a push have a share as their weight; 0 where it has one step, and no weight."""
+        """Samples of which the steps of a push have a share as their weight; 0 where it has one step, and no weight."""
         self._backup, self._quorum = backup, quorum
         self._most = settings.replicas - self._backup
         self._decided = 0

@@ -127,11 +127,10 @@ class SavedParts:
             if key == _VECTOR:
                 name = "vector.frozen" if wanted.entry.tensor.kind == "frozen" else "vector.moving"
                 start = self._range(shard, wanted.entry).start
+            into = values[(held.start - wanted.bytes.start) // item : (held.stop - wanted.bytes.start) // item]
             if key == _VECTOR or name in names:
-                into = values[(held.start - wanted.bytes.start) // item : (held.stop - wanted.bytes.start) // item]
                 into.copy_(file.get_slice(name)[(held.start - start) // item : (held.stop - start) // item])
             if key == _MISSED:
-                into = values[(held.start - wanted.bytes.start) // item : (held.stop - wanted.bytes.start) // item]
                 into.add_(self._late[shard, wanted.section])
         return values
 

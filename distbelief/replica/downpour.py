@@ -365,11 +365,12 @@ class DownpourTraining:
         clock, sent = self._pushes.clock + 1, {}
         single = len(self._models) == 1
         steps = self._steps if single else int(not self._amid)
+        rate, options = self._changes
         for (role, part), payload in zip(pushed.parts, pushed.outgoing[slot], strict=True):
             push = pushing.Push(
                 slot, part.start, part.stop, self._replica.incarnation, clock, self._based[role], steps,
                 self._accrued_samples, self._tick, self._replica.partition, self._vectors.covered(slot, part),
-                rate=self._changes[0], options=self._changes[1]
+                rate=rate, options=options
             )  # fmt: skip
             sent[role] = Send(role, push, payload)
         covered = (self._covered, self._accrued_samples) if single else (0, 0)  # those are done with the minibatch

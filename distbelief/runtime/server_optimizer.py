@@ -248,9 +248,10 @@ class ServerOptimizer(torch.optim.Optimizer):
         """The samples of the gradient that is pushed now, in a minibatch of so many: with those that were held over for
         it, and without its own, where it has added nothing to them.
         """
-        self._forget_dropped()
+        if self._held:
+            self._forget_dropped()
         held, self._held = self._held, 0
-        pushed = held + samples if self._grown or not held else held
+        pushed = held + samples if not held or self._grown else held
         self._mark_seen()
         return pushed
 

@@ -251,20 +251,9 @@ class TorchSlice:
         """The numbers of the parameters that lie in none of some ranges."""
         return [
             number
-            for number, (span, _, _) in enumerate(self._spans if covered and not self._whole_steps else ())
-            if not any(one.start <= span.start and span.stop <= one.stop for one in covered)
+            for number, part in enumerate(self._parameters if covered and not self._whole_steps else ())
+            if not any(one.start <= part.span.start and part.span.stop <= one.stop for one in covered)
         ]
-
-    @functools.cached_property
-    def _spans(self) -> list[tuple[Range, _TrainedPiece, slice]]:
-        """Where each parameter, or the part of it that is here, lies in the flat vector, and in its piece."""
-        spans = []
-        for piece in self._trained:
-            start, item = piece.section.start, piece.tensor.itemsize
-            for one in self._layout.trained_in(Range(start, piece.section.stop)):
-                elements = slice((one.part.start - start) // item, (one.part.stop - start) // item)
-                spans.append((one.part, piece, elements))
-        return spans
 
     def _take_gradients(self, gradients: list[torch.Tensor]) -> None:
         for piece, gradient in zip(self._trained, gradients, strict=True):
@@ -289,7 +278,7 @@ class TorchSlice:
             if self._layers:
                 self._layers.step(norms)
             elif self._missing or self.uneven:
-                all_of = [StepPart(_data(piece), elements) for _, piece, elements in self._spans]
+                all_of = [StepPart(_data(self._trained[one.piece]), one.within) for one in self._parameters]
                 step_without(self._optimizer, self._step, all_of, self._missing)
             else:
                 self._step()
@@ -350,8 +339,8 @@ class TorchSlice:
             self._missing = [number for number, lacking in self._lacks.items() if len(lacking) == self._gathered]
             for number, lacking in self._lacks.items():
                 if (rest := self._weight - sum(lacking)) > 0:
-                    _, piece, elements = self._spans[number]
-                    piece.working()[elements].mul_(self._weight / rest)
+                    part = self._parameters[number]
+                    self._trained[part.piece].working()[part.within].mul_(self._weight / rest)
             self._lacks = {}
         for piece in self._trained:
             _data(piece).grad = piece.working() if weight == 1.0 else piece.working().mul_(weight)
@@ -465,7 +454,7 @@ class TorchSlice:
 
     @functools.cached_property
     def _parameters(self) -> list[_PartOfParameter]:
-        """What it has of each parameter, made when an update is first made of gradients that lie apart."""
+        """What it has of each parameter, made when an update is first made of them one by one."""
         return list(_parameters_of(self._layout, self._trained))
 
     def add_to(self, other: TorchSlice, gradients: Sequence[torch.Tensor], factor: float) -> None:
@@ -478,9 +467,8 @@ class TorchSlice:
         """Write the gradient of each parameter, where it was made, into the payload that was to have it."""
         assert isinstance(payload, torch.Tensor)
         for mine in self._parameters:
-            start = mine.tensor.data_ptr() - self._moving.data_ptr()
-            room = payload[start : start + mine.tensor.nbytes].view(mine.tensor.dtype).view(mine.tensor.shape)
-            room.copy_(mine.of(gradients))
+            room = self._trained[mine.piece].typed(payload)[mine.within]
+            room.view(mine.tensor.shape).copy_(mine.of(gradients))
 
     def _state(self, piece: _TrainedPiece) -> dict[str, object]:
         assert self._optimizer is not None
@@ -496,6 +484,10 @@ class _PartOfParameter(NamedTuple):
     elements: slice | None
     tensor: torch.Tensor
     piece: int
+    span: Range
+    """Where it lies in the flat vector."""
+    within: slice
+    """Its elements among those of the piece."""
 
     def of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """The same of the gradients of all."""
@@ -508,9 +500,9 @@ def _parameters_of(layout: Layout, pieces: Sequence[_TrainedPiece]) -> Iterator[
     for at, piece in enumerate(pieces):
         start, item = piece.section.start, piece.tensor.itemsize
         for one in layout.trained_in(Range(start, piece.section.stop)):
-            flat = piece.tensor[(one.part.start - start) // item : (one.part.stop - start) // item]
-            whole = one.elements is None
-            yield _PartOfParameter(one.number, one.elements, flat.view(one.entry.shape) if whole else flat, at)
+            within = slice((one.part.start - start) // item, (one.part.stop - start) // item)
+            flat = piece.tensor[within] if one.elements is not None else piece.tensor[within].view(one.entry.shape)
+            yield _PartOfParameter(one.number, one.elements, flat, at, one.part, within)
 
 
 def _data(piece: _TrainedPiece) -> torch.Tensor:

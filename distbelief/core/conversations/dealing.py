@@ -37,7 +37,7 @@ class Progress(Message, frozen=True, array_like=True, tag=True, gc=False):
     dropped: tuple[tuple[int, int], ...] = ()
     returned: tuple[Portion, ...] = ()
     start: StreamStart | None = None
-    """Of its stream, once, where all read the same."""
+    """The beginning of its stream, told once where all read the same."""
 
 
 class Deal(Message, frozen=True, array_like=True, tag=True, gc=False):

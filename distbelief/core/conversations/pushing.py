@@ -38,7 +38,7 @@ class Push(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     rate: float = 1.0
     """A factor of the learning rate, as the script of the replica sets it."""
     options: tuple[GroupOption, ...] = ()
-    """What else that script has changed of its parameter groups; a round has those of its first push."""
+    """Other options of its parameter groups that the script has changed; a round has those of its first push."""
 
 
 class Pushed(Message, frozen=True, array_like=True, tag=True, gc=False):
