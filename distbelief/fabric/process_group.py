@@ -55,6 +55,7 @@ class ProcessGroup(InOrder):
         False where they do not come, or as soon as `told` says that something has arrived.
         """
         self.close()
+        self.fault = ""
         ranks, own = len(group.members), [roles.index_of(member.role) for member in group.members].index(self._index)
         host, _, port = group.members[0].store.partition("|")
         try:
@@ -64,6 +65,7 @@ class ProcessGroup(InOrder):
             named = PrefixStore(f"group {group.group}", store)
             if not self._gather(named, own, ranks, told):
                 return False
+            self._check_devices(named, own, ranks)
             backend = "nccl" if self._device.type == "cuda" else "gloo"
             patience = timedelta(seconds=MEET_SECONDS)
             dist.init_process_group(backend, store=named, rank=own, world_size=ranks, timeout=patience)
@@ -74,7 +76,8 @@ class ProcessGroup(InOrder):
             self._schedules = [
                 choice.of(b.length, b.item) if b.adds else broadcast(ranks, b.length) for b in self._buckets
             ]
-        except (OSError, RuntimeError, ValueError):
+        except (OSError, RuntimeError, ValueError) as error:
+            self.fault = f"its part in the group could not be made: {str(error).splitlines()[0]}"
             return False
         self._begin_round()
         return True
@@ -92,6 +95,23 @@ class ProcessGroup(InOrder):
                 return False
             time.sleep(LOOK_SECONDS)
         return True
+
+    def _check_devices(self, store: Store, own: int, ranks: int) -> None:
+        """Refuse a GPU that is two ranks', where NCCL would say no more than that it failed.
+
+        Raises:
+            RuntimeError: naming the ranks.
+        """
+        if self._device.type != "cuda":
+            return
+        store.set(f"device {own}", str(torch.cuda.get_device_properties(self._device).uuid))
+        devices = [store.get(f"device {rank}") for rank in range(ranks)]
+        for rank, device in enumerate(devices):
+            if (first := devices.index(device)) < rank:
+                raise RuntimeError(
+                    f"ranks {first} and {rank} share a GPU, and NCCL wants one for each: add --tls, whose links may"
+                    " share one, or take fewer replicas"
+                )
 
     @property
     def _formed(self) -> bool:

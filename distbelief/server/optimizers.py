@@ -33,7 +33,8 @@ OPTIMIZERS: Mapping[str, tuple[type[torch.optim.Optimizer], Mapping[str, Any]]] 
 }
 """Name, to the class and the options that the name stands for."""
 
-_FUSED_ON_CPU = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW)
+_FUSED_ON_CUDA = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+_FUSED_ON_CPU = (*_FUSED_ON_CUDA, torch.optim.Adagrad)
 _FUSED_DTYPES = (torch.float32, torch.float64)
 """In lower precisions torch 2.13's fused SGD steps wrongly on a CPU, from 16 elements on, and leaves garbage in its
 momentum: measured.
@@ -75,7 +76,11 @@ def build(settings: Optimizer, groups: list[Group], rows: bool = False) -> torch
     ):
         # one `add_`: the same bits as fused in less time (266 k floats: 30 us against 40; a few floats: 3 against 8)
         options["foreach"] = False
-    elif issubclass(kind, _FUSED_ON_CPU) and all(p.dtype in _FUSED_DTYPES for group in groups for p in group["params"]):
+    elif all(
+        p.dtype in _FUSED_DTYPES and issubclass(kind, _FUSED_ON_CUDA if p.is_cuda else _FUSED_ON_CPU)
+        for group in groups
+        for p in group["params"]
+    ):
         options["fused"] = True
     _spare_dynamo()
     try:

@@ -10,6 +10,7 @@ from hashlib import blake2b
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from distbelief.core.portions import OWN
 from distbelief.core.settings import SEQUENTIAL, SHUFFLED
@@ -31,12 +32,15 @@ def key(seed: int, epoch: int, index: int) -> int:
 def seed_chance(seed: int, epoch: int, index: int) -> None:
     """Seed torch's default generators (CPU, and each CUDA device in use) for one minibatch: dropout, augmentation.
 
+    A loader's worker has the CPU's alone: CUDA that was begun before the fork is of no use after it.
+
     >>> seed_chance(0, 1, 2); first = torch.rand(3); seed_chance(0, 1, 2); torch.equal(first, torch.rand(3))
     True
     """
     value = key(seed, epoch, index)
     # torch.manual_seed asks every backend and takes 100 us; there are no CUDA generators before CUDA is used
-    for generator in (torch.default_generator, *torch.cuda.default_generators):
+    on_devices = torch.cuda.default_generators if get_worker_info() is None else ()
+    for generator in (torch.default_generator, *on_devices):
         generator.manual_seed(value)
 
 

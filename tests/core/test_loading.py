@@ -141,6 +141,20 @@ def test_what_is_loaded_ahead_comes_in_the_order_in_which_it_is_wanted() -> None
 
 
 @pytest.mark.long
+def test_a_worker_leaves_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which was begun in the process that it was forked from, and raises in it."""
+
+    class Begun:
+        def manual_seed(self, seed: int) -> None:
+            raise RuntimeError("CUDA error: initialization error")
+
+    monkeypatch.setattr(torch.cuda, "default_generators", (Begun(),))
+    source = Ahead(DataLoader(Nested(), 2, num_workers=1, multiprocessing_context="fork"), 2)
+    assert source.load(Wanted(Batch(0, 0), torch.tensor([0, 1])), (), seed=3)[1] == 2
+    source.close()
+
+
+@pytest.mark.long
 def test_a_data_set_is_loaded_ahead_and_what_is_in_memory_is_not() -> None:
     """By processes of their own, which are told what comes next, and need not pickle what they read."""
 

@@ -32,7 +32,7 @@ model = db.tasks.digits().model().to(replica.device)
 optimizer = replica.optimizer(model)
 scaler = torch.amp.GradScaler(kind, enabled=scaled)
 loader = DataLoader(
-    TensorDataset(data.inputs, data.targets), 32, num_workers=int(sys.argv[2]), pin_memory=kind == "cuda"
+    TensorDataset(data.inputs, data.targets), 32, shuffle=True, num_workers=int(sys.argv[2]), pin_memory=kind == "cuda"
 )
 for _ in replica.epochs(2):
     for inputs, classes in replica.batches(loader):

@@ -518,14 +518,22 @@ class _Process:
         """Of this process among those that compute gradients, which take devices in turn."""
         return self.spec.settings.mesh.number(max(0, roles.index_of(self.role)), roles.partition_of(self.role))
 
+    def _device(self) -> torch.device:
+        """Where this process computes; torch's current device from here on, as a script's `device="cuda"` means it."""
+        device = placed(self.spec.device, self._number)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        return device
+
     def _model(self, task: Task) -> nn.Module:
+        self._device()
         model = build_model(task, self.spec.settings.seed, self.spec.device, self._number)
         self._fill(model)
         return model
 
     def _partition(self, task: Task) -> tuple[Task, FlatModule, PartitionTrainer]:
         """What this partition holds of the model, of which nothing else stays; the task, with its training set."""
-        spec, device = self.spec, placed(self.spec.device, self._number)
+        spec, device = self.spec, self._device()
         built = build_on_disk(task, spec.settings.seed, self._fill)
         self.players.check_model(spec.settings, built.model)
         task = with_data(task, load(task, "training"))
@@ -554,7 +562,7 @@ class _Process:
     def _run_script(self) -> None:
         """Run the user's own script, with this replica for it to join."""
         self._meet()
-        spec, device = self.spec, placed(self.spec.device, self._number)
+        spec, device = self.spec, self._device()
         torch.manual_seed(spec.settings.seed)
         loop.current = loop.Replica(
             self.role,

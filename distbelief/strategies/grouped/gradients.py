@@ -27,11 +27,18 @@ class GradientVectors(Protocol):
 
 
 class OwnVector:
-    """The vector of a replica whose gradients travel as messages: they are added up where they are written."""
+    """The vector of a replica whose gradients travel as messages: they are added up where they are written.
+
+    Args:
+        device: where its model is.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
 
     def open(self, size: int, found: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
         """One vector for both."""
-        vector = torch.zeros(size, dtype=torch.uint8)
+        vector = torch.zeros(size, dtype=torch.uint8, device=self._device)
         return vector, vector
 
     def ready(self, bucket: int) -> None:
@@ -60,6 +67,8 @@ class Gradients:
         found = buckets(layout, own.bucket_mb, partition)
         both = (*found, *(of_buffers(layout, partition) if own.buffers == "broadcast" else ()))
         self.slot, self.sum = vectors.open(home.moving.size, both)
+        self._landing = None if self.sum.device == vector.device else torch.empty_like(self.sum, device=vector.device)
+        """Where the sum is stepped with, if it is added up in the memory of the host and the model is elsewhere."""
         self._ready, self._overlaps = vectors.ready, overlaps
         self._parameters, self._clip, self._trained = parameters, plan.settings.clip_norm, home.trained.size
         trained = [entry for entry in layout.trained_entries if entry.piece.home == partition]
@@ -97,15 +106,15 @@ class Gradients:
         self._has[number] = gradient is not None or (self._has[number] and not self._first)
         if not self._first:
             if gradient is not None:
-                view.add_(gradient, alpha=self._weight)
+                view.add_(gradient.to(view.device), alpha=self._weight)
         elif gradient is None:
             view.zero_()
         elif self._weight == 1.0:
             view.copy_(gradient)
+        elif (gradient.dtype, gradient.device) == (view.dtype, view.device):
+            torch.mul(gradient, self._weight, out=view)
         else:
-            torch.mul(gradient, self._weight, out=view) if gradient.dtype == view.dtype else view.copy_(gradient).mul_(
-                self._weight
-            )
+            view.copy_(gradient).mul_(self._weight)
         bucket = self._bucket[number]
         if bucket >= 0:
             self._left[bucket] -= 1
@@ -146,13 +155,14 @@ class Gradients:
         return float(torch.linalg.vector_norm(torch.stack(parts)))
 
     def clip(self, norm: float) -> tuple[str, torch.Tensor]:
-        """Clip the sum to the job's norm, once; returns where it lies then, and a name for that memory."""
+        """Clip the sum to the job's norm, once; returns it on the model's device, and a name for that memory."""
+        name, clipped = "sum", self.sum
         if self._clip and (shrinks := self._clip / (norm + 1e-6)) < 1:  # as torch's clip_grad_norm_
             self.slot[: self._trained].copy_(self.sum[: self._trained])
             for view in self._views:
                 view.mul_(shrinks)
-            return "clipped", self.slot
-        return "sum", self.sum
+            name, clipped = "clipped", self.slot
+        return (name, clipped) if self._landing is None else ("landing", self._landing.copy_(clipped))
 
     def adopt_buffers(self) -> None:
         """Take the buffers in the vector as the model's own."""

@@ -46,7 +46,7 @@ class TorchWhole:
     ) -> None:
         self.flat, self._partition = flat, partition
         self._own = flat.layout.homes[partition]
-        self._vectors: GradientVectors = vectors or OwnVector()
+        self._vectors: GradientVectors = vectors or OwnVector(flat.device)
         self._overlaps = overlaps
         self._gradients: Gradients | None = None
         self._slice: TorchSlice | None = None
@@ -178,13 +178,13 @@ class TorchWhole:
 
     def read(self, bucket: Bucket, start: int, stop: int) -> bytes:
         """A copy of a range of the vector."""
-        return self.gradients.slot[start:stop].numpy().tobytes()
+        return self.gradients.slot[start:stop].cpu().numpy().tobytes()
 
     def write(self, bucket: Bucket, start: int, data: bytes, adds: bool) -> None:
         """Add to a range of the vector, or put there."""
         if data:
             here = typed(self.gradients.slot, start, start + len(data), bucket.dtype)
-            there = _from_bytes(bytearray(data), bucket.dtype)
+            there = _from_bytes(bytearray(data), bucket.dtype).to(here.device)
             here.add_(there) if adds else here.copy_(there)
 
 

@@ -86,14 +86,13 @@ def carrier(process: Process, role: str, settings: Settings) -> Carrier:
     """What adds up the gradients of a replica: shared memory inside a host; over a network links of ours where they are
     encrypted, else torch.distributed; nothing where there is one replica and nobody may join it.
     """
-    spec = process.spec
+    spec, index, own = process.spec, roles.index_of(role), reduction(settings)
+    device = placed(spec.device, settings.mesh.number(index, roles.partition_of(role)))
     if settings.replicas == 1 and (settings.partitions > 1 or not spec.identity):  # and no guest joins
-        return OneRank()
-    index, own = roles.index_of(role), reduction(settings)
+        return OneRank(device)
     if spec.transport == "shared":
         descriptor = open_memory(spec, (spec.memory, *spec.columns)[roles.partition_of(role)])
         return SharedMemory(descriptor, index, settings.replicas, own.algorithm, own.per_host)
-    device = placed(spec.device, settings.mesh.number(index, roles.partition_of(role)))
     if spec.identity:
         endpoint, address = process.open_endpoint()
         return Links(index, settings.replicas + GUESTS, device, own.algorithm, own.per_host, endpoint, address)
