@@ -74,7 +74,7 @@ MUTANTS = [
         "self.held.step(event.factor, event.weight, event.norms)", "self.held.step(event.factor, event.weight)",
         (f"{LARGE}::test_a_death_in_the_middle_of_an_exchange_ends_in_the_same_job",), 30),
     Mutant("an-accumulated-gradient-is-not-weighed", UNION, "strategies/grouped/gradients.py",
-        "view.add_(gradient, alpha=self._weight)", "view.add_(gradient)",
+        "view.add_(gradient.to(view.device), alpha=self._weight)", "view.add_(gradient)",
         (f"{LARGE}::test_accumulated_gradients_are_those_of_the_union",)),
     Mutant("a-short-minibatch-weighs-as-much-as-a-whole-one", SEQUENTIAL, "strategies/grouped/replica.py",
         "self.whole.weigh(size / sum(sizes), first", "self.whole.weigh(1 / len(sizes), first",
