@@ -9,6 +9,8 @@ from typing import ClassVar, NamedTuple
 
 import msgspec
 
+from distbelief.core.traffic import CONTROL
+
 
 class Version(NamedTuple):
     """How many updates a shard has applied, within one incarnation of the shard."""
@@ -26,6 +28,9 @@ class Address(NamedTuple):
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """Anything that one role sends another."""
+
+    traffic: ClassVar[str] = CONTROL
+    """The kind as which its bytes are counted, with those behind it."""
 
 
 class Bulk(Message, frozen=True, array_like=True, tag=True, gc=False):

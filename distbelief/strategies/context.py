@@ -18,6 +18,7 @@ from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import ANEW, StartingPoint
 from distbelief.core.records import Record
 from distbelief.core.settings import Settings
+from distbelief.core.traffic import Traffic
 from distbelief.fabric.crossings import TURNS, Crossings, segment_bytes
 from distbelief.fabric.shared_memory import in_order
 from distbelief.replica.script import KeptScript
@@ -86,6 +87,8 @@ class Process:
     """Has others reach this process; returns its address."""
     open_endpoint: Callable[[], tuple[NetworkEndpoint, str]]
     """Opens another endpoint of its role, at a port that is free; returns it, and its address."""
+    count: Callable[[Traffic], None]
+    """Has the bytes of one more carrier told of, with those of its endpoints."""
 
 
 @dataclass
@@ -192,7 +195,10 @@ class Context:
         memory = self.crossings(self.settings.replicas * length)[start : start + length]
         if part.copies is not None:
             part.copies.pin(memory)
-        return Crossings(memory, roles.partition_of(self.role), homes, part.slots, turns, part.copies)
+        crossings = Crossings(memory, roles.partition_of(self.role), homes, part.slots, turns, part.copies)
+        if self.process is not None:
+            self.process.count(crossings.traffic)
+        return crossings
 
     @property
     def module(self) -> FlatModule:
