@@ -197,7 +197,7 @@ class StepsTimed(Record, frozen=True, tag=True, gc=False):
 
 class BytesCounted(Record, frozen=True, tag=True, gc=False):
     """What a role has sent, received, and read in memory that it shares, since it last told: bytes, by kind
-    (`core/traffic`).
+    (`core/messages`).
     """
 
     role: str
@@ -273,6 +273,6 @@ class Finished(Record, frozen=True, tag=True, gc=False):
 
 AnyRecord = (
     Started | Joined | Stepped | Rewound | Forgotten | Vacant | StandbyReady | Succeeded | Iterated
-    | EpochDone | Tested | Gone | Checkpointed | Applied | StepsTimed | BytesCounted | Parted | PartBuilt | Note | Ending
-    | Finished
+    | EpochDone | Tested | Gone | Checkpointed | Applied | StepsTimed | BytesCounted | Parted | PartBuilt | Note
+    | Ending | Finished
 )  # fmt: skip

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from distbelief.core.traffic import PARTITIONS, Traffic
+from distbelief.core.messages import PARTITIONS, Traffic
 from distbelief.fabric.pinned import DeviceCopies
 
 LOOK_SECONDS = 1e-3

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from distbelief.core.traffic import ALL_REDUCE, Traffic
+from distbelief.core.messages import ALL_REDUCE, Traffic
 from distbelief.schedules.schedule import RankStep
 
 PART = 2 << 20

@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from distbelief.core import roles
 from distbelief.core.conversations.grouping import Assemble
-from distbelief.core.traffic import Traffic
+from distbelief.core.messages import Traffic
 from distbelief.fabric.base import Told
 from distbelief.fabric.choosing import ScheduleChoice
 from distbelief.fabric.in_order import LOOK_SECONDS, MEET_SECONDS, InOrder

@@ -21,7 +21,7 @@ import torch
 
 from distbelief.core import roles
 from distbelief.core.conversations.grouping import Assemble
-from distbelief.core.traffic import ALL_REDUCE, Traffic
+from distbelief.core.messages import ALL_REDUCE, Traffic
 from distbelief.errors import UsageError
 from distbelief.fabric.base import Told, schedule_of
 from distbelief.fabric.buckets import Bucket

@@ -18,10 +18,10 @@ import msgspec
 import torch
 from torch import Tensor
 
+from distbelief.core.messages import FETCH
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Json
 from distbelief.core.settings import Holder
-from distbelief.core.traffic import FETCH
 from distbelief.costs.splitting import SplitCost
 from distbelief.errors import Interrupted, JobFailed, UsageError
 from distbelief.job import Job

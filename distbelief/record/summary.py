@@ -10,8 +10,8 @@ from typing import Any, NotRequired, TypedDict
 import msgspec
 
 from distbelief.core import records, roles
+from distbelief.core.messages import CONTROL, FETCH, KINDS, PUSH, WAYS
 from distbelief.core.records import Json
-from distbelief.core.traffic import CONTROL, FETCH, KINDS, PUSH, WAYS
 from distbelief.record.folder import versions
 
 OVERFLOWS = ("overflows", "counted")

@@ -20,8 +20,8 @@ from distbelief.core import messages, roles
 from distbelief.core.conversations import attendance, initialising, pushing
 from distbelief.core.effects import Arrival, Effect, Payload, Save, Send
 from distbelief.core.events import Event
+from distbelief.core.messages import FETCH, PUSH
 from distbelief.core.settings import Plan, Settings
-from distbelief.core.traffic import FETCH, PUSH
 from distbelief.errors import LocalProtocolError
 from distbelief.fabric.waiting import rest
 from distbelief.server.passed import PassedLayout, PassedSlice

@@ -14,11 +14,11 @@ from torch import nn
 
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
+from distbelief.core.messages import Traffic
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import ANEW, StartingPoint
 from distbelief.core.records import Record
 from distbelief.core.settings import Settings
-from distbelief.core.traffic import Traffic
 from distbelief.fabric.crossings import TURNS, Crossings, segment_bytes
 from distbelief.fabric.shared_memory import in_order
 from distbelief.replica.script import KeptScript

@@ -293,7 +293,7 @@ def _settle(make_pair: MakePair) -> None:
 
 
 def _counts(make_pair: MakePair) -> None:
-    """Bytes are counted by kind, alike where they leave and where they arrive; a payload is sent, or found in memory."""
+    """Bytes are counted by kind, alike where they leave and arrive; a payload is sent, or found in memory."""
     bench = _Bench(make_pair)
     a, b = bench.a.traffic, bench.b.traffic
     before = {id(one): (dict(one.sent), dict(one.received), dict(one.shared_memory)) for one in (a, b)}

@@ -25,8 +25,7 @@ from typing import NamedTuple
 import torch
 
 from distbelief.core.effects import Arrival, Payload
-from distbelief.core.messages import Bulk, Message, SlotRequest
-from distbelief.core.traffic import Traffic
+from distbelief.core.messages import Bulk, Message, SlotRequest, Traffic
 from distbelief.errors import LocalProtocolError
 from distbelief.sharding.layout import Range
 

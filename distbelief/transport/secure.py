@@ -1,7 +1,7 @@
 """Who is at the other end of a connection: a role, by its certificate under TLS, or a process of this user, at a Unix
 socket.
 
-Nothing of messages, and so light: who asks a join server whether he may take part need not import torch for it.
+Nothing of the protocol, and so light: who asks a join server whether he may take part need not import torch for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from distbelief.core.traffic import CONTROL, Traffic
+from distbelief.core.messages import CONTROL, Traffic
 
 RECORD = 16 << 10
 """Most bytes of a record of TLS; what is shorter goes joined."""

@@ -14,8 +14,7 @@ import torch
 from distbelief.core import wire
 from distbelief.core.effects import Arrival, Payload
 from distbelief.core.events import Lost
-from distbelief.core.messages import Bulk, Hello, Message, SlotRequest
-from distbelief.core.traffic import CONTROL
+from distbelief.core.messages import CONTROL, Bulk, Hello, Message, SlotRequest
 from distbelief.errors import JobFailed, LocalProtocolError, RemoteProtocolError
 from distbelief.transport.base import NetworkEndpoint, checked, outside
 from distbelief.transport.link import HELLO_LIMIT, HELLO_SECONDS, IN, OUT, STRANGERS_LIMIT, Link, acceptable, drain

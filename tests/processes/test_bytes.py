@@ -20,9 +20,8 @@ from wire_tap import BEFORE, BEHIND, tap
 
 from distbelief.core.conversations.pushing import Fetched, Push, Pushed
 from distbelief.core.effects import Arrival
-from distbelief.core.messages import Version
+from distbelief.core.messages import KINDS, Version
 from distbelief.core.optimizer import optim
-from distbelief.core.traffic import KINDS
 from distbelief.places.processes.local import Local
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.sharding.layout import Range

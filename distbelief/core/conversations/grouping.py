@@ -15,11 +15,10 @@ from distbelief.core.conversations.evaluating import Evaluate, Evaluated
 from distbelief.core.conversations.membership import Finish, Leave, Refused, Stop
 from distbelief.core.conversations.table import Conversation, Says, States, TextEnum, Transition
 from distbelief.core.events import Lost, Saved
-from distbelief.core.messages import Address, Bulk, Message
+from distbelief.core.messages import ALL_REDUCE, Address, Bulk, Message
 from distbelief.core.portions import Portion
 from distbelief.core.roles import Kind, at_partition
 from distbelief.core.settings import Plan
-from distbelief.core.traffic import ALL_REDUCE
 from distbelief.sharding.layout import Layout
 
 NOTHING = -2

@@ -12,10 +12,9 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from distbelief.core.conversations.table import Conversation, Says
-from distbelief.core.messages import Bulk, Message
+from distbelief.core.messages import PUSH, Bulk, Message
 from distbelief.core.portions import WorkUnit
 from distbelief.core.roles import Kind
-from distbelief.core.traffic import PUSH
 
 HISTORY = "history."
 COMMANDS_LIMIT, TERMS_LIMIT, SCALARS_LIMIT = 64, 1024, 1 << 16

@@ -14,9 +14,8 @@ from distbelief.core.conversations.dealing import Deal, Drain, Progress
 from distbelief.core.conversations.initialising import Ready
 from distbelief.core.conversations.membership import Anew, Farewell, Finish, Join, Leave, Refused, Rejoin, Welcome
 from distbelief.core.conversations.table import Conversation, Says
-from distbelief.core.messages import Address, Message
+from distbelief.core.messages import PARTITIONS, Address, Message
 from distbelief.core.roles import Kind
-from distbelief.core.traffic import PARTITIONS
 
 
 class PartitionHere(Message, frozen=True, array_like=True, tag=True, gc=False):

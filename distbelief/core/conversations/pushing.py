@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from distbelief.core.conversations.table import Conversation, Says
-from distbelief.core.messages import Bulk, Message, SlotReply, SlotRequest, Version
+from distbelief.core.messages import FETCH, PUSH, Bulk, Message, SlotReply, SlotRequest, Version
 from distbelief.core.optimizer import GroupOption
 from distbelief.core.roles import Kind
-from distbelief.core.traffic import FETCH, PUSH
 from distbelief.sharding.layout import Range
 
 DENSE = "dense"
