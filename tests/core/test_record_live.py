@@ -96,6 +96,17 @@ def test_progress_between_epochs_is_told_every_ten_seconds():
     assert lines[0].startswith("epoch 1/2: ")
 
 
+def test_what_was_sent_and_what_was_read_in_memory_are_told_with_progress_and_at_the_end():
+    counted = r.BytesCounted("replica 0", {"push": 2_000_000, "control": 500_000}, {}, {"fetch": 1_250_000_000})
+    told = "2.5 MB sent, 1,250.0 MB read in shared memory"
+    lines = shown(io.StringIO(), [*RUN[:3], (1.5, counted), *RUN[3:5]]).splitlines()
+    assert lines[-1].endswith(f"train loss 0.5000, {told}")
+    whole = Summary({})
+    for seconds, record in [*RUN, (5.0, counted)]:
+        whole.take(seconds, record)
+    assert f"bytes       {told}" in summary(whole.result()).splitlines()
+
+
 def test_partitions_that_build_their_parts_for_long_say_how_many_have():
     """Every ten seconds, until the job begins, and never of one that begins at once."""
     clock = Clock(step=4.0)
