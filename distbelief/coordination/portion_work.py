@@ -72,9 +72,9 @@ class PortionWork:
             return [Send(sender, membership.Refused(why))]
         completed = data.report(sender, event)
         loss = event.loss / event.losses if event.losses else None
-        counts = (event.pushed, event.fetched, len(event.dropped))
+        dropped = len(event.dropped)
         effects: list[Effect] = [
-            WriteRecord(records.Stepped(sender, event.steps, event.samples, event.pushes, loss, *counts, event.losses))
+            WriteRecord(records.Stepped(sender, event.steps, event.samples, event.pushes, loss, dropped, event.losses))
         ]
         return effects + self._go_on(job, data, completed, event.steps - len(event.dropped))
 

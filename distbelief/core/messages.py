@@ -1,6 +1,6 @@
 """What all messages between roles have in common, and what a transport must know of them: which have bytes behind them,
-from where and to where, and who opens a link. Each conversation has a file of its own in `core/conversations`, which no
-transport reads.
+from where and to where, as what bytes are counted, and who opens a link. Each conversation has a file of its own in
+`core/conversations`, which no transport reads.
 """
 
 from __future__ import annotations
@@ -8,6 +8,14 @@ from __future__ import annotations
 from typing import ClassVar, NamedTuple
 
 import msgspec
+
+from distbelief.core.records import BytesCounted
+
+KINDS = PUSH, FETCH, ALL_REDUCE, PARTITIONS, CONTROL = ("push", "fetch", "all_reduce", "partitions", "control")
+"""What bytes are for: gradients to the shards, parameters that a fetch asked for, sums of gradients, what crosses
+between the partitions of a replica, and all else.
+"""
+WAYS = ("sent", "received", "shared_memory")
 
 
 class Version(NamedTuple):
@@ -26,6 +34,9 @@ class Address(NamedTuple):
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """Anything that one role sends another."""
+
+    traffic: ClassVar[str] = CONTROL
+    """The kind as which its bytes are counted, with those behind it."""
 
 
 class Bulk(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -71,3 +82,39 @@ class Hello(Message, frozen=True, array_like=True, tag=True, gc=False):
     peer: int = -1
     """The incarnation of the other end that is meant; -1 for whichever is there."""
     start: int = 0
+
+
+class Traffic:
+    """The bytes that one carrier of a role has sent, received, and read in memory that roles share, by kind; one thread
+    writes them.
+
+    They are counted where they leave and where they arrive, as the kernel counts what is in its packets: frames with
+    their payloads, and of TLS its handshakes and the ends of its records. What one reads where another has written it
+    is sent by nobody, and is counted by who reads it.
+
+    >>> traffic = Traffic()
+    >>> traffic.sent[PUSH] += 100
+    >>> traffic.tell("replica 0"), traffic.tell("replica 0")
+    (BytesCounted(role='replica 0', sent={'push': 100}, received={}, shared_memory={}), None)
+    """
+
+    __slots__ = ("_told", "received", "sent", "shared_memory")
+
+    def __init__(self) -> None:
+        self.sent = dict.fromkeys(KINDS, 0)
+        self.received = dict.fromkeys(KINDS, 0)
+        self.shared_memory = dict.fromkeys(KINDS, 0)
+        """What was read there."""
+        self._told = {way: dict.fromkeys(KINDS, 0) for way in WAYS}
+
+    def tell(self, role: str) -> BytesCounted | None:
+        """What was counted since this was last asked; None where nothing was."""
+        new = {way: self._new(getattr(self, way), self._told[way]) for way in WAYS}
+        return BytesCounted(role, **new) if any(new.values()) else None
+
+    @staticmethod
+    def _new(counted: dict[str, int], told: dict[str, int]) -> dict[str, int]:
+        new = {kind: more for kind in KINDS if (more := counted[kind] - told[kind])}
+        for kind, more in new.items():
+            told[kind] += more
+        return new

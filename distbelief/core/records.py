@@ -53,8 +53,6 @@ class Stepped(Record, frozen=True, tag=True, gc=False):
     samples: int
     pushes: int
     loss: float | None
-    pushed: int
-    fetched: int
     dropped: int = 0
     """Pushes that were too late for their round, and whose minibatches are dealt again."""
     losses: int = 0
@@ -197,6 +195,17 @@ class StepsTimed(Record, frozen=True, tag=True, gc=False):
     """Of so many."""
 
 
+class BytesCounted(Record, frozen=True, tag=True, gc=False):
+    """What a role has sent, received, and read in memory that it shares, since it last told: bytes, by kind
+    (`core/messages`).
+    """
+
+    role: str
+    sent: dict[str, int]
+    received: dict[str, int]
+    shared_memory: dict[str, int]
+
+
 class Parted(Record, frozen=True, tag=True, gc=False):
     """The replicas are split: how, as it is written on a command line, and in a sentence what that is worth."""
 
@@ -264,5 +273,6 @@ class Finished(Record, frozen=True, tag=True, gc=False):
 
 AnyRecord = (
     Started | Joined | Stepped | Rewound | Forgotten | Vacant | StandbyReady | Succeeded | Iterated
-    | EpochDone | Tested | Gone | Checkpointed | Applied | StepsTimed | Parted | PartBuilt | Note | Ending | Finished
+    | EpochDone | Tested | Gone | Checkpointed | Applied | StepsTimed | BytesCounted | Parted | PartBuilt | Note
+    | Ending | Finished
 )  # fmt: skip

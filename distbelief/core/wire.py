@@ -42,6 +42,11 @@ def encode(message: Message) -> bytes:
     return PREFIX.pack(VERSION, len(body)) + body
 
 
+def size(message: Message) -> int:
+    """The length of the frame of a message, where nothing is sent."""
+    return PREFIX.size + len(_encode(message))
+
+
 def length(prefix: bytes | bytearray | memoryview) -> int:
     """The length of the message behind a prefix.
 

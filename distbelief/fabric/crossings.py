@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from distbelief.core.messages import PARTITIONS, Traffic
 from distbelief.fabric.pinned import DeviceCopies
 
 LOOK_SECONDS = 1e-3
@@ -81,6 +82,7 @@ class Crossings:
         self._views: dict[tuple[int, torch.dtype, tuple[int, ...]], torch.Tensor] = {}
         self._home, self._homes, self._turns, self._copies = home, homes, turns, copies
         self._step = 0
+        self.traffic = Traffic()
         self._fence = threading.Lock()
 
     def begin(self, step: int) -> list[int]:
@@ -148,6 +150,7 @@ class Crossings:
         if not self._reached(OWN * self._homes + at, self._step):
             return None
         held = self._view(at, dtype, shape)
+        self.traffic.shared_memory[PARTITIONS] += held.nbytes
         return held if self._copies is None else self._copies.copy_in(held)
 
     def sleeps(self, home: int) -> bool:

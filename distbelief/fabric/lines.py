@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from distbelief.core.messages import ALL_REDUCE, Traffic
 from distbelief.schedules.schedule import RankStep
 
 PART = 2 << 20
@@ -58,6 +59,7 @@ class Lines:
     ) -> None:
         self.rank, self.ranks, self.device = rank, ranks, device
         self.left = False
+        self.traffic = Traffic()
         self._group = group
         self._patience = () if seconds is None else (timedelta(seconds=seconds),)
         self._scratch: dict[torch.dtype, torch.Tensor] = {}
@@ -101,6 +103,8 @@ class Lines:
             pieces = (whole.clone() if swaps else whole).split(part)
             operations += [dist.P2POp(dist.isend, piece, group=group, group_peer=sent.target) for piece in pieces]
         works = dist.batch_isend_irecv(operations)
+        self.traffic.sent[ALL_REDUCE] += vector.itemsize * sum(sent.length for sent in step.sends)
+        self.traffic.received[ALL_REDUCE] += vector.itemsize * sum(got.length for got in step.receives)
         self._posted = _Posted(works, len(works) == len(operations), receipts)
 
     def take(self, vector: torch.Tensor, step: RankStep) -> bool:
@@ -137,6 +141,10 @@ class Lines:
         group = self._group
         self.stay()
         dist.all_reduce(tensor, group=group)
+        # gloo and NCCL send as much as a ring does
+        moved = 2 * (self.ranks - 1) * tensor.nbytes // self.ranks
+        self.traffic.sent[ALL_REDUCE] += moved
+        self.traffic.received[ALL_REDUCE] += moved
 
     # what is asked to choose a schedule
 
@@ -146,6 +154,8 @@ class Lines:
         go = dist.P2POp(dist.isend, tensor, group=self._group, group_peer=ahead)
         for work in dist.batch_isend_irecv([come, go]):
             work.wait()
+        self.traffic.sent[ALL_REDUCE] += tensor.nbytes
+        self.traffic.received[ALL_REDUCE] += tensor.nbytes
 
     def maximum(self, values: torch.Tensor) -> torch.Tensor:
         """The largest that any rank has of each value."""

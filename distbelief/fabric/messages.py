@@ -49,8 +49,6 @@ class Messages:
         vector: Vector,
     ) -> None:
         self.round = 0
-        self.sent = self.received = 0
-        """Bytes since somebody last set them to 0."""
         self._group, self._members, self._buckets, self._vector = group, members, buckets, vector
         self._steps = [one.steps_of(rank) for one in schedules]
         self._players: dict[int, SchedulePlayer[int]] = {}
@@ -108,7 +106,6 @@ class Messages:
         for move in step.sends:
             start, size = self._byte(vector, move), move.length * bucket.item
             data = self._vector.read(bucket, start, start + size)
-            self.sent += size
             piece = ReducedPiece(self._group, self.round, vector, step.number, start, move.adds, data)
             self._outgoing.append(Send(self._members[move.target], piece, Phantom(size)))
 
@@ -121,7 +118,6 @@ class Messages:
         for move in step.receives:
             key = self._key(vector, move)
             self._vector.write(bucket, key[1], here[key], move.adds)
-            self.received += move.length * bucket.item
         self._kept.pop(at, None)
         return True
 

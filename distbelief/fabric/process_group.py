@@ -13,6 +13,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from distbelief.core import roles
 from distbelief.core.conversations.grouping import Assemble
+from distbelief.core.messages import Traffic
 from distbelief.fabric.base import Told
 from distbelief.fabric.choosing import ScheduleChoice
 from distbelief.fabric.in_order import LOOK_SECONDS, MEET_SECONDS, InOrder
@@ -45,6 +46,7 @@ class ProcessGroup(InOrder):
         self._meeting = TCPStore(host, 0, is_master=True, wait_for_workers=False, use_libuv=True)
         self.store = f"{host}|{self._meeting.port}"
         """Where a group meets whose first member this is."""
+        self.traffic = Traffic()
         self._thread: ReductionThread | None = None
         self._index = index
         self._schedules: list[Schedule | None] = []
@@ -71,6 +73,7 @@ class ProcessGroup(InOrder):
             dist.init_process_group(backend, store=named, rank=own, world_size=ranks, timeout=patience)
             _set_pg_timeout(timedelta(seconds=STEP_SECONDS))
             lines = Lines(own, ranks, self._device, seconds=STEP_SECONDS)
+            lines.traffic = self.traffic
             self._thread = ReductionThread(lines)
             choice = ScheduleChoice(lines, self._algorithm, self._per_host)
             self._schedules = [

@@ -21,6 +21,7 @@ import torch
 
 from distbelief.core import roles
 from distbelief.core.conversations.grouping import Assemble
+from distbelief.core.messages import ALL_REDUCE, Traffic
 from distbelief.errors import UsageError
 from distbelief.fabric.base import Told, schedule_of
 from distbelief.fabric.buckets import Bucket
@@ -79,6 +80,7 @@ class SharedMemory:
         self._direct = algorithm in DIRECT
         self._start = 0
         self._wait = Wait()
+        self.traffic = Traffic()
         self._buckets: list[Bucket] = []
         self._counts = memoryview(b"").cast("q")
         self._slots: list[torch.Tensor] = []
@@ -197,13 +199,19 @@ class SharedMemory:
         return blocks
 
     def _add_up(self, number: int) -> None:
+        added = 0
         for there, parts in self._blocks[number]:
+            added += there.nbytes
             if len(parts) == 1:
                 there.copy_(parts[0])
                 continue
             torch.add(parts[0], parts[1], out=there)
             for part in parts[2:]:
                 there.add_(part)
+        bucket, others = self._buckets[number], len(self._members) - 1
+        # of its part what the others bring, of the rest the sum that they have made
+        read = others * added * bucket.adds + bucket.stop - bucket.start - added
+        self.traffic.shared_memory[ALL_REDUCE] += read
 
     # by a schedule
 
@@ -244,6 +252,7 @@ class SharedMemory:
         self._copied.pop(vector, None)
         for here, there, adds in zip(plan.here, copied or plan.there, plan.adds, strict=True):
             here.add_(there) if adds else here.copy_(there)
+            self.traffic.shared_memory[ALL_REDUCE] += here.nbytes
         return True
 
     def _reached(self, wanted: list[tuple[int, int]]) -> bool:

@@ -16,7 +16,7 @@ from distbelief.core.records import Json
 from distbelief.errors import JobFailed
 from distbelief.places.channel_messages import Standing
 from distbelief.record.folder import RunFolder
-from distbelief.record.summary import Summary
+from distbelief.record.summary import Summary, in_words
 from distbelief.transport.secure import check_user
 
 ANSWER_SECONDS = 0.5
@@ -168,6 +168,7 @@ def state(children: Iterable[tuple[str, int, int]], said: Iterable[Standing], su
         "of_samples": whole,
         "seconds": summary.seconds,
         "rate": summary.rate,
+        "bytes": summary.bytes,
         "members": members,
     }
 
@@ -238,7 +239,11 @@ def lines(found: Json) -> list[str]:
     if not found["members"]:
         return [f"{found['run']}: running; {found['reason']}"]
     whole = f"/{found['of_samples']:,}" if found["of_samples"] else ""
-    told = [f"{found['run']}: running; {found['samples']:,}{whole} samples, {found['rate']:,.0f} samples/s"]
+    moved = in_words(found["bytes"])
+    told = [
+        f"{found['run']}: running; {found['samples']:,}{whole} samples, {found['rate']:,.0f} samples/s"
+        f"{moved and f', {moved}'}"
+    ]
     rows = [["", "state", "clock", "version", "staleness", "steps/s", "to do", "waits for"]]
     for one in found["members"]:
         since = (

@@ -18,6 +18,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from distbelief.core.messages import FETCH
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Json
 from distbelief.core.settings import Holder
@@ -30,6 +31,7 @@ from distbelief.places.simulated.handling import STATES, Handling
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.planner.candidates import Machines, PlanCandidate
 from distbelief.planner.trips import DirectHandling
+from distbelief.record.summary import moved
 from distbelief.tasks import Data, Task, as_data
 from distbelief.tasks.worker import build_model
 from distbelief.transport.processors import Hosts
@@ -88,7 +90,7 @@ class Terms(msgspec.Struct, frozen=True):
     samples_per_second: float
     """Of all replicas."""
     bytes_per_step: float
-    """Of gradients and parameters that a replica sends and is sent; 0 where they stay in memory that it shares."""
+    """Of gradients, parameters and what crosses between partitions: sent, or read in memory that processes share."""
     waits_for: str = ""
     """Whose words end the longest waits: shard, replica or coordinator."""
     spared: dict[str, float] = {}
@@ -117,7 +119,7 @@ def terms_of(result: Json) -> Terms:
     if not told:
         raise JobFailed(f"{result['strategy']} on {result['task']} ended ({result['reason']}) before a step was timed")
     steps = sum(one["steps"] for one in told) or result["steps"]  # a split replica times shares of steps
-    sent = sum(result["bytes"].values()) / max(1, result["steps"])
+    sent = sum(moved(result["bytes"]).values()) / max(1, result["steps"])
     longest = max(told, key=lambda one: one["wait"])["waits_for"]
     parts = {part: sum(one[part] for one in told) / steps for part in PARTS}
     rate = float(result["samples_per_second"])
@@ -147,8 +149,9 @@ def lasting(result: Json, batch_size: int, fetched_before: bool) -> Terms:
             steps.append({part: times[part] / (count if part == "compute" else between) for part in PARTS})
     parts = {part: statistics.fmean(one[part] for one in steps) for part in PARTS}
     rate = sum(batch_size / sum(one.values()) for one in steps)
-    counted, sent = result["steps"], result["bytes"]
-    bytes_ = sent["pushed"] / counted + sent["fetched"] / (counted + len(steps) * fetched_before)
+    counted, sent = result["steps"], moved(result["bytes"])
+    fetched = sent.pop(FETCH)
+    bytes_ = sum(sent.values()) / counted + fetched / (counted + len(steps) * fetched_before)
     return msgspec.structs.replace(found, **parts, samples_per_second=rate, bytes_per_step=bytes_)
 
 

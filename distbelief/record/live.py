@@ -16,7 +16,7 @@ from distbelief.core import records, roles
 from distbelief.core.outcomes import Outcome
 from distbelief.core.records import Json
 from distbelief.record.recorder import line
-from distbelief.record.summary import Mean, Summary
+from distbelief.record.summary import Mean, Summary, in_words
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -32,7 +32,7 @@ ROWS = 16
 """Most replicas in the table."""
 BAR, GAP = 30, 2
 """Columns of a terminal that the bar has, and that are between two words."""
-LEAST_IMPORTANT = ("staleness", "time", "bar", "rate", "accuracy", "loss")
+LEAST_IMPORTANT = ("bytes", "staleness", "time", "bar", "rate", "accuracy", "loss")
 """What a row of progress loses first, where the terminal is narrow."""
 
 
@@ -259,7 +259,7 @@ class Live:
         share = f"{self._summary.samples:,}{f'/{per_epoch * epochs:,}' if counted else ''} samples"
         trained = "" if loss is None else f"train loss {loss:.4f}"
         taken, rate = f"{_time(self._summary.seconds)}{self._mark}", f"{self._summary.rate:,.0f} samples/s{self._mark}"
-        told = [share, taken, rate, trained, self._stale()]
+        told = [share, taken, rate, trained, self._stale(), in_words(self._summary.bytes)]
         return f"{where}: {', '.join(filter(None, told))}"
 
     def _print(self, text: str) -> None:
@@ -309,6 +309,7 @@ class Live:
             "loss": self._recent_loss,
             "accuracy": "" if accuracy is None else f"accuracy {100 * accuracy:.2f} %",
             "staleness": self._stale(),
+            "bytes": in_words(self._summary.bytes),
         }
         cells = {name: text for name, text in cells.items() if text}
         for name in LEAST_IMPORTANT:
@@ -402,6 +403,8 @@ def summary(result: Json, folder: str | Path | None = None) -> str:
         rows.append(("split", split["told"]))
     if result["staleness"]["mean"] is not None:
         rows.append(("staleness", f"mean {result['staleness']['mean']:.2f}, max {result['staleness']['max']}"))
+    if told := in_words(result["bytes"]):
+        rows.append(("bytes", told))
     lost = [
         f"{_many(one['lost'], 'minibatch', 'es')} of {roles.replica(one['id'])}"
         for one in result["per_replica"]

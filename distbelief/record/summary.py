@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NotRequired, TypedDict
 
 import msgspec
 
 from distbelief.core import records, roles
+from distbelief.core.messages import CONTROL, FETCH, KINDS, PUSH, WAYS
 from distbelief.core.records import Json
 from distbelief.record.folder import versions
 
@@ -106,9 +108,9 @@ class Summary:
         self.history: list[HistoryRow] = []
         self._tested: HistoryRow | None = None
         self.applied: dict[str, records.Applied] = {}
-        self.steps = self.samples = self.pushes = self.pushed = self.fetched = self.epochs = self.dropped = (
-            self.forgotten
-        ) = 0
+        self.steps = self.samples = self.pushes = self.epochs = self.dropped = self.forgotten = 0
+        self.bytes: dict[str, dict[str, int]] = {way: dict.fromkeys(KINDS, 0) for way in WAYS}
+        """Of all roles, by way and kind."""
         self._forgotten: dict[tuple[str, str, int], int] = {}
         self.seconds = 0.0
         """Training time: from `Started` to the last `Stepped`, summed over the attempts of a resumed run."""
@@ -174,6 +176,11 @@ class Summary:
         both = {name: getattr(before, name, 0) + getattr(record, name) for name in (*TIMES, *OVERFLOWS)}
         replica.times = msgspec.structs.replace(record, **both)
 
+    def _take_bytes_counted(self, _: float, record: records.BytesCounted) -> None:
+        for way in WAYS:
+            for kind, count in getattr(record, way).items():
+                self.bytes[way][kind] = self.bytes[way].get(kind, 0) + count
+
     def _take_finished(self, _: float, record: records.Finished) -> None:
         self.outcome, self.cause, self.reason = record.outcome, record.cause, record.reason
 
@@ -190,8 +197,6 @@ class Summary:
             sums.samples += record.samples
             sums.pushes += record.pushes
         self._counted += record.samples
-        self.pushed += record.pushed
-        self.fetched += record.fetched
         self.dropped += record.dropped
         self.seconds = self._training(seconds)
         if record.loss is not None:
@@ -299,7 +304,7 @@ class Summary:
                 **(self.reached or {"seconds": None, "epochs": None}),
             },
             "staleness": self.staleness(),
-            "bytes": {"pushed": self.pushed, "fetched": self.fetched},
+            "bytes": {"pushed": self.bytes["sent"][PUSH], "fetched": self.bytes["received"][FETCH], **self.bytes},
             "per_replica": [
                 {
                     "id": index,
@@ -325,10 +330,35 @@ class Summary:
         }
 
 
-def in_effect(taken: Iterable[tuple[float, records.Record]]) -> list[tuple[float, records.Record]]:
-    """The records without those that a resumed job went back on: it goes on from its checkpoint's samples.
+def moved(counted: Json) -> dict[str, int]:
+    """By kind, the bytes that the roles of a job have moved to train: sent, or read in memory that they share.
 
-    >>> step = records.Stepped("replica 0", 1, 10, 1, None, 0, 0)
+    Args:
+        counted: the `bytes` of its `result.json`.
+
+    >>> moved({"sent": {"push": 8, "control": 1}, "shared_memory": {"push": 2}})
+    {'push': 10, 'fetch': 0, 'all_reduce': 0, 'partitions': 0}
+    """
+    ways = [counted.get(way, {}) for way in ("sent", "shared_memory")]
+    return {kind: sum(way.get(kind, 0) for way in ways) for kind in KINDS if kind != CONTROL}
+
+
+def in_words(counted: Json) -> str:
+    """What a job has sent, and read in memory that its processes share; "" where nothing.
+
+    >>> in_words({"sent": {"push": 2_000_000, "control": 500_000}, "shared_memory": {"push": 0}})
+    '2.5 MB sent'
+    """
+    told = {"sent": "sent", "shared_memory": "read in shared memory"}
+    megabytes = {words: sum(counted.get(way, {}).values()) / 1e6 for way, words in told.items()}
+    return ", ".join(f"{count:,.1f} MB {words}" for words, count in megabytes.items() if count >= 0.05)
+
+
+def in_effect(taken: Iterable[tuple[float, records.Record]]) -> list[tuple[float, records.Record]]:
+    """The records without those that a resumed job went back on: it goes on from its checkpoint's samples. What was
+    sent stays sent.
+
+    >>> step = records.Stepped("replica 0", 1, 10, 1, None)
     >>> begin = [(0.0, records.Started(1, 1, 1, 100, 10, 1)), (1.0, step), (2.0, step)]
     >>> [seconds for seconds, _ in in_effect([*begin, (0.5, records.Started(1, 1, 1, 100, 10, 1, samples=10))])]
     [0.0, 1.0, 0.5]
@@ -339,9 +369,9 @@ def in_effect(taken: Iterable[tuple[float, records.Record]]) -> list[tuple[float
     for seconds, record in taken:
         if isinstance(record, records.Started | records.Rewound):
             total = record.samples
-            while totals and totals[-1] > total:
-                totals.pop()
-                kept.pop()
+            undone = bisect_right(totals, total)
+            sent = [one for one in kept[undone:] if isinstance(one[1], records.BytesCounted)]
+            kept[undone:], totals[undone:] = sent, [total] * len(sent)
         elif isinstance(record, records.Stepped):
             total += record.samples
         kept.append((seconds, record))
@@ -366,6 +396,7 @@ TAKES: Mapping[type[records.Record], Callable[[Summary, float, Any], None]] = {
     records.Gone: Summary._take_gone,
     records.Applied: Summary._take_applied,
     records.StepsTimed: Summary._take_steps_timed,
+    records.BytesCounted: Summary._take_bytes_counted,
     records.Finished: Summary._take_finished,
 }
 """How each kind of record is added; the others change nothing of a summary."""

@@ -37,7 +37,6 @@ from distbelief.replica.split_compute import SplitCompute, apart, gradient
 from distbelief.replica.steps import Steps
 from distbelief.replica.vectors import Vectors
 from distbelief.replica.work import WorkQueue, report_seconds
-from distbelief.sharding.layout import Range
 
 
 class DownpourReplica(ServedReplica):
@@ -131,7 +130,7 @@ class DownpourTraining:
 
     def train(self) -> Steps[None]:
         """From the server's parameters to the end of the work."""
-        yield from self._request(0, self.server.whole)
+        yield from self.server.fetch(0, self.server.whole)
         yield from self._landed(*self._models)
         self._vectors.swap(0)
         replica, reports = self._replica, report_seconds(self._settings.replicas)
@@ -159,7 +158,7 @@ class DownpourTraining:
 
     def _fetch_all(self) -> Steps[None]:
         """The parameters of all models, as they are now."""
-        yield from self._request(self._landing, self.server.moving)
+        yield from self.server.fetch(self._landing, self.server.moving)
         yield from self._landed(*self._models)
         self._vectors.swap(self._landing)
 
@@ -223,7 +222,7 @@ class DownpourTraining:
         """The parameters of the models that were stepped."""
         models = [self._models[number] for number in sorted(self._stepped)]
         for model in models:
-            yield from self._request(0, model.moving, self._tick)
+            yield from self.server.fetch(0, model.moving, self._tick)
         yield from self._landed(*models)
         self._stepped.clear()
         self._vectors.swap(0, [part for model in models for part in model.moving])
@@ -379,7 +378,6 @@ class DownpourTraining:
         yield from self._pushes.make(busy, *covered, sent, self._siblings.push(clock))
         self._tick += self._attends
         self._stepped.add(model)
-        self.work.pushed += pushed.size
         self._steps = self._covered = self._accrued_samples = 0
         self._slot = (slot + 1) % self._settings.slots
 
@@ -406,12 +404,12 @@ class DownpourTraining:
             self._vectors.swap(0)
             return
         if not self._pushing.prefetch:
-            yield from self._request(0, self.server.moving, self._tick)
+            yield from self.server.fetch(0, self.server.moving, self._tick)
             yield from self._landed(*self._models)
             self._vectors.swap(0)
             return
         if not self._in_flight:
-            yield from self._request(1 - self._landing, self.server.moving, self._tick)
+            yield from self.server.fetch(1 - self._landing, self.server.moving, self._tick)
         yield from self._landed(*self._models)
         self._landing, self._in_flight = 1 - self._landing, False
         self._vectors.swap(self._landing)
@@ -421,11 +419,7 @@ class DownpourTraining:
         if self._pushing.read_in_place:
             return
         self._in_flight = True
-        yield from self._request(1 - self._landing, self.server.moving, self._next_tick)
-
-    def _request(self, landing: int, parts: list[Range], tick: int = 0) -> list[Send]:
-        self.work.fetched += sum(part.size for part in parts)
-        return self.server.fetch(landing, parts, tick)
+        yield from self.server.fetch(1 - self._landing, self.server.moving, self._next_tick)
 
     def _landed(self, *models: ModelView) -> Steps[None]:
         while self._links.missing:
@@ -445,7 +439,9 @@ class DownpourTraining:
         newest, settled = held.newest, False
         while not settled:
             while behind := held.behind(newest):
-                yield from self._request(self._landing, [part for role, part in model.parts if role in behind], newest)
+                yield from self.server.fetch(
+                    self._landing, [part for role, part in model.parts if role in behind], newest
+                )
                 while self._links.missing:
                     yield from self.wait()
                 newest = max(newest, held.newest)

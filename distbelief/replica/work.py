@@ -52,8 +52,6 @@ class WorkQueue:
         """Whether more was asked for, and is not here."""
         self.seconds = 0.0
         """Of computing, since the last report."""
-        self.pushed = self.fetched = 0
-        """Bytes since the last report."""
         self._portions: deque[Portion] = deque()
         self._ended = -1  # the last epoch of which there is no more
         self._returned: list[Portion] = []
@@ -114,8 +112,6 @@ class WorkQueue:
         """What another partition of the replica has done goes into the next report."""
         self._loss += report.loss
         self._losses += report.losses
-        self.pushed += report.pushed
-        self.fetched += report.fetched
 
     def count(self, loss: float) -> None:
         """The loss of a step goes into the next report."""
@@ -126,12 +122,9 @@ class WorkQueue:
         """What was done since the last report; `wants` asks for more; how a stream began, where that is to be told."""
         self.asked |= wants
         steps, samples, made, dropped = made_by.take()
-        report = Progress(
-            steps, samples, made, self._loss, self._losses, self.pushed, self.fetched, wants, dropped,
-            tuple(self._returned), start,
-        )  # fmt: skip
+        report = Progress(steps, samples, made, self._loss, self._losses, wants, dropped, tuple(self._returned), start)
         self.seconds = self._loss = 0.0
-        self._losses = self.pushed = self.fetched = 0
+        self._losses = 0
         self._returned.clear()
         return report
 

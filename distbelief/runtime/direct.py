@@ -20,6 +20,7 @@ from distbelief.core import messages, roles
 from distbelief.core.conversations import attendance, initialising, pushing
 from distbelief.core.effects import Arrival, Effect, Payload, Save, Send
 from distbelief.core.events import Event
+from distbelief.core.messages import FETCH, PUSH
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import LocalProtocolError
 from distbelief.fabric.waiting import rest
@@ -253,7 +254,7 @@ class DirectEndpoint(SharedEndpoint):
 
     def _land(self, shared: SharedShard, answer: pushing.Fetched, payload: torch.Tensor) -> None:
         """Bring what a shard has answered where it was asked for."""
-        held = shared.held
+        held, size = shared.held, answer.stop - answer.start
         if not self._in_place:
             self.arena.part(answer).copy_(payload)
         elif held.holds(answer.start, answer.stop):
@@ -262,8 +263,11 @@ class DirectEndpoint(SharedEndpoint):
             if held.now != held.own[self._lands_in]:
                 shared.publish()  # the buffer may be the newest until then
                 held.bring(held.own[self._lands_in])
+            else:
+                size = 0
         else:
             self._buffers[0][answer.start : answer.stop].copy_(payload)
+        self.traffic.shared_memory[FETCH] += size
 
     def send(self, to: str, message: messages.Message, payload: Payload | None = None) -> None:
         """Send a message; what a shard can answer here waits for the next `poll` or `flush`."""
@@ -328,6 +332,8 @@ class DirectEndpoint(SharedEndpoint):
         shard = shared.shard
         if type(message) is pushing.Fetch and not shard.may_fetch(self.role, message.tick):
             return False
+        if type(message) is pushing.Push:  # the update begins from the newest parameters
+            self.traffic.shared_memory[PUSH] += message.stop - message.start
         for effect in shard.handle(self.role, message, payload):
             if not isinstance(effect, Send) or effect.to != self.role:
                 raise LocalProtocolError(f"{to} asks {self.role} for {type(effect).__name__}, which is its own to do")

@@ -14,6 +14,7 @@ from torch import nn
 
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
+from distbelief.core.messages import Traffic
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import ANEW, StartingPoint
 from distbelief.core.records import Record
@@ -86,6 +87,8 @@ class Process:
     """Has others reach this process; returns its address."""
     open_endpoint: Callable[[], tuple[NetworkEndpoint, str]]
     """Opens another endpoint of its role, at a port that is free; returns it, and its address."""
+    count: Callable[[Traffic], None]
+    """Has the bytes of one more carrier told of, with those of its endpoints."""
 
 
 @dataclass
@@ -192,7 +195,10 @@ class Context:
         memory = self.crossings(self.settings.replicas * length)[start : start + length]
         if part.copies is not None:
             part.copies.pin(memory)
-        return Crossings(memory, roles.partition_of(self.role), homes, part.slots, turns, part.copies)
+        crossings = Crossings(memory, roles.partition_of(self.role), homes, part.slots, turns, part.copies)
+        if self.process is not None:
+            self.process.count(crossings.traffic)
+        return crossings
 
     @property
     def module(self) -> FlatModule:

@@ -206,7 +206,7 @@ def _bytes(found: Report) -> str:
     if most is None or not most.bytes_per_step > 0:
         return ""
     told = number(most.bytes_per_step / 1e6)
-    return f"{most.name} moves the most between replicas and shards, {told} MB for each step."
+    return f"{most.name} moves the most, {told} MB for each step."
 
 
 def _failed(found: Report) -> str:

@@ -21,6 +21,7 @@ from distbelief.record.checkpoints import read_manifest
 from distbelief.record.folder import RunFolder
 from distbelief.record.recorder import read_metrics
 from distbelief.record.restore import load_weights
+from distbelief.record.summary import moved
 from distbelief.tasks import Task
 from distbelief.tasks.flat import layout_of
 from distbelief.tasks.worker import build_model, load, measure
@@ -71,7 +72,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     samples: int = 0
     updates: int = 0
     bytes: int = 0
-    """Pushed and fetched."""
+    """Moved to train."""
     staleness: dict[str, int] = {}
     """So many pushes of each staleness."""
     busy: float | None = None
@@ -108,7 +109,7 @@ def of_result(*results: Json) -> Json:
     return {
         **{name: first[name] for name in ("outcome", "reason", "replicas")},
         **{name: sum(one[name] for one in results) for name in ("seconds", "epochs", "steps", "samples", "updates")},
-        "bytes": sum(sum(one["bytes"].values()) for one in results),
+        "bytes": sum(sum(moved(one["bytes"]).values()) for one in results),
         "staleness": dict(staleness),
         "losses": [(row["seconds"], row["train_loss"]) for row in rows],
         "parts": _parts([replica["times"] for replica in replicas if replica.get("times")]),

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from distbelief.core import wire
 from distbelief.core.conversations.initialising import Initialise, Ready
 from distbelief.core.conversations.pushing import Fetch, Fetched, Push, Pushed
 from distbelief.core.effects import Arrival
@@ -121,6 +122,7 @@ def check_transport(make_pair: MakePair) -> None:
         _zero_size,
         _large,
         _settle,
+        _counts,
         _bounds,
         _close_is_seen,
         _drop,
@@ -287,6 +289,29 @@ def _settle(make_pair: MakePair) -> None:
         bench.at_a.clear()
         for vector in (bench.a.arena.parameters[0], bench.a.arena.parameters[1][128:]):
             assert bool((vector == value).all()), "an answer shows what its owner wrote after `settle`"
+    bench.close()
+
+
+def _counts(make_pair: MakePair) -> None:
+    """Bytes are counted by kind, alike where they leave and arrive; a payload is sent, or found in memory."""
+    bench = _Bench(make_pair)
+    a, b = bench.a.traffic, bench.b.traffic
+    before = {id(one): (dict(one.sent), dict(one.received), dict(one.shared_memory)) for one in (a, b)}
+    push, answer, told = Push(1, 128, 4096, 0, 1, _NONE, 1, 1), Fetched(0, 0, 256, _NONE), Pushed(1, 1, _NONE)
+    bench.a.send(B, push, bench.a.arena.gradients[1][128:])
+    bench.b.send(A, told)
+    bench.b.send(A, answer, torch.zeros(256, dtype=torch.uint8))
+    bench.until(lambda: bench.at_b and len(bench.at_a) == 2, "a push, its acknowledgement and an answer")
+    for sender, receiver, message, size in ((a, b, push, 3968), (b, a, answer, 256), (b, a, told, 0)):
+        kind = message.traffic
+        sent, received = sender.sent[kind] - before[id(sender)][0][kind], receiver.received[kind]
+        received -= before[id(receiver)][1][kind]
+        found = receiver.shared_memory[kind] - before[id(receiver)][2][kind]
+        assert sent == received, f"{sent} bytes of {message} were counted where it left, {received} where it came"
+        assert found in (0, size), f"{found} bytes behind {message} were found in memory"
+        whole = len(wire.encode(message)) + size - found
+        beside = sent - whole  # what a carrier adds to its messages is no message's
+        assert beside == 0 if size else beside >= 0, f"{message} was counted as {sent} bytes: it has {whole}"
     bench.close()
 
 

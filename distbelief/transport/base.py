@@ -11,7 +11,9 @@ may write to its own copy once it has called `settle`.
 no other. 5. **Death is seen.** When a peer's process ends, or its link is closed, the other side is delivered `Lost`
 once, after all that came before it. 6. **Nothing stays.** After `close`, or after kill -9 of everybody, there is no
 file, socket or shared-memory segment left. 7. `deliver` may send, connect, settle, drop and close, but not poll. 8.
-`send` never waits for the peer; what the carrier does not take at once is kept and sent by `poll`.
+`send` never waits for the peer; what the carrier does not take at once is kept and sent by `poll`. 9. **Bytes are
+counted** in `traffic` by the kind of their message, as it is sent and as it arrives: its frame, and what is sent behind
+it; a payload that is found in shared memory is counted there by who reads it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import NamedTuple
 import torch
 
 from distbelief.core.effects import Arrival, Payload
-from distbelief.core.messages import Bulk, Message, SlotRequest
+from distbelief.core.messages import Bulk, Message, SlotRequest, Traffic
 from distbelief.errors import LocalProtocolError
 from distbelief.sharding.layout import Range
 
@@ -108,6 +110,7 @@ class Endpoint(ABC):
         self.arena = EMPTY
         self.zeros = in_memory
         """Makes each vector of an arena that no peer maps."""
+        self.traffic = Traffic()
 
     def allocate(self, held: Range, gradients: int, parameters: int) -> Arena:
         """Make this role's arena, of vectors that are these bytes of the flat vector, zeroed; once, before links that

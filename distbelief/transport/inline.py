@@ -8,6 +8,7 @@ from collections import deque
 
 import torch
 
+from distbelief.core import wire
 from distbelief.core.effects import Arrival, Payload
 from distbelief.core.events import Lost
 from distbelief.core.messages import Bulk, Message, SlotReply
@@ -87,6 +88,9 @@ class InlineEndpoint(Endpoint):
             payload = whole.clone() if message.asked else whole
         self.links.add(to)
         peer.links.add(self.role)
+        size = wire.size(message) + (payload.nbytes if isinstance(message, Bulk) and payload is not None else 0)
+        self.traffic.sent[message.traffic] += size
+        peer.traffic.received[message.traffic] += size
         self.network.queue.append((to, Arrival(self.role, message, payload)))
 
     def receive(self, arrival: Arrival) -> None:

@@ -1,28 +1,35 @@
 """Who is at the other end of a connection: a role, by its certificate under TLS, or a process of this user, at a Unix
 socket.
 
-Nothing of messages, and so light: who asks a join server whether he may take part need not import torch for it.
+Nothing of the protocol, and so light: who asks a join server whether he may take part need not import torch for it.
 """
 
 from __future__ import annotations
 
+import array
+import fcntl
 import os
 import socket
 import ssl
 import struct
+import termios
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
+from distbelief.core.messages import CONTROL, Traffic
+
 RECORD = 16 << 10
 """Most bytes of a record of TLS; what is shorter goes joined."""
 _PIECE = 256 << 10  # of a long payload: what one write takes whole or not at all
+_AROUND = 22  # bytes of a record beside what it holds: its header, its kind and its tag
 _TURN = 4 << 20  # received at once, however fast a peer sends: others wait
 _WAIT = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 Bytes = bytes | bytearray | memoryview
 _PEER = struct.Struct("3i")  # pid, uid, gid
+_INFO = struct.Struct("@120x2Q")  # of the kernel's tcp_info: tcpi_bytes_acked, tcpi_bytes_received
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -49,6 +56,8 @@ class TlsSocket(ssl.SSLSocket):
 
     peer = ""
     """The role that the other end has proved to be; "" until the handshake is done."""
+    traffic = Traffic()
+    """Where what TLS adds is counted: nobody's, until an endpoint gives its own."""
 
     def greet(self) -> None:
         """Go on with the handshake; raises BlockingIOError until it is done."""
@@ -56,6 +65,9 @@ class TlsSocket(ssl.SSLSocket):
             self.do_handshake()
         except _WAIT:
             raise BlockingIOError from None
+        sent, received = _carried(self)
+        self.traffic.sent[CONTROL] += sent
+        self.traffic.received[CONTROL] += received
         certificate: Any = self.getpeercert()
         # the authority names every role
         self.peer = next(value for part in certificate["subject"] for name, value in part if name == "commonName")
@@ -69,7 +81,9 @@ class TlsSocket(ssl.SSLSocket):
         sent = 0
         try:
             for chunk in _chunks(buffers):
-                sent += self.write(chunk)
+                count = self.write(chunk)
+                self.traffic.sent[CONTROL] += -(-count // RECORD) * _AROUND
+                sent += count
         except _WAIT:
             if not sent:
                 raise BlockingIOError from None
@@ -102,7 +116,23 @@ class TlsSocket(ssl.SSLSocket):
         return (got,)
 
     def _take(self, room: bytearray | memoryview) -> int:
-        return int(self.read(len(room), room))
+        begins = not self.pending()
+        count = int(self.read(len(room), room))
+        if begins and count:
+            self.traffic.received[CONTROL] += _AROUND
+        return count
+
+
+def _carried(connection: ssl.SSLSocket) -> tuple[int, int]:
+    """Bytes that a connection has sent, and received as far as they are read, as its kernel counts them, to which the
+    packet that opened it is one.
+    """
+    counted = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+    acknowledged, received = _INFO.unpack(counted)
+    left, unread = array.array("i", [0]), array.array("i", [0])
+    fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, left)
+    fcntl.ioctl(connection.fileno(), termios.FIONREAD, unread)
+    return acknowledged + left[0] - (not connection.server_side), received - unread[0]
 
 
 def _chunks(buffers: Iterable[Bytes]) -> Iterator[Bytes]:

@@ -14,7 +14,7 @@ import torch
 from distbelief.core import wire
 from distbelief.core.effects import Arrival, Payload
 from distbelief.core.events import Lost
-from distbelief.core.messages import Bulk, Hello, Message, SlotRequest
+from distbelief.core.messages import CONTROL, Bulk, Hello, Message, SlotRequest
 from distbelief.errors import JobFailed, LocalProtocolError, RemoteProtocolError
 from distbelief.transport.base import NetworkEndpoint, checked, outside
 from distbelief.transport.link import HELLO_LIMIT, HELLO_SECONDS, IN, OUT, STRANGERS_LIMIT, Link, acceptable, drain
@@ -100,7 +100,9 @@ class SocketEndpoint(NetworkEndpoint):
         connection = None
         try:
             connection = self._dial(role, address)
-            self._introduce(connection, wire.encode(self._hello(incarnation)))
+            hello = wire.encode(self._hello(incarnation))
+            self._introduce(connection, hello)
+            self.traffic.sent[CONTROL] += len(hello)
             connection.setblocking(False)
         except OSError as error:
             if connection is not None:
@@ -123,7 +125,7 @@ class SocketEndpoint(NetworkEndpoint):
         if link is None or link.error:
             return
         frame = wire.encode(message)
-        queue = link.queue
+        size, queue = len(frame), link.queue
         if isinstance(message, Bulk):
             if message.asked:
                 slots, held = link.hello.parameters, link.held
@@ -132,7 +134,7 @@ class SocketEndpoint(NetworkEndpoint):
             data = self._carry(link, message, checked(message, payload, slots, held))
             queue.append(frame)
             if data is not None and data.nbytes:
-                link.queued += data.nbytes
+                size += data.nbytes
                 if message.asked:
                     data = data.toreadonly()  # by which `settle` knows an answer's memory from a push's
                     if not link.unsettled:
@@ -141,7 +143,8 @@ class SocketEndpoint(NetworkEndpoint):
                 queue.append(data)
         else:
             queue.append(frame)
-        link.queued += len(frame)
+        link.queued += size
+        self.traffic.sent[message.traffic] += size
         if not link.dirty:
             link.dirty = True
             self._dirty.append(link)
@@ -416,6 +419,7 @@ class SocketEndpoint(NetworkEndpoint):
                     )
                 break
             message = wire.decode(data[body:stop])
+            self.traffic.received[message.traffic] += stop - position
             position = stop
             payload = None
             if not link.role:
@@ -427,6 +431,8 @@ class SocketEndpoint(NetworkEndpoint):
                 else:
                     payload = link.view("lent", link.lent, message)
                 room = self._landing(payload)
+                found = self.traffic.shared_memory if room is None else self.traffic.received
+                found[message.traffic] += payload.nbytes
                 if room is not None and room.nbytes:
                     have = min(len(room), end - position)
                     room[:have] = data[position : position + have]

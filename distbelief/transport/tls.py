@@ -51,6 +51,7 @@ class TlsEndpoint(TcpEndpoint):
             plain.close()
             raise
         assert isinstance(connection, TlsSocket)
+        connection.traffic = self.traffic
         try:
             connection.settimeout(self._handshake_seconds)
             connection.greet()
@@ -62,7 +63,10 @@ class TlsEndpoint(TcpEndpoint):
         return connection
 
     def _admit(self, connection: socket.socket) -> socket.socket:
-        return self._accepting.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        admitted = self._accepting.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        assert isinstance(admitted, TlsSocket)
+        admitted.traffic = self.traffic
+        return admitted
 
     def _receive_first(self, link: Link) -> int:
         connection = link.socket

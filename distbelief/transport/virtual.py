@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from distbelief.core import roles
+from distbelief.core import roles, wire
 from distbelief.core.effects import Arrival, Effect, Payload, Send
 from distbelief.core.events import Lost
 from distbelief.core.messages import Bulk, Message, SlotReply
@@ -135,6 +135,8 @@ class VirtualNetwork:
         inside = LinkModel(self.model.local_latency or own.latency, self.model.local_bandwidth or own.bandwidth)
         self.inside = inside if (per_host or hosts) and inside != usual else None
         """What links inside a host are like, where that is otherwise."""
+        self.shares = self.inside is not None and self.inside.bandwidth == math.inf
+        """Whether these are its memory, in which nothing is sent."""
         self._per_host, self._hosts, self._replicas = per_host, hosts, replicas
         self._machines: dict[int, VirtualHost] = {}
         self.endpoints: dict[str, VirtualEndpoint] = {}
@@ -363,12 +365,24 @@ class VirtualEndpoint(Endpoint):
             return
         payload, inside, clock = arrival.payload, network.inside, network.clock
         line = network.model if inside is None or self.host < 0 or self.host != peer.host else inside
+        self._count(peer, arrival.event, payload, network.shares and line is inside)  # type: ignore[arg-type]  # as above
         takes = (HEADER if payload is None else HEADER + payload.nbytes) / line.bandwidth
         arrives, last = carry(self.port, peer.port, clock.time, takes, line.latency), link.last
         if not network.plain:
             arrives = network.delay(self, peer, arrival, arrives, last, takes, line.latency)
         link.last = arrives = arrives if arrives > last else last
         clock.call_at(arrives, peer.take, what, peer.arriving)
+
+    def _count(self, peer: VirtualEndpoint, message: Message, payload: Payload | None, shares: bool) -> None:
+        """Count what leaves here and enters there; inside a host a payload is read where it lies."""
+        frame, behind = wire.size(message), 0 if payload is None else payload.nbytes
+        if not (self.network.phantom or isinstance(message, Bulk)):
+            frame -= behind  # it is in the message, too
+        size, kind, received = frame if shares else frame + behind, message.traffic, peer.traffic
+        self.traffic.sent[kind] += size
+        received.received[kind] += size
+        if shares:
+            received.shared_memory[kind] += behind
 
     def take(self, what: tuple[VirtualLink, Arrival]) -> None:
         """Deliver what arrives now, unless this role is dead or has dropped the sender."""
@@ -552,6 +566,8 @@ class VirtualMemory:
         if not self._may(sender.role, message):
             return False
         self._network.watch(sender.role, self.role, message)
+        if payload is not None:
+            sender.traffic.shared_memory[message.traffic] += payload.nbytes
         for effect in self._do(sender.role, message, payload):
             assert isinstance(effect, Send), f"{self.role} asks {sender.role} for {effect}"
             assert effect.to == sender.role, f"{self.role} asks {sender.role} for {effect}"
@@ -565,6 +581,7 @@ class VirtualMemory:
         self._network.before_send(self.role, to.role, message)
         answer = (shard, Arrival(self.role, message, payload))
         if seconds := 0.0 if to.work is None else to.work.landing(payload):
+            to.traffic.shared_memory[message.traffic] += payload.nbytes  # type: ignore[union-attr]  # what lands is bytes
             to.thread.do(seconds, to.find, answer)
         else:
             self._network.clock.call_at(self._network.clock.time, to.find, answer)

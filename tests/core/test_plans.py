@@ -135,7 +135,7 @@ def test_a_few_steps_have_the_price_of_many(
     few, many = found
     assert few.samples_per_second == pytest.approx(many.samples_per_second, rel=error)
     assert few.step == pytest.approx(many.step, rel=1.3 * error)
-    assert few.bytes_per_step == pytest.approx(many.bytes_per_step)
+    assert few.bytes_per_step == pytest.approx(many.bytes_per_step, rel=1e-4)  # frames grow with their numbers
 
 
 def test_many_replicas_are_priced_by_the_least_steps_and_look_once_for_their_algorithm(

@@ -15,14 +15,14 @@ RUN = [
     (0.1, r.Joined("replica 0")),
     (0.1, r.Joined("replica 1")),
     (1.0, r.Started(2, 1, 266610, 40, 10, 2)),
-    (2.0, r.Stepped("replica 0", 4, 40, 4, 0.5, 400, 300, 0, 4)),
+    (2.0, r.Stepped("replica 0", 4, 40, 4, 0.5, 0, 4)),
     (2.0, r.EpochDone(1)),
     (2.5, r.Tested(1, 0.25, 0.925)),
     (3.0, r.Gone("replica 1", 2, "killed by signal [9]", True)),
     (3.1, r.Checkpointed(1, "No space left on device")),
     (3.2, r.Note("a sentence")),
-    (4.0, r.Stepped("replica 0", 3, 30, 3, 0.25, 400, 300, 0, 3)),
-    (4.0, r.Stepped("replica 1", 1, 10, 1, 0.25, 400, 300, 0, 1)),
+    (4.0, r.Stepped("replica 0", 3, 30, 3, 0.25, 0, 3)),
+    (4.0, r.Stepped("replica 1", 1, 10, 1, 0.25, 0, 1)),
     (5.0, r.Gone("replica 0", 0, "nothing more to do", False)),
     (5.0, r.Applied("shard 0", 8, 80, {0: 4, 1: 4})),
     (5.0, r.Finished.of(Cause.EPOCHS_DONE, "all 2 epochs are trained")),
@@ -71,9 +71,7 @@ def test_a_measure_within_an_epoch_is_not_told_as_that_of_its_end():
         (4.6, r.Tested(1, 0.5, 0.5)),
         (4.7, r.Finished.of(Cause.INTERRUPTED, "Ctrl-C")),
     ]
-    lines = shown(
-        io.StringIO(), [*RUN[:6], (4.0, r.Stepped("replica 0", 1, 10, 1, 0.5, 1, 1, 0, 1)), *ended]
-    ).splitlines()
+    lines = shown(io.StringIO(), [*RUN[:6], (4.0, r.Stepped("replica 0", 1, 10, 1, 0.5, 0, 1)), *ended]).splitlines()
     assert lines[-2] == "tested at the end, after 50 samples, at 3.60 s: accuracy 50.00 %, loss 0.5000"
 
 
@@ -92,10 +90,21 @@ def test_a_time_has_three_figures(seconds, text):
 
 
 def test_progress_between_epochs_is_told_every_ten_seconds():
-    many = [RUN[2], *((2.0 + number, r.Stepped("replica 0", 1, 1, 1, 0.5, 4, 4, 0, 1)) for number in range(35))]
+    many = [RUN[2], *((2.0 + number, r.Stepped("replica 0", 1, 1, 1, 0.5, 0, 1)) for number in range(35))]
     lines = shown(io.StringIO(), many, now=Clock(1.0)).splitlines()[1:]
     assert len(lines) == 3
     assert lines[0].startswith("epoch 1/2: ")
+
+
+def test_what_was_sent_and_what_was_read_in_memory_are_told_with_progress_and_at_the_end():
+    counted = r.BytesCounted("replica 0", {"push": 2_000_000, "control": 500_000}, {}, {"fetch": 1_250_000_000})
+    told = "2.5 MB sent, 1,250.0 MB read in shared memory"
+    lines = shown(io.StringIO(), [*RUN[:3], (1.5, counted), *RUN[3:5]]).splitlines()
+    assert lines[-1].endswith(f"train loss 0.5000, {told}")
+    whole = Summary({})
+    for seconds, record in [*RUN, (5.0, counted)]:
+        whole.take(seconds, record)
+    assert f"bytes       {told}" in summary(whole.result()).splitlines()
 
 
 def test_partitions_that_build_their_parts_for_long_say_how_many_have():
@@ -209,7 +218,7 @@ def test_what_is_simulated_is_called_so_beside_every_time_and_rate() -> None:
         stream = io.StringIO()
         live = Live(stream, title="downpour on mnist", simulated=simulated)
         live.take(0.0, r.Started(1, 1, 10, 100, 10, 1))
-        live.take(2.0, r.Stepped("replica 0", 10, 100, 10, None, 0, 0))
+        live.take(2.0, r.Stepped("replica 0", 10, 100, 10, None))
         live.take(2.0, r.EpochDone(1))
         live.take(2.0, r.Tested(1, 0.5, 0.9))
         shown[simulated] = stream.getvalue()
@@ -222,7 +231,7 @@ def test_the_end_of_a_simulation_says_so_and_what_its_cluster_costs() -> None:
     cluster = {"compute": {"step": 1e-3}, "handling": {"message": 6e-6, "memory": 26e9}, "hosts": {"cores": 2}}
     whole = Summary({"cluster": cluster, "settings": {"target_accuracy": 0.5}})
     whole.take(0.0, r.Started(1, 1, 10, 100, 10, 1))
-    whole.take(2.0, r.Stepped("replica 0", 10, 100, 10, None, 0, 0))
+    whole.take(2.0, r.Stepped("replica 0", 10, 100, 10, None))
     for seconds in (2.0, 3.0):
         whole.take(seconds, r.Tested(1, 0.5, 0.9))
     text = summary(whole.result())
@@ -266,7 +275,7 @@ def test_the_last_picture_of_a_job_that_ended_well_leaves_its_figures_to_the_sum
 def test_a_job_without_a_server_tells_of_no_shards_and_no_pushes():
     records = [
         (1.0, r.Started(2, 0, 650, 40, 10, 2)),
-        (2.0, r.Stepped("replica 0", 4, 40, 4, 0.5, 0, 0, 0, 4)),
+        (2.0, r.Stepped("replica 0", 4, 40, 4, 0.5, 0, 4)),
         (2.0, r.Applied("replica 0", 2, 40, {})),
     ]
     told = Summary({})

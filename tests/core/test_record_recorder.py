@@ -29,10 +29,11 @@ CONTRACT = [
 ]  # fmt: skip
 
 
+NOTHING = {"push": 0, "fetch": 0, "all_reduce": 0, "partitions": 0, "control": 0}
+
+
 def step(replica=0, steps=1, loss=None, losses=None):
-    return r.Stepped(
-        f"replica {replica}", steps, 10 * steps, steps, loss, 400, 300, 0, losses if losses is not None else steps
-    )
+    return r.Stepped(f"replica {replica}", steps, 10 * steps, steps, loss, 0, losses if losses is not None else steps)
 
 
 RUN = [
@@ -48,6 +49,8 @@ RUN = [
     (5.5, r.Tested(2, 0.5, 0.95, {}, 0.25)),
     (5.6, r.Applied("shard 0", 8, 80, {0: 6, 1: 2})),
     (5.6, r.Applied("shard 1", 7, 80, {0: 4, 3: 3})),
+    (5.6, r.BytesCounted("replica 0", {"push": 800}, {}, {})),
+    (5.6, r.BytesCounted("replica 0", {"push": 400, "control": 7}, {"fetch": 900}, {"all_reduce": 40})),
     (5.6, r.StepsTimed("replica 0", 7, 1.0, 0.0, 0.5, 1.5, "shard")),
     (5.7, r.Finished.of(Cause.EPOCHS_DONE, "all 2 epochs are trained")),
 ]
@@ -73,7 +76,8 @@ def test_the_result_holds_the_contract_and_the_right_sums(tmp_path):
         "reason": "all 2 epochs are trained", "task": "mnist", "seed": 1,
         "target": {"accuracy": 0.8, "loss": None, "reached": True, "seconds": 2.5, "epochs": 1},
         "staleness": {"mean": 11 / 15, "max": 3, "histogram": {"0": 10, "1": 2, "3": 3}},
-        "bytes": {"pushed": 1200, "fetched": 900},
+        "bytes": {"pushed": 1200, "fetched": 900, "sent": {**NOTHING, "push": 1200, "control": 7},
+            "received": {**NOTHING, "fetch": 900}, "shared_memory": {**NOTHING, "all_reduce": 40}},
         "per_replica": [{"id": 0, "steps": 8, "samples": 80, "pushes": 8, "lost": 0, "times": {"steps": 7,
             "compute": 1.0, "update": 0.0, "communicate": 0.5, "wait": 1.5, "waits_for": "shard"}},
             {"id": 1, "steps": 0, "samples": 0, "pushes": 0, "lost": 2, "times": None}],
@@ -96,7 +100,7 @@ def test_the_batch_size_of_the_result_is_the_one_that_the_script_named():
 
 
 def test_the_one_process_of_single_is_replica_0():
-    run = [(0.0, r.Started(1, 0, 100, 40, 10, 2)), (1.0, r.Stepped("single", 4, 40, 0, 0.5, 0, 0, 0, 4))]
+    run = [(0.0, r.Started(1, 0, 100, 40, 10, 2)), (1.0, r.Stepped("single", 4, 40, 0, 0.5, 0, 4))]
     assert played(None, run)["per_replica"] == [
         {"id": 0, "steps": 4, "samples": 40, "pushes": 0, "lost": 0, "times": None}
     ]
@@ -184,7 +188,8 @@ def test_a_measure_that_is_not_a_number_is_null_and_read_back(tmp_path):
 def test_a_resumed_run_is_as_if_it_had_never_stopped(tmp_path, torn):
     """The second attempt goes on from 40 samples; what the first did after that is forgotten, its training time too."""
     folder = RunFolder.create(tmp_path, "x")
-    played(folder, [*RUN[:6], (7.0, step(1, 1, 9.0)), (8.0, r.Finished.of(Cause.INTERRUPTED, "Ctrl-C"))])
+    undone = [(7.0, step(1, 1, 9.0)), (7.5, r.BytesCounted("replica 1", {"push": 50}, {}, {}))]
+    played(folder, [*RUN[:6], *undone, (8.0, r.Finished.of(Cause.INTERRUPTED, "Ctrl-C"))])
     with folder.metrics.open("ab") as file:
         file.write(torn)
     again = r.Started(2, 2, 100, 40, 10, 2, samples=40)
@@ -192,9 +197,11 @@ def test_a_resumed_run_is_as_if_it_had_never_stopped(tmp_path, torn):
         folder, [(0.2, r.Joined("replica 0")), (1.0, again), *((then - 2.0, record) for then, record in RUN[6:])]
     )
     expected = played(None)
+    expected["bytes"]["sent"]["push"] += 50  # what was sent stays sent
+    expected["bytes"]["pushed"] += 50
     assert result == expected
-    assert len(list(read_metrics(folder.metrics))) == 8 + 2 + 8
-    whole = 8 + 2 + 8 + torn.count(b"\n")
+    assert len(list(read_metrics(folder.metrics))) == 9 + 2 + 10
+    whole = 9 + 2 + 10 + torn.count(b"\n")
     assert len(folder.metrics.read_bytes().splitlines()) == whole, "a line that is empty or torn is left"
 
 
@@ -283,7 +290,7 @@ from distbelief.core import records
 from distbelief.record import checkpoints, folder, live, recorder, restore
 run = recorder.Recorder(folder.RunFolder(__import__("pathlib").Path(tempfile.mkdtemp())), {})
 shown = live.Live(sys.stderr)
-stepped = records.Stepped("replica 0", 1, 1, 1, 0.5, 1, 1, 0, 1)
+stepped = records.Stepped("replica 0", 1, 1, 1, 0.5, 0, 1)
 for one in (records.Started(1, 1, 1, 10, 1, 1), stepped, records.EpochDone(1)):
     run.take(1.0, one), shown.take(1.0, one)
 print([name for name in ("tensorboard", "torch.utils.tensorboard", "rich") if name in sys.modules])

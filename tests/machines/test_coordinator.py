@@ -87,7 +87,7 @@ class Office:
 
 
 def progress(steps: int = 0, wants: bool = False) -> dealing.Progress:
-    return dealing.Progress(steps, steps, steps, 0.0, 0, 0, 0, wants)
+    return dealing.Progress(steps, steps, steps, 0.0, 0, wants)
 
 
 def gone(reason: str = "killed") -> events.Lost:
@@ -742,10 +742,10 @@ def test_a_script_that_begins_is_told_the_earliest_epoch_with_minibatches_left_a
         ("replica 0", dealing.Drain(), "the coordinator has no answer to Drain"),
         ("replica 0", membership.Stop("mine"), "replica 0 has no say in Stop; it is for supervisor"),
         ("shard 0", progress(), "shard 0 has no say in Progress; it is for replica"),
-        ("replica 0", dealing.Progress(-1, 0, 0, 0.0, 0, 0, 0, False), "replica 0 reports -1 steps"),
+        ("replica 0", dealing.Progress(-1, 0, 0, 0.0, 0, False), "replica 0 reports -1 steps"),
         (
             "replica 0",
-            dealing.Progress(0, (1 << 64) - 1, 0, 0.0, 0, 0, 0, False),
+            dealing.Progress(0, (1 << 64) - 1, 0, 0.0, 0, False),
             "replica 0 reports 18446744073709551615 samples",
         ),
         ("shard 0", checkpointing.SnapshotDone(1, ""), "shard 0 saved checkpoint 1, which nobody asked it for"),

@@ -376,7 +376,7 @@ def coordinator() -> Coordinator:
 
 
 def done(number: int, evaluation: int = 1, loss: float = 50.0) -> operations.Done:
-    return operations.Done(evaluation, number, loss, 0, 0)
+    return operations.Done(evaluation, number, loss)
 
 
 def test_the_coordinator_takes_each_work_unit_once_and_then_asks_the_shards() -> None:
@@ -436,7 +436,7 @@ def test_the_next_life_of_a_shard_is_told_what_the_last_may_not_have_done() -> N
     ("sender", "message"),
     [
         ("replica 0", done(2)), ("replica 0", done(-1)), ("replica 0", done(0, evaluation=2)), ("replica 9", done(0)),
-        ("shard 0", operations.Operated(3, (1.0,))), ("replica 0", dealing.Progress(1, 1, 1, 0.0, 0, 0, 0, False)),
+        ("shard 0", operations.Operated(3, (1.0,))), ("replica 0", dealing.Progress(1, 1, 1, 0.0, 0, False)),
     ],
 )  # fmt: skip
 def test_what_the_coordinator_did_not_ask_for_is_refused(sender: str, message: Any) -> None:

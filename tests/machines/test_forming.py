@@ -35,14 +35,14 @@ def test_the_coordinator_says_who_is_to_leave_a_group_and_who_is_to_meet_in_the_
         "training: waits for replica 0, replica 1, replica 2 to meet in group 0",
     ]
     assert (
-        tell("replica 1", grouping.RoundsMade(0, 0, 0.0, 0, 0, 0))
+        tell("replica 1", grouping.RoundsMade(0, 0, 0.0, 0))
         == "training: waits for replica 0, replica 2 to meet in group 0"
     )
     assert tell("replica 0", events.Lost("killed", 0)) == "training: waits for replica 1, replica 2 to leave group 0"
     assert tell("replica 1", grouping.Halted(1, 0)) == "training: waits for replica 2 to leave group 0"
     assert tell("replica 2", grouping.Halted(1, 0)) == "training: waits for replica 1, replica 2 to meet in group 1"
-    tell("replica 1", grouping.RoundsMade(1, 0, 0.0, 0, 0, 0))
-    assert tell("replica 2", grouping.RoundsMade(1, 0, 0.0, 0, 0, 0)) == "training: waits for replica 1, replica 2"
+    tell("replica 1", grouping.RoundsMade(1, 0, 0.0, 0))
+    assert tell("replica 2", grouping.RoundsMade(1, 0, 0.0, 0)) == "training: waits for replica 1, replica 2"
 
 
 def test_guests_whom_the_others_do_not_reach_are_sent_away_and_nobody_else_ever_is() -> None:
@@ -66,7 +66,7 @@ def test_guests_whom_the_others_do_not_reach_are_sent_away_and_nobody_else_ever_
     for role in ROLES:
         tell(role, grouping.Enter(0, "", LAYOUT, 8, 0, "digest"))
     for role in ROLES:
-        tell(role, grouping.RoundsMade(0, 0, 0.0, 0, 0, 0))
+        tell(role, grouping.RoundsMade(0, 0, 0.0, 0))
     tell(guest, grouping.Enter(0, "", LAYOUT, 8, 0, "digest"))
     assert form(1, ROLES) == [*ROLES, guest]
     assert breaks(1) == []

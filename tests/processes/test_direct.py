@@ -87,8 +87,11 @@ def test_one_replica_makes_the_bits_that_the_shards_processes_make(
     direct, served = (weights(tmp_path / path) for path in made_by)
     assert direct.keys() == served.keys()
     assert all(torch.equal(value, served[name]) for name, value in direct.items())
-    for count in ("pushes", "updates", "samples", "staleness", "bytes"):
+    for count in ("pushes", "updates", "samples", "staleness"):
         assert made_by["direct"][count] == made_by["served"][count], count
+    told = {path: result["bytes"] for path, result in made_by.items()}
+    assert told["direct"]["pushed"] == 0
+    assert told["direct"]["shared_memory"]["push"] == told["served"]["shared_memory"]["push"] > 0
 
 
 @pytest.mark.parametrize(

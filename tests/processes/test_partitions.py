@@ -61,6 +61,9 @@ def test_one_split_replica_ends_where_the_whole_one_does(tmp_path: Path, transpo
     times = replica.pop("times")
     assert replica == {"id": 0, "steps": 42, "samples": 2 * jobs.SAMPLES, "pushes": 42, "lost": 0}
     assert min(times["compute"], times["wait"]) > 0
+    crossed = jobs.run(tmp_path / "simulated", parts, PLAIN, epochs=2)["bytes"]["sent"]["partitions"]
+    way = "shared_memory" if transport == "shared" else "sent"
+    assert other["bytes"][way]["partitions"] == pytest.approx(crossed, rel=0.1)
 
 
 def test_a_replica_of_which_a_partition_is_killed_is_started_anew(tmp_path: Path, watch: jobs.Watch) -> None:

@@ -73,6 +73,7 @@ def test_a_running_job_tells_of_every_member_whoever_asks(
     assert (found["running"], at_once, ended) == (True, [True] * 4, 0)
     assert json.loads(capsys.readouterr().out)["running"]
     assert 0 < found["samples"] < found["of_samples"] == jobs.MANY * jobs.SAMPLES
+    assert min(found["bytes"]["sent"]["control"], found["bytes"]["shared_memory"]["push"]) > 0
     told = members(found)
     assert set(told) == {"replica 0", "replica 1", "coordinator", "shard 0", "shard 1", "evaluator"}
     assert told["coordinator"]["waits_for"].startswith("training: deals portions")

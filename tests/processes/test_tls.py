@@ -362,7 +362,6 @@ def test_whatever_the_roles_of_a_job_say_to_each_other_is_tls_1_3_on_the_wire(tm
         assert version == TLS_1_3
         assert cipher in CIPHERS
     said = b"".join(bytes(part) for talk in talks for part in (talk.said, talk.answered))
-    assert len(said) > result["bytes"]["pushed"] + result["bytes"]["fetched"]  # type: ignore[index]
     assert b"replica 1" not in said
 
 

@@ -158,9 +158,13 @@ def test_simulated_is_inline_where_no_time_passes(
     attach(run.simulation.network, sequenced)
     run.run()
     stage = Stage(task, job.settings())
+    ends = dict(stage.network.endpoints)
     stage.driver.run()
     assert stage.seen == sequenced.seen
     assert b"".join(bytes(shard.held.moving().numpy()) for shard in stage.shards) == run.vector()
+    for role, end in run.simulation.network.endpoints.items():
+        assert (end.traffic.sent, end.traffic.received) == (ends[role].traffic.sent, ends[role].traffic.received), role
+        assert end.traffic.sent["push" if roles.is_replica(role) else "control"] > 0
 
 
 def two_groups(model: nn.Module) -> list[dict[str, Any]]:

@@ -30,9 +30,6 @@ class Progress(Message, frozen=True, array_like=True, tag=True, gc=False):
     loss: float
     """Sum over the `losses` steps computed since the last report."""
     losses: int
-    pushed: int
-    """Bytes, as are those `fetched`."""
-    fetched: int
     wants: bool
     dropped: tuple[tuple[int, int], ...] = ()
     returned: tuple[Portion, ...] = ()

@@ -15,7 +15,7 @@ from distbelief.core.conversations.evaluating import Evaluate, Evaluated
 from distbelief.core.conversations.membership import Finish, Leave, Refused, Stop
 from distbelief.core.conversations.table import Conversation, Says, States, TextEnum, Transition
 from distbelief.core.events import Lost, Saved
-from distbelief.core.messages import Address, Bulk, Message
+from distbelief.core.messages import ALL_REDUCE, Address, Bulk, Message
 from distbelief.core.portions import Portion
 from distbelief.core.roles import Kind, at_partition
 from distbelief.core.settings import Plan
@@ -86,16 +86,12 @@ class Halted(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class RoundsMade(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """How many rounds a replica has made in all; of the steps since its last report the sum of the losses, and the
-    bytes it sent and received.
-    """
+    """How many rounds a replica has made in all; of the steps since its last report the sum of the losses."""
 
     group: int
     rounds: int
     loss: float
     losses: int
-    sent: int
-    received: int
 
 
 class Broken(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -163,7 +159,7 @@ class Kept(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 class PartSummed(Message, frozen=True, array_like=True, tag=True, gc=False):
     """A partition holds the sum of the gradients of its part in a round, which has this norm, where the job clips; of
-    its own part of the step the loss, where it has that, and the bytes it sent and received.
+    its own part of the step the loss, where it has that.
     """
 
     group: int
@@ -171,8 +167,6 @@ class PartSummed(Message, frozen=True, array_like=True, tag=True, gc=False):
     norm: float
     loss: float
     losses: int
-    sent: int
-    received: int
 
 
 class UpdatePart(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -230,6 +224,8 @@ class GroupHello(Message, frozen=True, array_like=True, tag=True, gc=False):
 class ReducedPiece(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Some elements of a bucket, from byte `start` of the flat vector on, at a step of its schedule in a round."""
 
+    traffic: ClassVar[str] = ALL_REDUCE
+
     group: int
     round: int
     bucket: int
@@ -243,6 +239,8 @@ class ReducedChunk(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     """Some elements of a vector, from element `first` on, at a step of its schedule: chunk `number` of those that its
     sender has for the receiver in the group. The bytes lie in the window of their link, over which nothing else goes.
     """
+
+    traffic: ClassVar[str] = ALL_REDUCE
 
     group: int
     number: int

@@ -7,12 +7,12 @@ first evaluation of a job that goes on. The coordinator sees scalars only, whate
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
 from distbelief.core.conversations.table import Conversation, Says
-from distbelief.core.messages import Bulk, Message
+from distbelief.core.messages import PUSH, Bulk, Message
 from distbelief.core.portions import WorkUnit
 from distbelief.core.roles import Kind
 
@@ -147,6 +147,8 @@ class Withdraw(Message, frozen=True, array_like=True, tag=True, gc=False):
 class Contribute(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     """The gradient of a work unit: the sum over its portions, each weighted by its samples' share of a full portion."""
 
+    traffic: ClassVar[str] = PUSH
+
     incarnation: int
     evaluation: int
     number: int
@@ -171,14 +173,12 @@ class Contributed(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 class Done(Message, frozen=True, array_like=True, tag=True, gc=False):
     """A work unit is in the sum at every shard; of another partition's part, at every shard of that. `loss` is the sum
-    over its samples; `pushed` and `fetched` are bytes since the last report.
+    over its samples.
     """
 
     evaluation: int
     number: int
     loss: float
-    pushed: int
-    fetched: int
 
 
 OPERATIONS = Conversation(

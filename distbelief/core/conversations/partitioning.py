@@ -8,11 +8,13 @@ push counts as made when all have made theirs.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from distbelief.core.conversations.dealing import Deal, Drain, Progress
 from distbelief.core.conversations.initialising import Ready
 from distbelief.core.conversations.membership import Anew, Farewell, Finish, Join, Leave, Refused, Rejoin, Welcome
 from distbelief.core.conversations.table import Conversation, Says
-from distbelief.core.messages import Address, Message
+from distbelief.core.messages import PARTITIONS, Address, Message
 from distbelief.core.roles import Kind
 
 
@@ -71,6 +73,8 @@ class Crossed(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 class Boundary(Message, frozen=True, array_like=True, tag=True, gc=False):
     """A part of what crosses between two partitions in a step: a value on its way forward, or its gradient."""
+
+    traffic: ClassVar[str] = PARTITIONS
 
     generation: int
     step: int

@@ -6,8 +6,10 @@ what has a gradient: of the rest the bytes count for nothing.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from distbelief.core.conversations.table import Conversation, Says
-from distbelief.core.messages import Bulk, Message, SlotReply, SlotRequest, Version
+from distbelief.core.messages import FETCH, PUSH, Bulk, Message, SlotReply, SlotRequest, Version
 from distbelief.core.optimizer import GroupOption
 from distbelief.core.roles import Kind
 from distbelief.sharding.layout import Range
@@ -21,6 +23,8 @@ class Push(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     """The sum of a replica's accrued gradients, each the mean over its minibatch; buffers behind them by value. `tick`:
     see `core/consistency`.
     """
+
+    traffic: ClassVar[str] = PUSH
 
     incarnation: int
     clock: int
@@ -66,6 +70,8 @@ class Fetched(SlotReply, frozen=True, array_like=True, tag=True, gc=False):
     """The parameters as of a version, with the pushes of all ticks below `floor`; they lie in the slot that was asked
     for.
     """
+
+    traffic: ClassVar[str] = FETCH
 
     version: Version
     floor: int = 0

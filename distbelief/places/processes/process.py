@@ -83,6 +83,9 @@ from distbelief.transport.shared import SharedEndpoint
 from distbelief.transport.tcp import TcpEndpoint
 from distbelief.transport.tls import TlsEndpoint
 
+TELL_SECONDS = 5.0
+"""How often a process tells what it has sent and received, beside at its end and whenever it is asked how it stands."""
+
 
 def main(role: str, incarnation: int, spec: bytes, connection: Connection) -> None:
     """Play a role, in its first life or a later one; the process ends with status 0, or 1 after it has told its
@@ -91,7 +94,11 @@ def main(role: str, incarnation: int, spec: bytes, connection: Connection) -> No
     channel = Channel(connection)
     try:
         _open(role, msgspec.msgpack.decode(spec, type=Opening))
-        _Process(role, incarnation, msgspec.msgpack.decode(spec, type=Spec, dec_hook=read_own), channel).play()
+        process = _Process(role, incarnation, msgspec.msgpack.decode(spec, type=Spec, dec_hook=read_own), channel)
+        try:
+            process.play()
+        finally:
+            process.tell_bytes()
         channel.say(Over())
     except DistbeliefError as error:
         whose = f"{role}: " if isinstance(error, TrainingError) and role not in str(error) else ""
@@ -146,7 +153,10 @@ class _Process:
         spec = msgspec.structs.replace(spec, run=run, init_from=begin)
         self.role, self.incarnation, self.spec, self.channel = role, incarnation, spec, channel
         self.endpoint = self._endpoint()
+        self.traffic = [self.endpoint.traffic]
+        """Of all carriers of its role."""
         self.clock = WallClock(self.endpoint)
+        self.clock.call_later(TELL_SECONDS, self._tell_bytes, None)
         self.driver = Driver(self.clock, self._note, lasts=spec.settings.restarts > 0)
         if role != roles.SINGLE:
             self.endpoint.watch(channel.connection.fileno(), self._hear)
@@ -207,6 +217,7 @@ class _Process:
         endpoint = TlsEndpoint(self.role, spec.job, self.incarnation, identity=spec.identity, patience=MEET_SECONDS)
         host, _ = host_and_port(spec.bind)
         where = listen_at(f"[{host}]" if ":" in host else host, self.role)
+        self.traffic.append(endpoint.traffic)
         return endpoint, endpoint.listen(where, self.spec.advertise)
 
     def _meet(self) -> None:
@@ -224,6 +235,16 @@ class _Process:
 
     def _note(self, moment: float, role: str, record: Record) -> None:
         self.channel.say(Noted(moment, role, record))  # type: ignore[arg-type]  # a Record of any kind; a Noted names all kinds
+
+    def tell_bytes(self) -> None:
+        """Tell what its carriers have counted since it last did."""
+        for traffic in self.traffic:
+            if (counted := traffic.tell(self.role)) is not None:
+                self._tell(counted)
+
+    def _tell_bytes(self, _: None) -> None:
+        self.tell_bytes()
+        self.clock.call_later(TELL_SECONDS, self._tell_bytes, None)
 
     # machines
 
@@ -263,6 +284,7 @@ class _Process:
         elif isinstance(word, Explain) and self.player is not None:
             self._note(time.monotonic(), roles.SUPERVISOR, records.Note(self.player.waits()))
         elif isinstance(word, Ask):
+            self.tell_bytes()
             self.channel.say(self._standing())
 
     def _standing(self) -> Standing:
@@ -305,6 +327,7 @@ class _Process:
         self.spec = msgspec.structs.replace(self.spec, identity=self.spec.successor)
         name_process(role)
         self.endpoint = self.clock.endpoint = self._endpoint()
+        self.traffic.append(self.endpoint.traffic)
         self.endpoint.watch(self.channel.connection.fileno(), self._hear)
         self.driver.add_machine(role, shard, self.endpoint, CheckpointStore(self.spec.run))
         address = self._listen()
@@ -451,7 +474,7 @@ class _Process:
             scripted,
             self._memory,
             self._crossings,
-            Process(spec, self._listen, self._another),
+            Process(spec, self._listen, self._another, self.traffic.append),
         )
 
     @property

@@ -270,6 +270,8 @@ class Running:
         if isinstance(word, Standing):
             self.status_server.take(word)
             self.attempt.live.stands(word.role, word.facts)
+        elif isinstance(word, Noted) and isinstance(word.record, records.BytesCounted):  # no such sign either
+            self.attempt.record(word.moment, word.role, word.record)
         elif isinstance(word, Noted):
             self._known += word.role == roles.COORDINATOR
             self.attempt.record(word.moment, word.role, word.record)

@@ -273,6 +273,8 @@ class Simulation:
 
     def _endpoint(self, role: str, incarnation: int = 0) -> VirtualEndpoint:
         """The endpoint of one life of a role, whose messages take their time; the evaluator is outside of all time."""
+        if role in self.network.endpoints:
+            self._tell_bytes(role)
         endpoint = self.network.endpoint(role, incarnation)
         if role != roles.EVALUATOR and self.cluster.handling != INSTANT:
             lengths, adds = self._lengths, not self.cluster.network.reduction
@@ -553,6 +555,12 @@ class Simulation:
             self.driver.remove(role)
             if not endpoint.ended:
                 endpoint.die()
+            self._tell_bytes(role)
+
+    def _tell_bytes(self, role: str) -> None:
+        """Write down what the current life of a role has sent and received."""
+        if (counted := self.network.endpoints[role].traffic.tell(role)) is not None:
+            self.sink(self.clock.time, role, counted)
 
     def _crash(self, role: str) -> None:
         incarnation = self.network.endpoints[role].incarnation

@@ -361,11 +361,8 @@ class AllreduceCoordinator(Answering):
 
     def _on_rounds(self, sender: str, event: grouping.RoundsMade) -> list[Effect]:
         before = self._told.get(sender)
-        sums = [
-            getattr(event, name) + (getattr(before, name) if before else 0)
-            for name in ("loss", "losses", "sent", "received")
-        ]
-        self._told[sender] = grouping.RoundsMade(event.group, event.rounds, *sums)
+        loss, losses = (before.loss, before.losses) if before else (0.0, 0)
+        self._told[sender] = grouping.RoundsMade(event.group, event.rounds, loss + event.loss, losses + event.losses)
         rounds = self._groups.report(sender, event)
         if rounds is None:
             return []
@@ -401,11 +398,9 @@ class AllreduceCoordinator(Answering):
 
     def _stepped(self, role: str, share: Share) -> records.Stepped:
         told = self._told.pop(role, None)
-        loss = told.loss / told.losses if told and told.losses else None
-        sent, received = (told.sent, told.received) if told else (0, 0)
-        return records.Stepped(
-            role, share.steps, share.samples, share.steps, loss, sent, received, 0, told.losses if told else 0
-        )
+        losses = told.losses if told else 0
+        loss = told.loss / losses if told and losses else None
+        return records.Stepped(role, share.steps, share.samples, share.steps, loss, 0, losses)
 
     # what the first member does for all
 

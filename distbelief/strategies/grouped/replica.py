@@ -178,7 +178,6 @@ class AllreduceReplica:
         self._updates = 0
         self._ending = False
         self._loss, self._losses, self._seconds = 0.0, 0, 0.0
-        self._sent = self._received = 0
 
     def story(self) -> Story:
         """From joining to leaving."""
@@ -590,7 +589,6 @@ class AllreduceReplica:
     def _add_counts(self, told: grouping.PartSummed | grouping.RoundsMade) -> None:
         """Count what a partition has counted into the next report."""
         self._loss, self._losses = self._loss + told.loss, self._losses + told.losses
-        self._sent, self._received = self._sent + told.sent, self._received + told.received
 
     def _all_say(self, kind: type[Said], fits: Callable[[Said], bool], what: str) -> Steps[list[Said]]:
         """Wait until all partitions that this one leads have said something of now."""
@@ -657,13 +655,10 @@ class AllreduceReplica:
         self._reported = self._done
         return Send(self._siblings.superior, grouping.RoundsMade(self._group, self._reported, *self._count()))
 
-    def _count(self) -> tuple[float, int, int, int]:
-        """Since this was last asked: the sum of the losses, how many they are, and the bytes sent and received."""
-        if self._messages:
-            self._sent, self._received = self._sent + self._messages.sent, self._received + self._messages.received
-            self._messages.sent = self._messages.received = 0
-        counted = self._loss, self._losses, self._sent, self._received
-        self._loss, self._losses, self._seconds, self._sent, self._received = 0.0, 0, 0.0, 0, 0
+    def _count(self) -> tuple[float, int]:
+        """Since this was last asked: the sum of the losses, and how many they are."""
+        counted = self._loss, self._losses
+        self._loss, self._losses, self._seconds = 0.0, 0, 0.0
         return counted
 
     # what the first member does for all

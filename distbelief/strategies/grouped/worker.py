@@ -40,6 +40,8 @@ def process_replica(context: Context) -> Part:
     split, partition = context.split, roles.partition_of(context.role)
     model = measured_model(context)
     carried = carrier(process, context.role, context.settings)
+    if isinstance(carried, SharedMemory | ProcessGroup):
+        process.count(carried.traffic)
     # a parameter of a split model may be in several backward passes of a step
     whole = TorchWhole(flat, carried, overlaps=split is None and not context.scripted, partition=partition)
     story = AllreduceReplica(

@@ -148,16 +148,9 @@ class BatchWork:
         work = _dealt(job)
         work_unit, effects = work.done(sender, event)
         if work_unit is None:
-            return [
-                WriteRecord(records.Stepped(sender, 0, 0, 0, None, event.pushed, event.fetched)),
-                *self._more(job, sender),
-            ]
+            return self._more(job, sender)
         samples, steps = work.samples_of(work_unit), work_unit.portion.count
-        effects.append(
-            WriteRecord(
-                records.Stepped(sender, steps, samples, 1, event.loss / samples, event.pushed, event.fetched, 0, steps)
-            )
-        )
+        effects.append(WriteRecord(records.Stepped(sender, steps, samples, 1, event.loss / samples, 0, steps)))
         if job.may(May.DEAL) and (found := work.take()) is not None:
             self._answer, self._waits = found, False
             return effects + self.deal(job)

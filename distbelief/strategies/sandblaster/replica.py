@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 
 from distbelief.core.conversations import dealing, initialising, operations, pushing
 from distbelief.core.effects import GLANCE, RECEIVE, Arrival, Batch, Effect, Send
@@ -109,7 +109,6 @@ class WorkUnitTraining:
         return True
 
     def _fetch(self, parts: list[Range], evaluation: int = 0) -> Steps[None]:
-        self.work.fetched += sum(part.size for part in parts)
         yield from self.server.fetch(0, parts, evaluation)
         while self._links.missing:
             yield from self.wait()
@@ -197,9 +196,8 @@ class WorkUnitTraining:
                 continue
             self._parts.pop(named, None)
             self._sent[slot] = None
-            pushed, fetched, self.work.fetched = sum(part.size for part in self.server.moving), self.work.fetched, 0
-            told = operations.Done(*named, sent.loss, pushed, fetched)
-            yield Send(self._replica.superior, _added(told, parts.values()))
+            loss = sent.loss + sum(part.loss for part in parts.values())  # which one of them knows
+            yield Send(self._replica.superior, operations.Done(*named, loss))
 
     def take(self, arrival: Arrival) -> None:
         """Note what arrived."""
@@ -252,11 +250,3 @@ class WorkUnitTraining:
         return self._links.waits_for_answers() or (
             f"for work from {self._replica.superior if self._siblings.follows else 'the coordinator'}"
         )
-
-
-def _added(own: operations.Done, others: Iterable[operations.Done]) -> operations.Done:
-    """What all partitions have done of a work unit: one of them knows its loss."""
-    loss, pushed, fetched = (
-        getattr(own, name) + sum(getattr(one, name) for one in others) for name in ("loss", "pushed", "fetched")
-    )
-    return operations.Done(own.evaluation, own.number, loss, pushed, fetched)

@@ -214,9 +214,7 @@ class SingleLoop:
         since, self._since = self._since, _Since()
         if since.steps:
             self._note(
-                records.Stepped(
-                    roles.SINGLE, since.steps, since.samples, 0, since.loss / since.steps, 0, 0, 0, since.steps
-                )
+                records.Stepped(roles.SINGLE, since.steps, since.samples, 0, since.loss / since.steps, 0, since.steps)
             )
 
     def _test(self) -> str:

@@ -172,12 +172,12 @@ MUTANTS = [
         "return max(1, len(self.members) // self._n)", "return max(1, len(self._known) // self._n)",
         (f"{CONSISTENCY}::test_softsync_wants_no_pushes_of_the_dead",)),
     Mutant("a-step-computes-on-what-was-asked-for-a-step-ago", READ_OWN, "replica/downpour.py",
-        "            yield from self._request(0, self.server.moving, self._tick)\n"
+        "            yield from self.server.fetch(0, self.server.moving, self._tick)\n"
         "            yield from self._landed(*self._models)\n"
         "            self._vectors.swap(0)\n"
         "            return\n", "            yield from self._landed(*self._models)\n"
         "            self._vectors.swap(0)\n"
-        "            yield from self._request(0, self.server.moving, self._tick)\n"
+        "            yield from self.server.fetch(0, self.server.moving, self._tick)\n"
         "            return\n",
         (f"{ORACLES}::test_one_replica_is_sequential_sgd",)),
     Mutant("the-times-of-steps-follow-from-no-seed", SEED, "places/compute_model.py",
@@ -185,8 +185,8 @@ MUTANTS = [
         ("tests/simulated/test_traces.py::test_one_seed_is_one_trace_and_one_vector_and_another_seed_is_another",)),
     Mutant("what-is-fetched-ahead-lands-under-the-step", FROZEN, "replica/downpour.py",
         "        self._in_flight = True\n"
-        "        yield from self._request(1 - self._landing,", "        self._in_flight = True\n"
-        "        yield from self._request(self._landing,",
+        "        yield from self.server.fetch(1 - self._landing,", "        self._in_flight = True\n"
+        "        yield from self.server.fetch(self._landing,",
         (f"{CONSISTENCY}::test_what_is_fetched_ahead_never_lands_in_the_parameters_that_a_step_computes_with",)),
     Mutant("who-is-left-behind-by-rounds-computes-where-they-step", FROZEN, "strategies/parameter_server/options.py",
         "waits = not settings.strategy.leaves_behind and not settings.standby", "waits = not settings.standby",

@@ -3,6 +3,7 @@
 from mutants import Mutant
 
 ORDER = "Between two roles, messages arrive in order"
+BYTES = "The bytes that a job tells, by kind"
 SILENCE = "A cut of the network that heals within 15 s"
 HELD = "An endpoint's vectors are what its role holds of the flat vector"
 GARBAGE = "Garbage on a link costs that link only"
@@ -22,6 +23,7 @@ SILENCES = (
 )
 TLS_TESTS = "tests/processes/test_tls.py::"
 LINKS = "tests/processes/test_transports.py::"
+COUNTED = "tests/processes/test_bytes.py::test_an_endpoint_counts_as_its_kernel_does"
 CROSSING = "tests/core/test_crossings.py::"
 VIRTUAL = "tests/machines/test_virtual.py::"
 JOIN = "tests/processes/test_join.py::"
@@ -77,6 +79,17 @@ MUTANTS = [
     Mutant("the-last-message-leaves-first", ORDER, "transport/sockets.py",
         "        else:\n            queue.append(frame)", "        else:\n            queue.appendleft(frame)",
         (LINKS + "test_messages_sent_between_two_polls_leave_in_one_piece", LINKS + "test_conformance")),
+    Mutant("a-payload-is-not-counted", BYTES, "transport/sockets.py",
+        "self.traffic.sent[message.traffic] += size", "self.traffic.sent[message.traffic] += len(frame)",
+        (LINKS + "test_conformance", COUNTED)),
+    Mutant("records-of-tls-are-what-they-hold", BYTES, "transport/secure.py",
+        "_AROUND = 22 ", "_AROUND = 0 ", (COUNTED,)),
+    Mutant("what-is-found-in-memory-is-received", BYTES, "transport/sockets.py",
+        "found = self.traffic.shared_memory if room is None else self.traffic.received",
+        "found = self.traffic.received", (LINKS + "test_conformance",)),
+    Mutant("what-was-sent-for-nothing-was-not-sent", BYTES, "record/summary.py",
+        "kept[undone:], totals[undone:] = sent, [total] * len(sent)", "kept[undone:], totals[undone:] = [], []",
+        ("tests/core/test_record_recorder.py::test_a_resumed_run_is_as_if_it_had_never_stopped",)),
     Mutant("a-late-message-is-overtaken", ORDER, "transport/virtual.py",
         "link.last = arrives = arrives if arrives > last else last", "link.last = arrives",
         (
