@@ -17,8 +17,6 @@ from pathlib import Path
 
 import msgspec
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from distbelief.core import roles
 from distbelief.core.effects import SCRIPT
@@ -26,8 +24,8 @@ from distbelief.core.portions import Position
 from distbelief.core.records import Json
 from distbelief.core.settings import Plan, read_own_or_name
 from distbelief.errors import CheckpointError, LocalProtocolError
-from distbelief.record.folder import RunFolder, sync, write_atomically
-from distbelief.record.model_file import write_model
+from distbelief.record.folder import RunFolder, sync, write_atomically, written_whole
+from distbelief.record.model_file import write_arrays, write_model
 
 FORMAT = 2
 """The version of the format; another one is refused."""
@@ -108,16 +106,15 @@ class Checkpoints:
         path = making / f"shard-{index[1]}.safetensors"
         with self._whole_or_nothing(number):
             making.mkdir(parents=True, exist_ok=True)
-            save_file({name: array.detach().cpu().contiguous() for name, array in arrays.items()}, path)
+            with written_whole(path) as file:
+                write_arrays(file, arrays)
             write_atomically(path.with_suffix(".json"), msgspec.json.encode(sealed(path, facts)))
 
     def _save_script(self, number: int, arrays: Mapping[str, torch.Tensor]) -> None:
-        path = self._script.with_name(f".{self._script.name}.new")
         with self._whole_or_nothing(number):
             self.folder.mkdir(parents=True, exist_ok=True)
-            save_file(dict(arrays), path)
-            sync(path)
-            os.replace(path, self._script)
+            with written_whole(self._script) as file:
+                write_arrays(file, arrays)
 
     def commit(self, number: int, plan: Plan, position: Position, samples: int, script: bool = False) -> Path:
         """Make checkpoint `number` the newest, all its parts being on disk, and the model in the run folder its model.
@@ -156,9 +153,10 @@ class Checkpoints:
     def _make(self, making: Path, number: int, plan: Plan, position: Position, samples: int, script: bool) -> None:
         """Make a whole checkpoint of the parts that are in a folder."""
         parts = tuple(_part(making, index) for index in range(len(plan.assignments)))
-        write_model(making / MODEL, plan, [making / part.file for part in parts])
+        with written_whole(making / MODEL) as file:
+            write_model(file, plan, [making / part.file for part in parts])
         if script:
-            shutil.copyfile(self._script, making / self._script.name)
+            _copy(self._script, making / self._script.name)
         kept = sealed(making / self._script.name) if script else None
         manifest = Manifest(FORMAT, number, samples, position, plan, parts, sealed(making / MODEL), kept)
         body = msgspec.json.encode(manifest)
@@ -167,7 +165,6 @@ class Checkpoints:
         for path in making.iterdir():
             if path.name not in known:
                 path.unlink()
-        sync(making)
 
     @staticmethod
     def _holds(final: Path, number: int, position: Position, samples: int) -> bool:
@@ -196,7 +193,7 @@ class Checkpoints:
     def _whole_or_nothing(self, number: int) -> Iterator[None]:
         try:
             yield
-        except (OSError, SafetensorError, CheckpointError, msgspec.MsgspecError) as error:
+        except (OSError, CheckpointError, msgspec.MsgspecError) as error:
             self.discard(number)
             last = self.latest()
             kept = f"{last} stays the last good one" if last else "there is no earlier one"
@@ -236,8 +233,7 @@ class Checkpoints:
             try:
                 os.link(model, temporary)
             except OSError:  # a file system without hard links
-                shutil.copyfile(model, temporary)
-                sync(temporary)
+                _copy(model, temporary)
             os.replace(temporary, self._model)
             sync(self._model.parent)
         except OSError as error:
@@ -291,13 +287,17 @@ def _room() -> str:
 
 
 def sealed(path: Path, facts: Json | None = None) -> CheckpointFile:
-    """What a manifest says of a file, which is put on disk first.
+    """What a manifest says of a file.
 
     Raises:
-        OSError: it cannot be.
+        OSError: it cannot be read.
     """
-    sync(path)
     return CheckpointFile(path.name, path.stat().st_size, checksum(path), dict(facts or {}))
+
+
+def _copy(file: Path, to: Path) -> None:
+    with file.open("rb") as source, written_whole(to) as copy:
+        shutil.copyfileobj(source, copy)
 
 
 def checksum(path: Path) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from distbelief.core import records, roles
 from distbelief.core.records import Json
 from distbelief.errors import RemoteProtocolError
 from distbelief.record.curves import Curves
-from distbelief.record.folder import RunFolder, write_atomically
+from distbelief.record.folder import RunFolder, write_atomically, written_whole
 from distbelief.record.summary import Summary, in_effect
 
 _encode = msgspec.json.Encoder().encode
@@ -123,7 +124,8 @@ class Recorder:
         if self._file is None or self.folder is None:
             return
         try:
-            write_atomically(self.folder.metrics, Path(f"/proc/self/fd/{self._file.fileno()}").read_bytes())
+            with open(f"/proc/self/fd/{self._file.fileno()}", "rb") as old, written_whole(self.folder.metrics) as new:
+                shutil.copyfileobj(old, new)
             self._file.close()
             self._file = self.folder.metrics.open("ab", buffering=0)
         except OSError as error:

@@ -519,9 +519,9 @@ def fill_disk(monkeypatch, call):
     monkeypatch.setattr(os, "fsync", full)
 
 
-@pytest.mark.parametrize("call", range(7))
+@pytest.mark.parametrize("call", range(8))
 def test_a_disk_that_fills_at_any_sync_leaves_the_last_good_checkpoint(tmp_path, monkeypatch, call):
-    """Three syncs are of the part, four of the commit before the rename."""
+    """Four syncs are of the part, four of the commit before the rename."""
     plan = plan_of(1)
     path, flat, arrays = saved(tmp_path, plan)
     fill_disk(monkeypatch, call)
@@ -537,7 +537,7 @@ def test_a_disk_that_fills_at_any_sync_leaves_the_last_good_checkpoint(tmp_path,
 
 @pytest.mark.parametrize(
     ("call", "message"),
-    [(7, "may not outlast a power cut.*older ones are kept"), (8, "model.safetensors could not be replaced")],
+    [(8, "may not outlast a power cut.*older ones are kept"), (9, "model.safetensors could not be replaced")],
 )
 def test_a_disk_that_fails_after_the_rename_leaves_the_new_checkpoint(tmp_path, monkeypatch, call, message):
     saved(tmp_path, plan_of(1))
