@@ -266,17 +266,25 @@ def read_manifest(path: str | Path) -> Manifest:
             raise corrupt(file, f"it names {len(manifest.parts)} parts of {len(manifest.plan.assignments)} shards")
         return manifest
     except OSError as error:
-        raise CheckpointError(
-            f"{file} cannot be read: {error.strerror}; name a checkpoint, a folder like RUN/checkpoints/000003"
-        ) from error
+        raise unreadable(file, error) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise corrupt(file, str(error)) from error
 
 
 def corrupt(file: Path, how: str) -> CheckpointError:
     """The error for a file of a checkpoint that is not as it was written, with the remedy."""
-    older = f"delete {file.parent} to go on from the next older checkpoint in {file.parent.parent}"
-    return CheckpointError(f"{file} is corrupt: {how}; {older}, or start anew without --resume")
+    spoilt = file.parent
+    before = (path for path in spoilt.parent.glob("*") if _NUMBER.fullmatch(path.name) and path.name < spoilt.name)
+    older = max(before, default=None)
+    remedy = f"delete {spoilt} to go on from {older}, the one before it, or " if older else "there is none before it: "
+    return CheckpointError(f"{file} is corrupt: {how}; {remedy}train anew into another folder")
+
+
+def unreadable(file: Path, error: OSError) -> CheckpointError:
+    """The error for a file of a checkpoint that cannot be read: it is corrupt where it is not there."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return corrupt(file, "it is missing")
+    return CheckpointError(f"{file} cannot be read: {error.strerror}; mend that, and go on with --resume")
 
 
 def _room() -> str:

@@ -457,7 +457,7 @@ MUTANTS = [
         "            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:", "            if not ticket:",
         (PLACED + "test_a_ticket_is_written_for_its_owner_alone_or_not_at_all",)),
     Mutant("a-ticket-is-made-for-all-to-read", LAUNCHED, "places/cluster/tickets.py",
-        "os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600", "os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644",
+        "written_whole(path, OWNER_ALONE)", "written_whole(path)",
         (PLACED + "test_a_ticket_is_written_for_its_owner_alone_or_not_at_all",)),
     Mutant("several-starts-share-a-ticket", LAUNCHED, "places/cluster/tickets.py",
         ".distbelief-{start.launcher}-{start.name}.ticket", ".distbelief-{start.launcher}.ticket",

@@ -173,7 +173,7 @@ MUTANTS = [
         """_open(f"{role} {msgspec.msgpack.decode(spec)['identity']}", msgspec.msgpack.decode(spec, type=Opening))""",
         (HIDDEN,), seconds=10),
     Mutant("a-ticket-that-others-may-read", KEYS, "places/join/join_server.py",
-        "os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600", "os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644",
+        "written_whole(self.path, OWNER_ALONE)", "written_whole(self.path)",
         (JOIN_SERVER + "test_the_ticket_is_its_owners_only_and_goes_with_the_server",)),
     Mutant("a-ticket-that-stays", KEYS, "places/join/join_server.py",
         "        self.path.unlink(missing_ok=True)\n", "",
