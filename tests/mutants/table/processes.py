@@ -259,7 +259,7 @@ MUTANTS = [
         "for descriptor in (*self._journal, *self._columns, self._memory, self._crossings):",
         "for descriptor in self._journal:",
         ("tests/processes/test_local.py::test_parameters_can_be_read_where_the_shards_hold_them",), seconds=10),
-    Mutant("a-folder-of-the-forkserver-stays", LEFT, "places/processes/forkserver.py",
+    Mutant("a-folder-of-the-forkserver-stays", LEFT, "transport/nameless.py",
         'tempfile.TemporaryDirectory(prefix="distbelief-", ignore_cleanup_errors=True) as folder:',
         'contextlib.nullcontext(tempfile.mkdtemp(prefix="distbelief-")) as folder:',
         ("tests/processes/test_local.py::test_a_job_leaves_what_the_house_promises",), seconds=10),
