@@ -133,7 +133,7 @@ class Checkpoints:
             CheckpointError: a part is missing, or the disk is full; what was made of this checkpoint is removed, the
                 last good one stays.
         """
-        making, final = self._making(number), self.folder / f"{number:06d}"
+        making, final = self._making(number), self.folder_of(number)
         # by a coordinator that died before it was told
         again = not making.exists() and self._holds(final, number, position, samples)
         if not again:
@@ -181,7 +181,15 @@ class Checkpoints:
 
     def latest(self) -> Path | None:
         """The newest checkpoint, None where there is none yet."""
-        return max(self._all(), key=lambda path: int(path.name), default=None)
+        return next(iter(self.newest()), None)
+
+    def newest(self) -> list[Path]:
+        """All, the newest first."""
+        return sorted(self._all(), key=lambda path: int(path.name), reverse=True)
+
+    def folder_of(self, number: int) -> Path:
+        """Where a checkpoint of this number lies."""
+        return self.folder / f"{number:06d}"
 
     def _all(self) -> list[Path]:
         return [path for path in self.folder.glob("*") if _NUMBER.fullmatch(path.name)]
@@ -216,8 +224,7 @@ class Checkpoints:
             raise
 
     def _tidy(self, number: int, keep: int) -> None:
-        numbers = sorted((int(path.name) for path in self._all()), reverse=True)
-        kept = [other for other in numbers if other <= number][:keep]
+        kept = [one for path in self.newest() if (one := int(path.name)) <= number][:keep]
         for path in self._all():
             if int(path.name) not in kept:
                 shutil.rmtree(path, ignore_errors=True)

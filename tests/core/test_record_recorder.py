@@ -11,7 +11,8 @@ import pytest
 from distbelief.core import records as r
 from distbelief.core.outcomes import Cause
 from distbelief.record.folder import RunFolder
-from distbelief.record.recorder import Recorder, line, read_metrics
+from distbelief.record.metrics import line, read_metrics
+from distbelief.record.recorder import Recorder
 
 JOB = {
     "task": "mnist",
