@@ -150,17 +150,20 @@ def test_a_run_goes_on_from_the_sums_of_its_checkpoint_as_from_all_its_metrics(
     assert run.go_on() == result
 
 
-def test_only_what_came_after_the_checkpoint_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever stands before it, and however much."""
+@pytest.mark.parametrize(("late", "lost"), [(0, 2), (1, 0)])
+def test_only_what_came_after_the_checkpoint_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: int, lost: int
+) -> None:
+    """Whatever stands before it, and however much; and it is gone back on where steps came while it was sealed."""
     run = Run(tmp_path / "run", monkeypatch)
-    for record in (stepped(4), r.EpochDone(1), r.Tested(1, 0.5, 0.9), stepped(4)):
+    for record in (stepped(4), r.EpochDone(1), r.Tested(1, 0.5, 0.9), stepped(4), stepped(late)):
         run.take(record)
     run.checkpoint(80)
     run.take(r.Gone("replica 1", 2, "killed", True))
-    head, tail = run.folder.metrics.read_bytes().split(b'{"seconds":6', 1)
-    run.folder.metrics.write_bytes(head + 9 * line(1.0, stepped(4)) + b"garbage\n" + b'{"seconds":6' + tail)
+    head, tail = run.folder.metrics.read_bytes().split(b'{"seconds":7', 1)
+    run.folder.metrics.write_bytes(head + 9 * line(1.0, stepped(4)) + b"garbage\n" + b'{"seconds":7' + tail)
     result = run.go_on([stepped(2)])
-    assert (result["steps"], result["samples"], result["per_replica"][1]["lost"]) == (10, 100, 2)
+    assert (result["steps"], result["samples"], result["per_replica"][1]["lost"]) == (10, 100, lost)
     assert [row["samples"] for row in result["history"]] == [40]
     run.folder.metrics.write_bytes(b"")
     assert run.go_on()["steps"] == 8, "they are lost, and what lies beside the checkpoint is not"
