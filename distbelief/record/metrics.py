@@ -17,11 +17,11 @@ from distbelief.errors import RemoteProtocolError
 _encode = msgspec.json.Encoder().encode
 
 
-class _Moment(msgspec.Struct):
+class _Seconds(msgspec.Struct):
     seconds: float
 
 
-_moments = msgspec.json.Decoder(_Moment)
+_seconds = msgspec.json.Decoder(_Seconds)
 _records: msgspec.json.Decoder[records.AnyRecord] = msgspec.json.Decoder(records.AnyRecord)
 BLOCK = 1 << 16
 """Bytes that are read at a time, from the end of the file."""
@@ -58,7 +58,7 @@ def read_metrics(
             if marks and not any(mark in text for mark in marks):
                 continue
             try:
-                seconds, record = _moments.decode(text).seconds, _record(text)
+                seconds, record = _seconds.decode(text).seconds, _record(text)
                 if role := getattr(record, "role", ""):
                     roles.parse(role)
             except (msgspec.DecodeError, RemoteProtocolError, UnicodeDecodeError, RecursionError):
