@@ -103,22 +103,22 @@ class Recorder:
         path = folder.metrics
         try:
             for checkpoint in Checkpoints(folder.path).newest():
-                kept = _read_sums(checkpoint / SUMS)
-                start = behind(path, b'"event":"Checkpointed","number":%d,"error":""' % int(checkpoint.name))
-                ends = [*goes_back(path, start), samples] if start else [samples]
-                if kept is None or min(ends) < kept.sums.samples:
+                if (kept := _read_sums(checkpoint / SUMS)) is None:
                     continue
-                kept.sums.job = self.job
-                for record in in_effect(path, ends, start, kept.reported) if start else ():
-                    kept.sums.take(*record)
-                return kept.sums
-            made = Summary(self.job)
-            for record in in_effect(path, [*goes_back(path), samples]):
-                made.take(*record)
+                mark = b'"event":"Checkpointed","number":%d,"error":""' % int(checkpoint.name)
+                start = behind(path, mark) or path.stat().st_size  # of metrics that are lost nothing came after
+                ends = [*goes_back(path, start), samples]
+                if kept.sums.samples <= min(ends):
+                    break
+            else:
+                kept, start, ends = CheckpointSums(Summary({}), 0), 0, [*goes_back(path), samples]
+            kept.sums.job = self.job
+            for record in in_effect(path, ends, start, kept.reported):
+                kept.sums.take(*record)
         except OSError as error:
             self._complain(error)
             return Summary(self.job)
-        return made
+        return kept.sums
 
     def _write(self, text: bytes) -> None:
         if self._file is None:

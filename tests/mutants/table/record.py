@@ -52,7 +52,7 @@ MUTANTS = [
         "if total <= most[begun]:", "if total <= most[-1]:",
         (METRICS + "test_what_was_gone_back_on_is_left_out_without_holding_the_rest",)),
     Mutant("what-came-after-the-checkpoint-is-forgotten", SUMS, "record/recorder.py",
-        "in_effect(path, ends, start, kept.reported) if start else ()", "()",
+        "behind(path, mark) or path.stat().st_size", "path.stat().st_size",
         (METRICS + "test_only_what_came_after_the_checkpoint_is_read",)),
     Mutant("a-history-grows-without-end", SUMS, "record/summary.py",
         "if len(self.history) > ROWS:", "if not self.history:",
