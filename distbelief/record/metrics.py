@@ -107,6 +107,8 @@ def in_effect(
             total += record.samples
         if total <= most[begun]:
             yield seconds, record
+        elif begun + 1 == len(ends):
+            return  # nothing goes back any more: all the rest is beyond the end too
 
 
 def behind(path: Path, mark: bytes) -> int:
