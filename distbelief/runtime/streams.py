@@ -177,14 +177,13 @@ class WorkerBegin:
 
     def __init__(self, begin: Callable[[int], None] | None) -> None:
         self.begin = begin
-        self._number = -1
         self._sends: Any = None
 
     def __call__(self, number: int) -> None:
         """Begin the worker of this number."""
         share_descriptors()
         own: Any = multiprocessing.current_process()
-        self._number, self._sends = number, signature(workers._worker_loop).bind(*own._args).arguments["data_queue"]
+        self._sends = signature(workers._worker_loop).bind(*own._args).arguments["data_queue"]
         self._sends._on_queue_feeder_error = self._not_sent
         info = get_worker_info()
         assert info is not None
@@ -199,7 +198,9 @@ class WorkerBegin:
         if index is None or isinstance(made, ExceptionWrapper):
             sys.excepthook(type(error), error, error.__traceback__)
             os._exit(1)
-        self._sends.put((index, ExceptionWrapper(where=f"in DataLoader worker process {self._number}")))
+        info = get_worker_info()
+        assert info is not None
+        self._sends.put((index, ExceptionWrapper(where=f"in DataLoader worker process {info.id}")))
 
 
 class CountedCollate:
