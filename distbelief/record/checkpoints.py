@@ -280,18 +280,22 @@ def read_manifest(path: str | Path) -> Manifest:
 
 def corrupt(file: Path, how: str) -> CheckpointError:
     """The error for a file of a checkpoint that is not as it was written, with the remedy."""
-    spoilt = file.parent
-    before = (path for path in spoilt.parent.glob("*") if _NUMBER.fullmatch(path.name) and path.name < spoilt.name)
-    older = max(before, default=None)
-    remedy = f"delete {spoilt} to go on from {older}, the one before it, or " if older else "there is none before it: "
-    return CheckpointError(f"{file} is corrupt: {how}; {remedy}train anew into another folder")
+    return CheckpointError(f"{file} is corrupt: {how}; {_remedy(file.parent)}")
 
 
 def unreadable(file: Path, error: OSError) -> CheckpointError:
-    """The error for a file of a checkpoint that cannot be read: it is corrupt where it is not there."""
+    """The error for a file of a checkpoint that cannot be read, with the remedy."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return corrupt(file, "it is missing")
+        return CheckpointError(f"{file} is missing; {_remedy(file.parent)}")
     return CheckpointError(f"{file} cannot be read: {error.strerror}; mend that, and go on with --resume")
+
+
+def _remedy(spoilt: Path) -> str:
+    """What to do without a checkpoint."""
+    before = (path for path in spoilt.parent.glob("*") if _NUMBER.fullmatch(path.name) and path.name < spoilt.name)
+    older = max(before, default=None)
+    remedy = f"delete {spoilt} to go on from {older}, the one before it, or " if older else "there is none before it: "
+    return f"{remedy}train anew into another folder"
 
 
 def _room() -> str:

@@ -507,7 +507,7 @@ def test_the_remedy_fits_what_is_wrong_with_a_checkpoint(tmp_path, monkeypatch, 
         shutil.rmtree(path)
         {"no manifest": path.mkdir, "a broken link": lambda: path.symlink_to("nowhere"), "a file": path.touch}[spoil]()
         older = f"delete {path} to go on from {path.parent}/000001, the one before it, or" if checkpoints > 1 else ""
-        says = f"it is missing; {older or 'there is none before it:'} train anew into another folder$"
+        says = f"manifest.json is missing; {older or 'there is none before it:'} train anew into another folder$"
     with pytest.raises(CheckpointError, match=says):
         read_manifest(Checkpoints(tmp_path).latest())
 
@@ -515,7 +515,7 @@ def test_the_remedy_fits_what_is_wrong_with_a_checkpoint(tmp_path, monkeypatch, 
 def test_another_format_and_a_shard_file_gone_are_told(tmp_path, good):
     path = shutil.copytree(good, tmp_path / "000001")
     (path / "shard-1.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"shard-1.safetensors is corrupt: it is missing; there is none before"):
+    with pytest.raises(CheckpointError, match=r"shard-1.safetensors is missing; there is none before"):
         load_part(path, plan_of(2, optimizer="adam"), 1)
     for version in (FORMAT - 1, FORMAT + 1):
         body = msgspec.json.encode({"format": version})
@@ -637,7 +637,7 @@ def test_a_checkpoint_has_what_a_script_keeps_as_it_was_saved_last(tmp_path):
     assert load_script(tmp_path / "checkpoints" / "000002")[SCRIPT].tolist() == [2]
 
 
-@pytest.mark.parametrize(("change", "says"), [(b"", "2 were written|bytes"), (None, "it is missing")])
+@pytest.mark.parametrize(("change", "says"), [(b"", "2 were written|bytes"), (None, "missing")])
 def test_what_a_script_keeps_is_read_back_whole_or_refused(tmp_path, change, says):
     store, plan = CheckpointStore(tmp_path), plan_of(1)
     flat, arrays = whole(plan, "sgd", 1)
@@ -648,5 +648,5 @@ def test_what_a_script_keeps_is_read_back_whole_or_refused(tmp_path, change, say
         file.unlink()
     else:
         file.write_bytes(change)
-    with pytest.raises(CheckpointError, match=f"script.safetensors is corrupt: .*({says})"):
+    with pytest.raises(CheckpointError, match=f"script.safetensors is (corrupt: .*)?({says})"):
         load_script(file.parent)
