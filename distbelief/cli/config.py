@@ -43,7 +43,7 @@ def configured(args: Sequence[str], known: Collection[str]) -> Configured:
     first: list[str] = []
     places: dict[str, str] = {}
     for key, value in text.items():
-        line = _line_of(Path(paths[0]).read_text(), key)
+        line = _line_of(Path(paths[0]).read_text("utf-8-sig"), key)
         place, name = f"{paths[0]}, line {line}", option(key)
         if name not in known or name == CONFIG:
             raise UsageError(f"{place}: no option {key!r} here{_nearest(key, known)}")
@@ -68,7 +68,7 @@ def _without_config(args: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _read(path: str) -> dict[str, object]:
     try:
-        return tomllib.loads(Path(path).read_text())
+        return tomllib.loads(Path(path).read_text("utf-8-sig"))
     except OSError as error:
         raise UsageError(f"{CONFIG} {path}: {error.strerror}; name a TOML file of options") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -112,7 +112,7 @@ def check(read: Study, file: Path, more: Sequence[str] = ()) -> None:
     Raises:
         UsageError: naming the file, the line and the arm.
     """
-    lines = file.read_text().splitlines()
+    lines = file.read_text("utf-8-sig").splitlines()
     arms = [number for number, line in enumerate(lines, 1) if line.strip().startswith("[[arms]]")]
     for arm in (*read.arms, *filter(None, [read.start])):
         words = arm.with_value(arm.grid[0] if arm.grid else None)

@@ -17,8 +17,6 @@ from pathlib import Path
 
 import msgspec
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from distbelief.core import roles
 from distbelief.core.effects import SCRIPT
@@ -26,8 +24,8 @@ from distbelief.core.portions import Position
 from distbelief.core.records import Json
 from distbelief.core.settings import Plan, read_own_or_name
 from distbelief.errors import CheckpointError, LocalProtocolError
-from distbelief.record.folder import RunFolder, sync, write_atomically
-from distbelief.record.model_file import write_model
+from distbelief.record.folder import RunFolder, sync, write_atomically, written_whole
+from distbelief.record.model_file import write_arrays, write_model
 
 FORMAT = 2
 """The version of the format; another one is refused."""
@@ -108,16 +106,15 @@ class Checkpoints:
         path = making / f"shard-{index[1]}.safetensors"
         with self._whole_or_nothing(number):
             making.mkdir(parents=True, exist_ok=True)
-            save_file({name: array.detach().cpu().contiguous() for name, array in arrays.items()}, path)
+            with written_whole(path) as file:
+                write_arrays(file, arrays)
             write_atomically(path.with_suffix(".json"), msgspec.json.encode(sealed(path, facts)))
 
     def _save_script(self, number: int, arrays: Mapping[str, torch.Tensor]) -> None:
-        path = self._script.with_name(f".{self._script.name}.new")
         with self._whole_or_nothing(number):
             self.folder.mkdir(parents=True, exist_ok=True)
-            save_file(dict(arrays), path)
-            sync(path)
-            os.replace(path, self._script)
+            with written_whole(self._script) as file:
+                write_arrays(file, arrays)
 
     def commit(self, number: int, plan: Plan, position: Position, samples: int, script: bool = False) -> Path:
         """Make checkpoint `number` the newest, all its parts being on disk, and the model in the run folder its model.
@@ -136,7 +133,7 @@ class Checkpoints:
             CheckpointError: a part is missing, or the disk is full; what was made of this checkpoint is removed, the
                 last good one stays.
         """
-        making, final = self._making(number), self.folder / f"{number:06d}"
+        making, final = self._making(number), self.folder_of(number)
         # by a coordinator that died before it was told
         again = not making.exists() and self._holds(final, number, position, samples)
         if not again:
@@ -156,9 +153,10 @@ class Checkpoints:
     def _make(self, making: Path, number: int, plan: Plan, position: Position, samples: int, script: bool) -> None:
         """Make a whole checkpoint of the parts that are in a folder."""
         parts = tuple(_part(making, index) for index in range(len(plan.assignments)))
-        write_model(making / MODEL, plan, [making / part.file for part in parts])
+        with written_whole(making / MODEL) as file:
+            write_model(file, plan, [making / part.file for part in parts])
         if script:
-            shutil.copyfile(self._script, making / self._script.name)
+            _copy(self._script, making / self._script.name)
         kept = sealed(making / self._script.name) if script else None
         manifest = Manifest(FORMAT, number, samples, position, plan, parts, sealed(making / MODEL), kept)
         body = msgspec.json.encode(manifest)
@@ -167,7 +165,6 @@ class Checkpoints:
         for path in making.iterdir():
             if path.name not in known:
                 path.unlink()
-        sync(making)
 
     @staticmethod
     def _holds(final: Path, number: int, position: Position, samples: int) -> bool:
@@ -184,7 +181,15 @@ class Checkpoints:
 
     def latest(self) -> Path | None:
         """The newest checkpoint, None where there is none yet."""
-        return max(self._all(), key=lambda path: int(path.name), default=None)
+        return next(iter(self.newest()), None)
+
+    def newest(self) -> list[Path]:
+        """All, the newest first."""
+        return sorted(self._all(), key=lambda path: int(path.name), reverse=True)
+
+    def folder_of(self, number: int) -> Path:
+        """Where a checkpoint of this number lies."""
+        return self.folder / f"{number:06d}"
 
     def _all(self) -> list[Path]:
         return [path for path in self.folder.glob("*") if _NUMBER.fullmatch(path.name)]
@@ -196,7 +201,7 @@ class Checkpoints:
     def _whole_or_nothing(self, number: int) -> Iterator[None]:
         try:
             yield
-        except (OSError, SafetensorError, CheckpointError, msgspec.MsgspecError) as error:
+        except (OSError, CheckpointError, msgspec.MsgspecError) as error:
             self.discard(number)
             last = self.latest()
             kept = f"{last} stays the last good one" if last else "there is no earlier one"
@@ -219,8 +224,7 @@ class Checkpoints:
             raise
 
     def _tidy(self, number: int, keep: int) -> None:
-        numbers = sorted((int(path.name) for path in self._all()), reverse=True)
-        kept = [other for other in numbers if other <= number][:keep]
+        kept = [one for path in self.newest() if (one := int(path.name)) <= number][:keep]
         for path in self._all():
             if int(path.name) not in kept:
                 shutil.rmtree(path, ignore_errors=True)
@@ -236,8 +240,7 @@ class Checkpoints:
             try:
                 os.link(model, temporary)
             except OSError:  # a file system without hard links
-                shutil.copyfile(model, temporary)
-                sync(temporary)
+                _copy(model, temporary)
             os.replace(temporary, self._model)
             sync(self._model.parent)
         except OSError as error:
@@ -270,17 +273,29 @@ def read_manifest(path: str | Path) -> Manifest:
             raise corrupt(file, f"it names {len(manifest.parts)} parts of {len(manifest.plan.assignments)} shards")
         return manifest
     except OSError as error:
-        raise CheckpointError(
-            f"{file} cannot be read: {error.strerror}; name a checkpoint, a folder like RUN/checkpoints/000003"
-        ) from error
+        raise unreadable(file, error) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise corrupt(file, str(error)) from error
 
 
 def corrupt(file: Path, how: str) -> CheckpointError:
     """The error for a file of a checkpoint that is not as it was written, with the remedy."""
-    older = f"delete {file.parent} to go on from the next older checkpoint in {file.parent.parent}"
-    return CheckpointError(f"{file} is corrupt: {how}; {older}, or start anew without --resume")
+    return CheckpointError(f"{file} is corrupt: {how}; {_remedy(file.parent)}")
+
+
+def unreadable(file: Path, error: OSError) -> CheckpointError:
+    """The error for a file of a checkpoint that cannot be read, with the remedy."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return CheckpointError(f"{file} is missing; {_remedy(file.parent)}")
+    return CheckpointError(f"{file} cannot be read: {error.strerror}; mend that, and go on with --resume")
+
+
+def _remedy(spoilt: Path) -> str:
+    """What to do without a checkpoint."""
+    before = (path for path in spoilt.parent.glob("*") if _NUMBER.fullmatch(path.name) and path.name < spoilt.name)
+    older = max(before, default=None)
+    remedy = f"delete {spoilt} to go on from {older}, the one before it, or " if older else "there is none before it: "
+    return f"{remedy}train anew into another folder"
 
 
 def _room() -> str:
@@ -291,13 +306,17 @@ def _room() -> str:
 
 
 def sealed(path: Path, facts: Json | None = None) -> CheckpointFile:
-    """What a manifest says of a file, which is put on disk first.
+    """What a manifest says of a file.
 
     Raises:
-        OSError: it cannot be.
+        OSError: it cannot be read.
     """
-    sync(path)
     return CheckpointFile(path.name, path.stat().st_size, checksum(path), dict(facts or {}))
+
+
+def _copy(file: Path, to: Path) -> None:
+    with file.open("rb") as source, written_whole(to) as copy:
+        shutil.copyfileobj(source, copy)
 
 
 def checksum(path: Path) -> int:

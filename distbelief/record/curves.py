@@ -21,6 +21,9 @@ UNKNOWN = 20_000
 PERIOD = 20.0
 """Least seconds of the wall between two writings; short jobs are written at their end only."""
 
+CLOSE_SECONDS = 60.0
+"""How long the end of a job waits for the last of them."""
+
 Scalar = tuple[str, float, int, float]
 """Tag, value, samples, time of the wall."""
 
@@ -107,13 +110,17 @@ class Curves:
             )
 
     def close(self) -> None:
-        """Write what is left and wait until it is on disk."""
-        if self._thread:
-            self._thread.join()
-        self._thread = None
-        self._write_beside()
-        if self._thread:
-            self._thread.join()
+        """Write what is left and wait until it is on disk, for `CLOSE_SECONDS` at most."""
+        end = time.monotonic() + CLOSE_SECONDS
+        for _ in range(2):  # what is being written, and the rest
+            if self._thread:
+                self._thread.join(max(0.0, end - time.monotonic()))
+            self._write_beside()
+        if self._thread and self._thread.is_alive():
+            self._warn(
+                f"TensorBoard events were not written to {self._folder} within {CLOSE_SECONDS:g} s; the curves are in "
+                "metrics.jsonl too"
+            )
 
 
 @contextlib.contextmanager

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import platform
+import secrets
 import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import torch
@@ -26,19 +30,26 @@ a moment.
 """
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Put `data` at `path`: readers see the old file or the whole new one, also after a power cut.
+OWNER_ALONE = 0o600
+"""The mode of a file that only its owner may read."""
+UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.EPERM)
+"""What file systems answer that cannot sync a folder (network file systems, some FUSE): they need not."""
+
+
+@contextlib.contextmanager
+def written_whole(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of `path` in the end: readers see the old one or the whole new one, also
+    after a power cut. Who may read it is what the umask leaves of `mode`.
 
     Raises:
         OSError: the disk is full or cannot be written; what was at `path` is still there.
     """
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
+        with open(temporary, "x+b", opener=partial(os.open, mode=mode)) as file:
+            yield file
             file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
+            _sync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -47,17 +58,35 @@ def write_atomically(path: Path, data: bytes) -> None:
     sync(path.parent)
 
 
-def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk.
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put `data` at `path`, as `written_whole` does.
+
+    Raises:
+        OSError: as there.
+    """
+    with written_whole(path) as file:
+        file.write(data)
+
+
+def sync(folder: Path) -> None:
+    """Wait until the names in a folder are on disk, where its file system can say so.
 
     Raises:
         OSError: they cannot be.
     """
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        _sync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sync(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
 
 
 def versions() -> dict[str, str]:

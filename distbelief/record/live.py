@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 from distbelief.core import records, roles
 from distbelief.core.outcomes import Outcome
 from distbelief.core.records import Json
-from distbelief.record.recorder import line
+from distbelief.record.metrics import line
 from distbelief.record.summary import Mean, Summary, in_words
 
 if TYPE_CHECKING:

@@ -7,10 +7,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 import numpy
+import torch
 
 from distbelief.core.settings import Plan
 from distbelief.errors import CheckpointError
@@ -43,7 +44,23 @@ class _Place(NamedTuple):
     bytes: Range
 
 
-def write_model(path: Path, plan: Plan, parts: Sequence[Path]) -> None:
+def write_arrays(out: BinaryIO, arrays: Mapping[str, torch.Tensor]) -> None:
+    """Write a safetensors file.
+
+    Raises:
+        OSError: it cannot be written.
+        CheckpointError: an array has a dtype that no safetensors file of ours holds.
+    """
+    named = [Tensor(name, tuple(one.shape), str(one.dtype).removeprefix("torch.")) for name, one in arrays.items()]
+    if foreign := next((one for one in named if one.dtype not in _DTYPES), None):
+        raise CheckpointError(f"array {foreign.name!r} has dtype {foreign.dtype}; {', '.join(_DTYPES)} can be kept")
+    named.sort(key=lambda one: -ITEM_SIZES[one.dtype])
+    out.write(header(named))
+    for tensor in named:
+        out.write(arrays[tensor.name].detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def write_model(out: BinaryIO, plan: Plan, parts: Sequence[Path]) -> None:
     """Write the state dict that the shards' files (one per assignment of the plan) hold; tied names as copies.
 
     Raises:
@@ -55,12 +72,11 @@ def write_model(path: Path, plan: Plan, parts: Sequence[Path]) -> None:
         for part, own in zip(parts, plan.assignments, strict=True)
         for place in _places(part, own.moving, own.frozen)
     ]
-    with path.open("wb") as out:
-        named = _named(plan.layout)
-        out.write(header([tensor for tensor, _ in named]))
-        for _, pieces in named:
-            for chunk in _whole(pieces, places):
-                out.write(chunk)
+    named = _named(plan.layout)
+    out.write(header([tensor for tensor, _ in named]))
+    for _, pieces in named:
+        for chunk in _whole(pieces, places):
+            out.write(chunk)
 
 
 def _whole(pieces: Sequence[Entry], places: Sequence[_Place]) -> Iterator[bytes]:

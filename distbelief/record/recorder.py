@@ -2,58 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
-import math
-import os
+import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import msgspec
 
-from distbelief.core import records, roles
+from distbelief.core import records
 from distbelief.core.records import Json
-from distbelief.errors import RemoteProtocolError
+from distbelief.errors import CheckpointError
+from distbelief.record.checkpoints import Checkpoints, read_manifest
 from distbelief.record.curves import Curves
-from distbelief.record.folder import RunFolder, write_atomically
-from distbelief.record.summary import Summary, in_effect
+from distbelief.record.folder import RunFolder, write_atomically, written_whole
+from distbelief.record.metrics import GOES_BACK, behind, goes_back, in_effect, line
+from distbelief.record.summary import Summary
 
-_encode = msgspec.json.Encoder().encode
-
-BLOCK = 1 << 16
-"""Bytes that are read at a time, from the end of the metrics of an earlier attempt, to find their last whole line."""
-
-
-def line(seconds: float, record: records.Record) -> bytes:
-    r"""One line of `metrics.jsonl`: the record's fields as JSON, after `seconds` and `event`.
-
-    >>> line(1.5, records.Note("hello"))
-    b'{"seconds":1.500000,"event":"Note","text":"hello"}\n'
-    """
-    return b'{"seconds":%.6f,' % seconds + _encode(record)[1:] + b"\n"
+RECENT = 10_000
+"""Most records that may come while a checkpoint is sealed, for it to have its sums."""
+SUMS = "sums.msgpack"
+"""The file of a checkpoint that holds what the run had done by then; who lacks it reads all metrics."""
+SUMS_LIMIT = 64 << 20
 
 
-def read_metrics(path: Path) -> Iterator[tuple[float, records.Record]]:
-    """The records of a `metrics.jsonl`, with their seconds; torn lines (a full disk, a kill) are left out.
+class CheckpointSums(msgspec.Struct):
+    """What a run had done at a checkpoint."""
 
-    Raises:
-        OSError: the file cannot be read.
-    """
-    with path.open("rb") as file:
-        for text in file:
-            try:
-                fields = msgspec.json.decode(text, type=Json)
-                if fields.get("event") == "Tested":  # JSON has no NaN: it was written as null
-                    fields = {key: math.nan if value is None else value for key, value in fields.items()}
-                seconds, record = (
-                    float(fields.pop("seconds")),
-                    msgspec.convert(fields, records.AnyRecord, str_keys=True),
-                )
-                if role := getattr(record, "role", ""):
-                    roles.parse(role)
-            except (msgspec.DecodeError, RemoteProtocolError, KeyError, TypeError, ValueError):
-                continue
-            yield seconds, record
+    sums: Summary
+    reported: int
+    """Samples that it had done when the checkpoint was sealed: some more than are in it."""
 
 
 class Recorder:
@@ -71,40 +52,73 @@ class Recorder:
     def __init__(self, folder: RunFolder | None, job: Json, warn: Callable[[str], None] | None = None) -> None:
         self.folder, self.job = folder, dict(job)
         self.summary = Summary(self.job)
+        self._settled = Summary(self.job)
+        """The sums up to the records that the next checkpoint may lack."""
+        self._recent: deque[tuple[float, records.Record, int]] = deque()
+        """Those, and the samples that were done with each."""
         self._warn = warn or _to_stderr
         self._file: io.FileIO | None = None
         self._curves = Curves(folder.path, self._warn) if folder else None
-        self._earlier: list[tuple[float, records.Record]] = []
         self._torn = self._warned = False
         if folder:
-            self._open(folder.metrics)
-
-    def _open(self, path: Path) -> None:
-        try:
-            self._earlier = list(read_metrics(path)) if path.exists() else []
-            self._file = path.open("ab", buffering=0)
-            self._file.truncate(_whole(path))
-        except OSError as error:
-            self._complain(error)
+            try:
+                self._file = folder.metrics.open("ab", buffering=0)
+                self._file.truncate(behind(folder.metrics, b"\n"))  # a kill may have torn the last line
+            except OSError as error:
+                self._complain(error)
 
     def take(self, seconds: float, record: records.Record) -> None:
         """Write a record down; `seconds` count from the beginning of this attempt of the job. A full disk is noted once
         and does not stop it.
         """
-        if (
-            isinstance(record, records.Started) and self.summary.started and self.folder
-        ):  # the job has begun again from a checkpoint
-            self._earlier = list(read_metrics(self.folder.metrics))
-        if isinstance(record, records.Started) and self._earlier:
-            self.summary = Summary(self.job)
-            for then, earlier in in_effect([*self._earlier, (seconds, record)]):
-                self.summary.take(then, earlier)
-            self._earlier = []
-        else:
-            self.summary.take(seconds, record)
+        if self.folder and isinstance(record, GOES_BACK):
+            self._settled = self._sums(self.folder, record.samples)
+            self._recent.clear()
+            if isinstance(record, records.Started):
+                self.summary = deepcopy(self._settled)
+        self.summary.take(seconds, record)
         self._write(line(seconds, record))
+        if self.folder:
+            self._recent.append((seconds, record, self.summary.samples))
+            if len(self._recent) > RECENT:
+                self._settled.take(*self._recent.popleft()[:2])
+            if isinstance(record, records.Checkpointed) and not record.error:
+                self._keep_sums(self.folder, record.number)
         if self._curves:
             self._curves.take(seconds, record, self.summary)
+
+    def _keep_sums(self, folder: RunFolder, number: int) -> None:
+        """Put what the run had done at a checkpoint beside it."""
+        checkpoint = Checkpoints(folder.path).folder_of(number)
+        with contextlib.suppress(OSError, CheckpointError):  # it goes on from the one before, or from all metrics
+            samples = read_manifest(checkpoint).samples
+            while self._recent and self._recent[0][2] <= samples:
+                self._settled.take(*self._recent.popleft()[:2])
+            if self._settled.samples <= samples:
+                sums = CheckpointSums(msgspec.structs.replace(self._settled, job={}), self.summary.samples)
+                write_atomically(checkpoint / SUMS, msgspec.msgpack.encode(sums))
+
+    def _sums(self, folder: RunFolder, samples: int) -> Summary:
+        """What the run had done at so many samples: what lies beside a checkpoint, and the records that came after."""
+        path = folder.metrics
+        try:
+            for checkpoint in Checkpoints(folder.path).newest():
+                if (kept := _read_sums(checkpoint / SUMS)) is None:
+                    continue
+                mark = b'"event":"Checkpointed","number":%d,"error":""' % int(checkpoint.name)
+                start = behind(path, mark) or path.stat().st_size  # of metrics that are lost nothing came after
+                ends = [*goes_back(path, start), samples]
+                if kept.sums.samples <= min(ends):
+                    break
+            else:
+                kept, start, ends = CheckpointSums(Summary({}), 0), 0, [*goes_back(path), samples]
+            kept.sums.job = self.job
+            for record in in_effect(path, ends, start, kept.reported):
+                kept.sums.take(*record)
+        except OSError as error:
+            self._complain(error)
+            return Summary(self.job)
+        return kept.sums
 
     def _write(self, text: bytes) -> None:
         if self._file is None:
@@ -123,7 +137,8 @@ class Recorder:
         if self._file is None or self.folder is None:
             return
         try:
-            write_atomically(self.folder.metrics, Path(f"/proc/self/fd/{self._file.fileno()}").read_bytes())
+            with open(f"/proc/self/fd/{self._file.fileno()}", "rb") as old, written_whole(self.folder.metrics) as new:
+                shutil.copyfileobj(old, new)
             self._file.close()
             self._file = self.folder.metrics.open("ab", buffering=0)
         except OSError as error:
@@ -156,18 +171,14 @@ class Recorder:
         return result
 
 
-def _whole(path: Path) -> int:
-    """The length in bytes of the whole lines of a file: a kill may have torn the last one."""
-    with path.open("rb") as file:
-        position = file.seek(0, os.SEEK_END)
-        while position:
-            start = max(0, position - BLOCK)
-            file.seek(start)
-            found = file.read(position - start).rfind(b"\n")
-            if found >= 0:
-                return start + found + 1
-            position = start
-    return 0
+def _read_sums(path: Path) -> CheckpointSums | None:
+    """What lies beside a checkpoint; None where nothing does, or it is spoilt."""
+    try:
+        if path.stat().st_size <= SUMS_LIMIT:
+            return msgspec.msgpack.decode(path.read_bytes(), type=CheckpointSums)
+    except (OSError, msgspec.DecodeError):
+        pass
+    return None
 
 
 def _to_stderr(text: str) -> None:

@@ -24,6 +24,7 @@ from distbelief.record.checkpoints import (
     checksum,
     corrupt,
     read_manifest,
+    unreadable,
 )
 from distbelief.record.model_file import stored
 from distbelief.record.parts import SavedParts
@@ -225,7 +226,7 @@ def _verified(folder: Path, part: CheckpointFile) -> Path:
         if checksum(file) != part.crc32:
             raise corrupt(file, "its checksum does not match")
     except OSError as error:
-        raise corrupt(file, str(error.strerror)) from error
+        raise unreadable(file, error) from error
     return file
 
 

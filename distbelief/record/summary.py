@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NotRequired, TypedDict
 
 import msgspec
@@ -17,6 +16,8 @@ from distbelief.record.folder import versions
 OVERFLOWS = ("overflows", "counted")
 TIMES = ("steps", "compute", "update", "communicate", "wait")
 """Of a replica's steps: how many were timed, and the seconds that they took."""
+ROWS = 2000
+"""Most rows of a history."""
 
 
 class ReplicaCounts(msgspec.Struct):
@@ -70,7 +71,7 @@ class DescentSummary(TypedDict):
     """Work units that were dealt to one more."""
 
 
-class Mean:
+class Mean(msgspec.Struct):
     """A mean that is taken and begun anew.
 
     >>> mean = Mean()
@@ -78,8 +79,8 @@ class Mean:
     (None, None, 3.0, None)
     """
 
-    def __init__(self) -> None:
-        self._sum, self._weight = 0.0, 0
+    _sum: float = 0.0
+    _weight: int = 0
 
     def add(self, value: float, weight: int) -> None:
         """Add a value that counts `weight` times."""
@@ -92,41 +93,58 @@ class Mean:
         return mean
 
 
-class Summary:
-    """The sums over records taken in the order of time.
+class Summary(msgspec.Struct):
+    """The sums over records taken in the order of time."""
 
-    Args:
-        job: what `job.json` holds: task, strategy, settings (with `target_accuracy`, `evaluate_every`, ...), seed,
-            device, versions.
+    job: Json
+    """What `job.json` holds: task, strategy, settings (with `target_accuracy`, `evaluate_every`, ...), seed, device,
+    versions.
     """
+    started: records.Started | None = None
+    replicas: dict[int, ReplicaCounts] = {}
+    history: list[HistoryRow] = []
+    """Every row; of more than `ROWS` every second, fourth, and so on; and the last."""
+    applied: dict[str, records.Applied] = {}
+    steps: int = 0
+    samples: int = 0
+    pushes: int = 0
+    bytes: dict[str, dict[str, int]] = msgspec.field(
+        default_factory=lambda: {way: dict.fromkeys(KINDS, 0) for way in WAYS}
+    )
+    """Of all roles, by way and kind."""
+    epochs: int = 0
+    dropped: int = 0
+    forgotten: int = 0
+    seconds: float = 0.0
+    """Training time: from `Started` to the last `Stepped`, summed over the attempts of a resumed run."""
+    reached: TargetReached | None = None
+    evaluating: float = 0.0
+    """Seconds that evaluations took."""
+    outcome: str = ""
+    cause: str = ""
+    reason: str = ""
+    descent: DescentSummary | None = None
+    """Of a batch method."""
+    split: dict[str, str] | None = None
+    """Of a split model: by which ways, and what is told of it."""
+    _tested: HistoryRow | None = None
+    _rows: int = 0
+    """That there have been."""
+    _stride: int = 1
+    """Every how many-th stays."""
+    _forgotten: dict[tuple[str, str, int], int] = {}
+    _holding: TargetReached | None = None
+    """When the last evaluation held the target, where it did."""
+    _loss: Mean = msgspec.field(default_factory=Mean)
+    _counted: int = 0
+    """Samples whose seconds are known: those before a resumption whose metrics are lost are not."""
+    _began: float = 0.0
+    _before: float = 0.0
 
-    def __init__(self, job: Json) -> None:
-        self.job = job
-        self.settings: Json = job.get("settings") or {}
-        self.started: records.Started | None = None
-        self.replicas: dict[int, ReplicaCounts] = {}
-        self.history: list[HistoryRow] = []
-        self._tested: HistoryRow | None = None
-        self.applied: dict[str, records.Applied] = {}
-        self.steps = self.samples = self.pushes = self.epochs = self.dropped = self.forgotten = 0
-        self.bytes: dict[str, dict[str, int]] = {way: dict.fromkeys(KINDS, 0) for way in WAYS}
-        """Of all roles, by way and kind."""
-        self._forgotten: dict[tuple[str, str, int], int] = {}
-        self.seconds = 0.0
-        """Training time: from `Started` to the last `Stepped`, summed over the attempts of a resumed run."""
-        self.reached: TargetReached | None = None
-        self._holding: TargetReached | None = None
-        """When the last evaluation held the target, where it did."""
-        self.evaluating = 0.0
-        """Seconds that evaluations took."""
-        self.outcome, self.cause, self.reason = "", "", ""
-        self.descent: DescentSummary | None = None
-        """Of a batch method."""
-        self.split: dict[str, str] | None = None
-        """Of a split model: by which ways, and what is told of it."""
-        self._loss = Mean()
-        self._counted = 0  # samples whose seconds are known: those before a resumption whose metrics are lost are not
-        self._began = self._before = 0.0
+    @property
+    def settings(self) -> Json:
+        """Of the job."""
+        return self.job.get("settings") or {}
 
     def take(self, seconds: float, record: records.Record) -> None:
         """Add a record that happened `seconds` after its attempt of the job began."""
@@ -242,7 +260,12 @@ class Summary:
             if tested.metrics:
                 row["test_metrics"] = {one: _finite(value) for one, value in tested.metrics.items()}
             self._tested = row
+        if self.history and (self._rows - 1) % self._stride:
+            self.history.pop()  # it was there as the last alone
         self.history.append(row)
+        self._rows += 1
+        if len(self.history) > ROWS:
+            self.history, self._stride = self.history[::2], 2 * self._stride
 
     def _training(self, seconds: float) -> float:
         return self._before + seconds - self._began
@@ -352,31 +375,6 @@ def in_words(counted: Json) -> str:
     told = {"sent": "sent", "shared_memory": "read in shared memory"}
     megabytes = {words: sum(counted.get(way, {}).values()) / 1e6 for way, words in told.items()}
     return ", ".join(f"{count:,.1f} MB {words}" for words, count in megabytes.items() if count >= 0.05)
-
-
-def in_effect(taken: Iterable[tuple[float, records.Record]]) -> list[tuple[float, records.Record]]:
-    """The records without those that a resumed job went back on: it goes on from its checkpoint's samples. What was
-    sent stays sent.
-
-    >>> step = records.Stepped("replica 0", 1, 10, 1, None)
-    >>> begin = [(0.0, records.Started(1, 1, 1, 100, 10, 1)), (1.0, step), (2.0, step)]
-    >>> [seconds for seconds, _ in in_effect([*begin, (0.5, records.Started(1, 1, 1, 100, 10, 1, samples=10))])]
-    [0.0, 1.0, 0.5]
-    """
-    kept: list[tuple[float, records.Record]] = []
-    totals: list[int] = []
-    total = 0
-    for seconds, record in taken:
-        if isinstance(record, records.Started | records.Rewound):
-            total = record.samples
-            undone = bisect_right(totals, total)
-            sent = [one for one in kept[undone:] if isinstance(one[1], records.BytesCounted)]
-            kept[undone:], totals[undone:] = sent, [total] * len(sent)
-        elif isinstance(record, records.Stepped):
-            total += record.samples
-        kept.append((seconds, record))
-        totals.append(total)
-    return kept
 
 
 def _finite(value: float | None) -> float | None:

@@ -5,15 +5,20 @@ holds.
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
+import os
 import random
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
+from inspect import signature
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.random import mtrand
+from torch._utils import ExceptionWrapper
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as workers
@@ -24,6 +29,7 @@ from distbelief.core.portions import OWN, STREAM
 from distbelief.core.settings import Settings
 from distbelief.errors import DataError
 from distbelief.tasks.order import seed_all
+from distbelief.transport.nameless import share_descriptors
 
 COMPARED = 8
 """Samples of the beginning of a stream that replicas compare, at most."""
@@ -71,8 +77,7 @@ class Stream:
         if shared:
             each = ((changes["batch_size"] or 1) - 1) * settings.replicas + 1  # of which each reads for its first
             part = StreamPart(own.dataset, index, settings.replicas, min(COMPARED, each))
-            # the seeds of its workers are those that all share
-            changes |= {"worker_init_fn": _WorkerBegin(own.worker_init_fn), "generator": None}
+            changes["generator"] = None  # the seeds of its workers are those that all share
         self._collate = StreamCollate(own.collate_fn, whole, settings.seed, index, part)
         self._loader = same_loader(own, part or own.dataset, self._collate, **changes)
 
@@ -162,19 +167,40 @@ def _bytes_of(leaf: object) -> bytes:
     return type(leaf).__name__.encode()
 
 
-class _WorkerBegin:
-    """Begins a worker, which finds the user's own data set, as `worker_init_fn` may set and cut it."""
+class WorkerBegin:
+    """Begins a worker, which finds the user's own data set, as `worker_init_fn` may set and cut it. What it cannot send
+    is an error of the minibatch: torch itself would wait for that for ever.
+
+    Args:
+        begin: the user's `worker_init_fn`.
+    """
 
     def __init__(self, begin: Callable[[int], None] | None) -> None:
-        self._begin = begin
+        self.begin = begin
+        self._sends: Any = None
 
     def __call__(self, number: int) -> None:
+        """Begin the worker of this number."""
+        share_descriptors()
+        own: Any = multiprocessing.current_process()
+        self._sends = signature(workers._worker_loop).bind(*own._args).arguments["data_queue"]
+        self._sends._on_queue_feeder_error = self._not_sent
         info = get_worker_info()
         assert info is not None
-        assert isinstance(info.dataset, StreamPart)
-        workers._worker_info = dataclasses.replace(info, dataset=info.dataset.stream)
-        if self._begin is not None:
-            self._begin(number)
+        if isinstance(info.dataset, StreamPart):
+            workers._worker_info = dataclasses.replace(info, dataset=info.dataset.stream)
+        if self.begin is not None:
+            self.begin(number)
+
+    def _not_sent(self, error: Exception, what: Any) -> None:
+        """Send the error in the place of what was not sent, or end this worker, which torch sees within 5 s."""
+        index, made = what if isinstance(what, tuple) else (None, None)
+        if index is None or isinstance(made, ExceptionWrapper):
+            sys.excepthook(type(error), error, error.__traceback__)
+            os._exit(1)
+        info = get_worker_info()
+        assert info is not None
+        self._sends.put((index, ExceptionWrapper(where=f"in DataLoader worker process {info.id}")))
 
 
 class CountedCollate:
@@ -280,7 +306,7 @@ def same_loader(
         "num_workers": own.num_workers,
         "pin_memory": own.pin_memory,
         "timeout": own.timeout,
-        "worker_init_fn": own.worker_init_fn,
+        "worker_init_fn": WorkerBegin(own.worker_init_fn) if own.num_workers else None,
         "multiprocessing_context": own.multiprocessing_context,
         "generator": own.generator,
         "prefetch_factor": own.prefetch_factor,

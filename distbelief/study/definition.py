@@ -108,7 +108,7 @@ def read(path: Path) -> Study:
         UsageError: it is none; with the file, the line, and the nearest right word.
     """
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8-sig")  # editors of Windows begin a file with a mark
         return Reader(str(path), text, tomllib.loads(text)).study()
     except OSError as error:
         raise UsageError(f"study {path} cannot be read: {error.strerror}") from error

@@ -19,7 +19,7 @@ from distbelief.core.records import Json
 from distbelief.errors import UsageError
 from distbelief.record.checkpoints import read_manifest
 from distbelief.record.folder import RunFolder
-from distbelief.record.recorder import read_metrics
+from distbelief.record.metrics import read_metrics
 from distbelief.record.restore import load_weights
 from distbelief.record.summary import moved
 from distbelief.tasks import Task

@@ -153,12 +153,14 @@ def test_every_option_of_a_command_reaches_its_job() -> None:
     assert asked.job("mnist").strategy.replicas == 2  # type: ignore[attr-defined]  # as above
 
 
-def test_options_come_from_a_file_and_the_command_line_goes_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize("system", [{}, {"encoding": "utf-8-sig", "newline": "\r\n"}], ids=["unix", "windows"])
+def test_options_come_from_a_file_and_the_command_line_goes_before(system: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "job.toml"
     file.write_text(
         'replicas = 3\nepochs = 4\nlr = 0.25\noptimizer = "adam"\ndrop_last = true\nresume = false\n'
         'lr-schedule = "step"\n'
-        'lr_steps = [2, 3.5]\noptimizer_options = ["betas=0.5,0.75"]\n'
+        'lr_steps = [2, 3.5]\noptimizer_options = ["betas=0.5,0.75"]\n',
+        **system,
     )
     asked = options.parse("train", "mnist", "downpour", ["--config", str(file), "--lr", "0.5", f"--out={tmp_path}"])
     optimizer = db.optim("adam", lr=0.5, betas=(0.5, 0.75))

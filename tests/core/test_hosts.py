@@ -212,6 +212,14 @@ def test_a_thousand_hosts_are_planned_in_seconds() -> None:
     assert set(Counter(at for role, at in placement.where.items() if roles.is_replica(role)).values()) == {8}
 
 
+def test_a_hostfile_from_windows_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "hosts").write_bytes("\ufeffa slots=2\r\nb slots=1\r\n".encode())
+    assert main.run(f"train digits downpour --hostfile {tmp_path}/hosts --dry-run".split()) == 0
+    shown = capsys.readouterr().out
+    assert "host a, 2 slots" in shown
+    assert "host b, 1 slot:" in shown
+
+
 def test_a_dry_run_shows_who_would_be_where_and_asks_nobody(capsys: pytest.CaptureFixture[str]) -> None:
     words = "train mnist downpour --hosts a:3,b:1 --shards 2 --standby 1 --dry-run"
     assert main.run(words.split()) == 0
@@ -739,8 +747,8 @@ def test_a_ticket_is_written_for_its_owner_alone_or_not_at_all(tmp_path: Path, m
     assert path.stat().st_mode & 0o777 == 0o600
     path.unlink()
 
-    def shared(path: Any, flags: int, *_: int) -> int:
-        made = opens(path, flags, 0o600)
+    def shared(path: Any, flags: int, mode: int = 0) -> int:
+        made = opens(path, flags, mode)
         os.fchmod(made, 0o640)
         return made
 

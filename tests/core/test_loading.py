@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -36,7 +38,7 @@ from distbelief.errors import DataError, UsageError
 from distbelief.runtime.loading import Ahead, Batches, InLine, Loader, Wanted, source_of
 from distbelief.runtime.loop import Replica
 from distbelief.runtime.player import Part, Worker
-from distbelief.runtime.streams import StreamPart, held, same_loader
+from distbelief.runtime.streams import StreamPart, WorkerBegin, held, same_loader
 from distbelief.tasks.order import seed_all, seed_chance
 
 ROWS = torch.arange(12.0).view(6, 2)
@@ -108,7 +110,8 @@ def test_what_loads_a_users_data_does_so_as_the_users_loader_would() -> None:
     own = DataLoader(Nested(), 4, **sizes, **named)  # type: ignore[arg-type]  # by name
     ours = same_loader(own, Ragged(), list, batch_size=3)
     for name in (*sizes, *named):
-        assert getattr(ours, name) == getattr(own, name), name
+        kept = getattr(ours, name)
+        assert (kept.begin if isinstance(kept, WorkerBegin) else kept) == getattr(own, name), name
 
 
 @pytest.mark.parametrize(("drop_last", "long"), [(False, 2), (True, 1)])
@@ -178,6 +181,59 @@ def test_a_data_set_is_loaded_ahead_and_what_is_in_memory_is_not() -> None:
 def test_samples_that_do_not_stack_in_a_worker_are_told_of_collate_fn() -> None:
     with pytest.raises(DataError, match=r"the samples of Ragged do not stack .*collate_fn"):
         source_of(Ragged(), num_workers=1).load(Wanted(Batch(0, 0), torch.tensor([0, 1])), (), 0)
+
+
+class Unsendable(Nested):
+    """Samples, or errors, that no worker can send."""
+
+    def __init__(self, raises: bool) -> None:
+        self.raises = raises
+
+    def __getitem__(self, number: int) -> Any:
+        class Local(ValueError):
+            pass
+
+        if self.raises:
+            raise Local(number)
+        return {"a": Local} if number else {"a": ROWS}
+
+
+def as_they_are(items: list[Any]) -> list[Any]:
+    return items
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("raises", "says"), [(False, "Can't pickle local object.*Local"), (True, "exited unexpectedly")]
+)
+def test_what_a_worker_cannot_send_is_an_error_of_its_minibatch(raises: bool, says: str) -> None:
+    """And what it can is had before."""
+    loader = DataLoader(Unsendable(raises), 1, num_workers=1, collate_fn=as_they_are)
+    source = source_of(loader)
+    with pytest.raises((AttributeError, RuntimeError), match=rf"(?s){says}"):  # noqa: PT012  # the first is had
+        source.load(Wanted(Batch(0, 0), torch.tensor([0])), (), 0)
+        source.load(Wanted(Batch(0, 1), torch.tensor([1])), (), 0)
+    source.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_worker_sends_however_long_the_name_of_the_folder_of_temporary_files_is(
+    context: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And leaves nothing there, although it is killed."""
+    folder = tmp_path / ("a" * 60) / ("b" * 60)
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    source = source_of(DataLoader(Nested(), 2, num_workers=1, multiprocessing_context=context))
+    got, _ = source.load(Wanted(Batch(0, 0), torch.tensor([4, 1])), (), 0)
+    assert torch.equal(got["x"][0], ROWS[[4, 1]])
+    for worker in source._loaded._workers:
+        worker.kill()
+        worker.join()
+    monkeypatch.setattr(source, "_loaded", None)
+    assert not list(folder.iterdir())
 
 
 class Told(Dataset[Any]):

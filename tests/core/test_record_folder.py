@@ -2,16 +2,26 @@
 
 import errno
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from distbelief.core.effects import SCRIPT
+from distbelief.core.portions import START
+from distbelief.core.settings import Plan, Settings
 from distbelief.errors import CheckpointError, UsageError
 from distbelief.job import Job
 from distbelief.places.attempt import Attempt
-from distbelief.record.folder import RunFolder, write_atomically
+from distbelief.record.checkpoints import Checkpoints
+from distbelief.record.folder import OWNER_ALONE, RunFolder, write_atomically, written_whole
+from distbelief.record.recorder import Recorder
+from distbelief.sharding.assignments import cut
+from distbelief.sharding.layout import Tensor, lay_out
+from distbelief.sharding.mesh import Mesh
 
 
 def test_a_folder_with_something_in_it_is_refused_with_both_remedies(tmp_path):
@@ -168,3 +178,41 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path, mon
     write_atomically(path, b"new")
     assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o027, 0o022, 0o002], ids=oct)
+def test_all_files_of_a_run_are_for_whom_the_umask_says(tmp_path: Path, umask: int, monkeypatch) -> None:
+    """And nothing of theirs is changed afterwards: there are file systems that refuse it."""
+    monkeypatch.setattr(os, "chmod", None)
+    before = os.umask(umask)
+    try:
+        layout = lay_out([Tensor("w", (40,), "float32")])
+        plan, store = Plan(Settings(), layout, cut(layout, Mesh(1), 1), 10), Checkpoints(tmp_path / "run")
+        folder = RunFolder.create(tmp_path / "run", "x")
+        folder.write_job({})
+        part = torch.zeros(layout.moving, dtype=torch.uint8)
+        store.save_part(1, "shard-0", {"vector.moving": part, "vector.frozen": part[:0]}, {})
+        store.save_part(1, SCRIPT, {SCRIPT: torch.zeros(1, dtype=torch.uint8)}, {})
+        store.commit(1, plan, START, 0, script=True)
+        Recorder(folder, {}).finish()
+    finally:
+        os.umask(before)
+    made = {path: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    assert len([path for path in made if path.is_file()]) == 9
+    assert {path.name for path, mode in made.items() if mode != (0o777 if path.is_dir() else 0o666) & ~umask} == set()
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EPERM])
+def test_a_file_system_that_does_not_sync_is_none_that_cannot_be_written(tmp_path: Path, monkeypatch, number) -> None:
+    def refuse(_descriptor):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    write_atomically(tmp_path / "file", b"new")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"new")]
+
+
+def test_what_is_for_its_owner_alone_is_so_from_its_first_byte(tmp_path: Path) -> None:
+    with written_whole(tmp_path / "file", OWNER_ALONE) as file:
+        assert stat.S_IMODE(os.fstat(file.fileno()).st_mode) == OWNER_ALONE
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == OWNER_ALONE

@@ -8,7 +8,7 @@ import pytest
 from distbelief.core import records as r
 from distbelief.core.outcomes import Cause
 from distbelief.record.live import Live, summary
-from distbelief.record.recorder import line
+from distbelief.record.metrics import line
 from distbelief.record.summary import Summary
 
 RUN = [

@@ -54,6 +54,10 @@ def test_a_file_says_which_arms_there_are_and_what_each_is(tmp_path: Path) -> No
     assert (study.targets, study.baseline, study.tuning_seeds) == ((0.8, 0.9), "serial", (7,))
 
 
+def test_a_file_from_windows_is_the_same_study(tmp_path: Path) -> None:
+    assert read("\ufeff" + WHOLE.replace("\n", "\r\n"), tmp_path) == read(WHOLE, tmp_path)
+
+
 def test_a_farm_divides_its_budget_among_its_members(tmp_path: Path) -> None:
     text = WHOLE.replace("epochs = 2", 'epochs = 2\nbudget = "3s"')
     text = text.replace('strategy = "single"', 'strategy = "single"\nmembers = 4', 1)

@@ -10,6 +10,7 @@ import os
 import socket
 import ssl
 import struct
+import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -44,9 +45,9 @@ from distbelief.errors import CheckpointError, DataError, RemoteProtocolError
 from distbelief.places.join.authority import Authority
 from distbelief.record.checkpoints import MANIFEST, Checkpoints, read_manifest
 from distbelief.record.folder import RunFolder
-from distbelief.record.recorder import read_metrics
+from distbelief.record.metrics import goes_back, in_effect, read_metrics
 from distbelief.record.restore import load_part, load_weights
-from distbelief.record.summary import Summary, in_effect
+from distbelief.record.summary import Summary
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
 from distbelief.sharding.layout import Range
@@ -433,13 +434,14 @@ def test_spoilt_metrics_lose_lines_and_nothing_else(run: Path) -> None:
         b'{"seconds":0.3,"event":"Tested","epoch":1,"loss":0.5,"accuracy":0.9}\n'
         b'{"seconds":0.4,"event":"Finished","outcome":"done","cause":"all epochs are done","reason":"x"}\n',
     ]
-    (run / "metrics.jsonl").write_bytes(b"".join(lines))
-    assert len(list(read_metrics(run / "metrics.jsonl"))) == 4
+    path = run / "metrics.jsonl"
+    path.write_bytes(b"".join(lines))
+    assert len(list(read_metrics(path))) == 4
     for seed in range(COUNT):
-        (run / "metrics.jsonl").write_bytes(Spoiler(seed).data(b"".join(lines), lines))
+        path.write_bytes(Spoiler(seed).data(b"".join(lines), lines))
         with told(seed):
             summary = Summary({})
-            for seconds, record in in_effect(read_metrics(run / "metrics.jsonl")):
+            for seconds, record in in_effect(path, [*goes_back(path), sys.maxsize]):
                 summary.take(seconds, record)
             msgspec.json.encode(summary.result())
 

@@ -28,7 +28,7 @@ from distbelief.places.processes.local import Local
 from distbelief.places.processes.processes import Processes
 from distbelief.places.processes.requirements import TRANSPORTS
 from distbelief.record.checkpoints import Checkpoints
-from distbelief.record.recorder import read_metrics
+from distbelief.record.metrics import read_metrics
 from distbelief.strategies import Downpour, Single
 from distbelief.tasks import Task
 

@@ -90,7 +90,7 @@ class Cluster(Local):
         if not self.hostfile:
             raise UsageError("which hosts? Name them with --hosts a:4,b:4, or in a --hostfile")
         try:
-            return parse_hostfile(Path(self.hostfile).read_text(), self.hostfile)
+            return parse_hostfile(Path(self.hostfile).read_text("utf-8-sig"), self.hostfile)
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--hostfile {self.hostfile} cannot be read: {error}") from error
 

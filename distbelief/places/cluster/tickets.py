@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import secrets
 import shlex
 import stat
 import sys
@@ -16,6 +15,7 @@ import msgspec
 
 from distbelief.errors import UsageError
 from distbelief.places.cluster.launched import RESTARTS, Launched, parent_process
+from distbelief.record.folder import OWNER_ALONE, written_whole
 from distbelief.transport.secure import Identity
 
 TICKET_LIMIT = 1 << 16
@@ -150,17 +150,14 @@ def _write(path: Path, ticket: bytes) -> None:
     Raises:
         UsageError: the folder keeps none.
     """
-    made = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
-        with open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with written_whole(path, OWNER_ALONE) as file:
             if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                made.unlink()
                 raise UsageError(
                     f"{path.parent} keeps no file for its owner alone, and a ticket must be one: name another folder "
                     "that all hosts share, with --tickets"
                 )
             file.write(ticket)
-        made.rename(path)
     except OSError as error:
         raise UsageError(
             f"no ticket can be written to {path.parent}: {error.strerror}; name a folder that all hosts share, with "

@@ -22,6 +22,7 @@ import msgspec
 
 from distbelief.core import roles
 from distbelief.errors import JobFailed, UsageError
+from distbelief.record.folder import OWNER_ALONE, written_whole
 from distbelief.sharding.mesh import MOST
 from distbelief.strategies import STRATEGIES
 from distbelief.transport.secure import Identity, TlsSocket, context
@@ -129,10 +130,8 @@ class JoinServer:
         guest = authority.issue(GUEST) if authority else None
         self.ticket = Ticket(job, advertise, self._listener.getsockname()[1], secrets.token_hex(16), guest)
         self.path = run / TICKET
-        made = self.path.with_name(f".{TICKET}.{secrets.token_hex(4)}")
-        with open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with written_whole(self.path, OWNER_ALONE) as file:
             file.write(msgspec.json.format(msgspec.json.encode(self.ticket)) + b"\n")
-        made.rename(self.path)
         self._server = threading.Thread(target=self._serve, name="join server", daemon=True)
         self._server.start()
 

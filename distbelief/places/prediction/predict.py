@@ -6,12 +6,12 @@ import contextlib
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -38,6 +38,7 @@ from distbelief.places.prediction.models import is_file
 from distbelief.places.prediction.worker import main
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.peers import lend
+from distbelief.record.folder import written_whole
 from distbelief.record.model_file import header
 from distbelief.sharding.layout import Tensor
 from distbelief.sharding.mesh import Mesh
@@ -104,10 +105,10 @@ def predict(
         raise DataError(why)
     forkserver.start(partitions > 1)
     began = time.monotonic()
-    with _written_whole(file) as rows:
+    with _output(file) as rows:
         spec = PredictionSpec(
             role="", partitions=partitions, split=split, runs=paths, source=source, data_dir=data_dir, device=device,
-            batch_size=batch_size, rows=str(rows), threads=threads, supervisor=os.getpid(), forkserver=forkserver.pid(),
+            batch_size=batch_size, rows=rows.name, threads=threads, supervisor=os.getpid(), forkserver=forkserver.pid(),
             path=[os.getcwd(), *sys.path], directory=os.getcwd(), environment=dict(os.environb),
         )  # fmt: skip
         with contextlib.closing(_Prediction(spec, replicas, told)) as prediction:
@@ -152,20 +153,13 @@ def _check_split(partitions: int, split: str) -> None:
 
 
 @contextlib.contextmanager
-def _written_whole(out: Path) -> Iterator[Path]:
-    """A file beside `out` to write to, which takes its place at the end, and is gone after an error."""
+def _output(out: Path) -> Iterator[BinaryIO]:
+    """The file to write to, which is gone after an error."""
     try:
-        descriptor, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
+        with written_whole(out) as rows:
+            yield rows
     except OSError as error:
         raise UsageError(f"--out {out}: cannot be written: {limit(error) or error.strerror}") from error
-    os.close(descriptor)
-    try:
-        yield Path(name)
-        os.chmod(name, 0o644)
-        os.replace(name, out)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
 
 
 class _Prediction:
@@ -243,11 +237,10 @@ class _Prediction:
         except KeyboardInterrupt:
             raise Interrupted("the prediction was interrupted; nothing of it is left") from None
 
-    def write_header(self, rows: Path) -> None:
+    def write_header(self, rows: BinaryIO) -> None:
         """Write what the file of the outputs begins with, once these are known."""
         held = Tensor(OUTPUTS, (self.samples, *self.first.shape), self.first.dtype)
-        with rows.open("r+b") as begun:
-            begun.write(header([held], HEADER_ROOM))
+        rows.write(header([held], HEADER_ROOM))
 
     def _hear(self, connection: Connection) -> None:
         replica = roles.index_of(self._there[connection][0])

@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import sys
-import tempfile
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -20,6 +19,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any
+
+from distbelief.transport.nameless import nameless, socket_folder
 
 LEFT = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 """Signals that the processes of a job leave to their supervisor."""
@@ -118,21 +119,10 @@ def _ensure_running() -> None:
     outlives us, however we end.
     """
     server = _server()
-    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # its stubs lack it
-    with _starting, tempfile.TemporaryDirectory(prefix="distbelief-", ignore_cleanup_errors=True) as folder:
-        place = os.open(folder, os.O_PATH)  # whatever TMPDIR is: the name of a socket has room for 107 characters
-        # where multiprocessing makes its sockets
-        before, config["tempdir"] = (
-            config.get("tempdir"),
-            f"/proc/self/fd/{place}",
-        )
-        try:
-            multiprocessing.forkserver.ensure_running()
-            if server._forkserver_address.startswith(f"/proc/self/fd/{place}/"):
-                server._forkserver_address = f"/proc/self/fd/{os.open(server._forkserver_address, os.O_PATH)}"
-        finally:
-            config["tempdir"] = before
-            os.close(place)
+    with _starting, socket_folder() as folder:
+        multiprocessing.forkserver.ensure_running()
+        if server._forkserver_address.startswith(f"{folder}/"):
+            server._forkserver_address = nameless(server._forkserver_address)
 
 
 _starting = threading.Lock()

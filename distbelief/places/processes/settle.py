@@ -23,6 +23,7 @@ from distbelief.places.processes.forkserver import LEFT
 from distbelief.places.processes.script import file_of, is_module, module_spec
 from distbelief.places.processes.spec import Surroundings
 from distbelief.runtime.loop import PLAYED
+from distbelief.transport.nameless import share_descriptors
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of glibc's mallopt."""
@@ -47,6 +48,7 @@ def settle_process(role: str, threads: int, *above: int) -> None:
     """
     name_process(role)
     multiprocessing.set_start_method(None, force=True)  # the platform's: a process of a forkserver inherits that one
+    share_descriptors()
     _leave_signals()
     torch.set_num_threads(threads)
     _keep_memory()

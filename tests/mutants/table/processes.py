@@ -24,6 +24,7 @@ REACHED = "Each host is told by an address that all who have tried it reach"
 PLACED = "tests/core/test_hosts.py::"
 
 OWNED = "The model of a script is the script's"
+SENDS = "A loader's worker sends what it has made"
 DATA, LOADING = "Data of a script are read by the user's own objects", "tests/core/test_loading.py::"
 WEIGHED = "A minibatch of a script weighs what it holds"
 KEPT, KEPT_TESTS = "What a script keeps goes on with the job", "tests/machines/test_kept.py::"
@@ -189,6 +190,16 @@ MUTANTS = [
     Mutant("streams-of-two-epochs-are-compared", DATA, "coordination/dealing.py",
         "self._starts.setdefault(start.epoch, ", "self._starts.setdefault(0, ",
         ("tests/machines/test_coordinator.py::test_a_replica_whose_stream_begins_otherwise_is_refused",)),
+    Mutant("what-a-worker-cannot-send-is-waited-for", SENDS, "runtime/streams.py",
+        "        self._sends._on_queue_feeder_error = self._not_sent\n", "",
+        (f"{LOADING}test_what_a_worker_cannot_send_is_an_error_of_its_minibatch",), hangs=True),
+    Mutant("a-worker-that-cannot-tell-its-error-stays", SENDS, "runtime/streams.py",
+        "            os._exit(1)\n", "            return\n",
+        (f"{LOADING}test_what_a_worker_cannot_send_is_an_error_of_its_minibatch[True-exited unexpectedly]",),
+        hangs=True),
+    Mutant("a-worker-has-a-name-in-tmpdir", SENDS, "runtime/streams.py",
+        "        share_descriptors()\n", "",
+        (f"{LOADING}test_a_worker_sends_however_long_the_name_of_the_folder_of_temporary_files_is",), seconds=10),
     Mutant("the-last-minibatch-is-that-of-all", DATA, "runtime/loading.py",
         "numbers = cut_numbers(self._index, job.replicas, len(self))", "numbers = range(len(self))",
         (f"{LOADING}test_the_last_minibatch_of_a_replica_is_known_where_it_can_be",)),
@@ -259,7 +270,7 @@ MUTANTS = [
         "for descriptor in (*self._journal, *self._columns, self._memory, self._crossings):",
         "for descriptor in self._journal:",
         ("tests/processes/test_local.py::test_parameters_can_be_read_where_the_shards_hold_them",), seconds=10),
-    Mutant("a-folder-of-the-forkserver-stays", LEFT, "places/processes/forkserver.py",
+    Mutant("a-folder-of-the-forkserver-stays", LEFT, "transport/nameless.py",
         'tempfile.TemporaryDirectory(prefix="distbelief-", ignore_cleanup_errors=True) as folder:',
         'contextlib.nullcontext(tempfile.mkdtemp(prefix="distbelief-")) as folder:',
         ("tests/processes/test_local.py::test_a_job_leaves_what_the_house_promises",), seconds=10),
@@ -457,7 +468,7 @@ MUTANTS = [
         "            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:", "            if not ticket:",
         (PLACED + "test_a_ticket_is_written_for_its_owner_alone_or_not_at_all",)),
     Mutant("a-ticket-is-made-for-all-to-read", LAUNCHED, "places/cluster/tickets.py",
-        "os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600", "os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644",
+        "written_whole(path, OWNER_ALONE)", "written_whole(path)",
         (PLACED + "test_a_ticket_is_written_for_its_owner_alone_or_not_at_all",)),
     Mutant("several-starts-share-a-ticket", LAUNCHED, "places/cluster/tickets.py",
         ".distbelief-{start.launcher}-{start.name}.ticket", ".distbelief-{start.launcher}.ticket",

@@ -10,6 +10,9 @@ GARBAGE = "Garbage on a link costs that link only"
 PICKLE = "Nothing is ever unpickled"
 FILES = "tests/core/test_record_checkpoints.py::"
 GONE = "A run folder that is deleted or moved away"
+UMASK = "All files of a run are for whom the umask says"
+SUMS = "A run goes on from the sums that lie beside its checkpoint"
+METRICS = "tests/core/test_record_metrics.py::"
 FITS = FILES + "test_a_job_whose_data_would_come_in_another_order_does_not_go_on"
 PACKED = "tests/core/test_idx.py::test_a_file_that_was_packed_small_is_read_and_one_over_the_limit_is_not"
 AGAIN = (
@@ -20,12 +23,12 @@ MUTANTS = [
     Mutant("what-was-made-of-a-checkpoint-stays", CHECKPOINT, "record/checkpoints.py",
         "            self.discard(number)\n            last", "            last",
         (FILES + "test_a_disk_that_fills_at_any_sync_leaves_the_last_good_checkpoint",)),
-    Mutant("a-checkpoint-is-not-written-through", CHECKPOINT, "record/checkpoints.py",
-        "    sync(path)\n    return CheckpointFile(path.name", "    return CheckpointFile(path.name",
+    Mutant("a-checkpoint-is-not-written-through", CHECKPOINT, "record/folder.py",
+        "            _sync(file.fileno())\n", "",
         (FILES + "test_a_disk_that_fills_at_any_sync_leaves_the_last_good_checkpoint",)),
     Mutant("older-checkpoints-go-before-the-new-one-is-there", CHECKPOINT, "record/checkpoints.py",
-        '        making, final = self._making(number), self.folder / f"{number:06d}"\n',
-        '        making, final = self._making(number), self.folder / f"{number:06d}"\n        self._tidy(number, 0)\n',
+        "        making, final = self._making(number), self.folder_of(number)\n",
+        "        making, final = self._making(number), self.folder_of(number)\n        self._tidy(number, 0)\n",
         (FILES + "test_a_disk_that_fills_at_any_sync_leaves_the_last_good_checkpoint",)),
     Mutant("the-checksum-of-a-manifest-is-not-looked-at", GARBAGE, "record/checkpoints.py",
         "if zlib.crc32(outer.manifest) != outer.crc32:", "if not outer.crc32:",
@@ -33,6 +36,27 @@ MUTANTS = [
     Mutant("the-checksum-of-a-part-is-not-looked-at", GARBAGE, "record/restore.py",
         "if checksum(file) != part.crc32:", "if not part.crc32:",
         (FILES + "test_a_flipped_or_cut_off_byte_is_only_ever_a_checkpoint_error",), seconds=8),
+    Mutant("files-are-for-their-owner-alone", UMASK, "record/folder.py",
+        "mode: int = 0o666", "mode: int = 0o600",
+        ("tests/core/test_record_folder.py::test_all_files_of_a_run_are_for_whom_the_umask_says",)),
+    Mutant("a-folder-that-cannot-be-synced-is-none", UMASK, "record/folder.py",
+        "        if error.errno not in UNSUPPORTED:\n", "        if error.errno:\n",
+        ("tests/core/test_record_folder.py::test_a_file_system_that_does_not_sync_is_none_that_cannot_be_written",)),
+    Mutant("sums-have-what-the-checkpoint-lacks", SUMS, "record/recorder.py",
+        "while self._recent and self._recent[0][2] <= samples:", "while self._recent:",
+        (METRICS + "test_only_what_came_after_the_checkpoint_is_read[1-0]",)),
+    Mutant("sums-are-kept-that-have-too-much", SUMS, "record/recorder.py",
+        "if self._settled.samples <= samples:", "if self._settled:",
+        (METRICS + "test_a_checkpoint_that_is_sealed_too_late_has_no_sums",)),
+    Mutant("what-was-gone-back-on-counts", SUMS, "record/metrics.py",
+        "if total <= most[begun] or", "if total <= most[-1] or",
+        (METRICS + "test_what_was_gone_back_on_is_left_out_without_holding_the_rest",)),
+    Mutant("what-came-after-the-checkpoint-is-forgotten", SUMS, "record/recorder.py",
+        "behind(path, mark) or path.stat().st_size", "path.stat().st_size",
+        (METRICS + "test_only_what_came_after_the_checkpoint_is_read",)),
+    Mutant("a-history-grows-without-end", SUMS, "record/summary.py",
+        "if len(self.history) > ROWS:", "if not self.history:",
+        (METRICS + "test_a_long_history_is_thinned_and_has_its_first_and_its_last",)),
     Mutant("two-jobs-share-a-folder", FOLDER, "record/folder.py",
         "held = _locked(descriptor, fcntl.LOCK_EX, LOOKS)", "held = _locked(descriptor, fcntl.LOCK_SH, LOOKS)",
         ("tests/core/test_record_folder.py::test_one_job_at_a_time_has_a_folder",)),
