@@ -15,6 +15,11 @@ from typing import Any
 
 import msgspec
 
+MUTE = (
+    "its port answers, and bytes do not come: it is stopped, a proxy or firewall answers in its place, or the way "
+    "takes only shorter packets than are sent (try a smaller MTU: ip link set DEV mtu 1280)"
+)
+"""Of who lets himself be called, and says nothing."""
 RECORD = 16 << 10
 """Most bytes of a record of TLS; what is shorter goes joined."""
 _PIECE = 256 << 10  # of a long payload: what one write takes whole or not at all
@@ -56,6 +61,8 @@ class TlsSocket(ssl.SSLSocket):
             self.do_handshake()
         except _WAIT:
             raise BlockingIOError from None
+        except TimeoutError:
+            raise TimeoutError(MUTE) from None
         certificate: Any = self.getpeercert()
         # the authority names every role
         self.peer = next(value for part in certificate["subject"] for name, value in part if name == "commonName")
