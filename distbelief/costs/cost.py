@@ -13,7 +13,7 @@ from distbelief.core.optimizer import LEARNING_RATES, Optimizer, optim
 from distbelief.core.records import Json
 from distbelief.costs import profile as profiling
 from distbelief.costs import updates
-from distbelief.costs.free_memory import free_memory
+from distbelief.costs.limits import free_memory
 from distbelief.costs.profile import BUSY, Profile, StepTime, ladder
 from distbelief.costs.trace import COUNTED, REST, Layer, MemoryTrace, Tracer
 from distbelief.costs.updates import UpdateCost
@@ -159,7 +159,7 @@ def measure(
         trace=trace, profile=profile, point=profile.at(batch_size, tracer.mapped), last=profile.at(last, tracer.mapped),
         updates=[updates.measure(one, elements, device) for one in (chosen, *others)], process=process,
         samples=len(data), epochs=epochs, watts=watts, price_per_hour=price_per_hour, max_memory=max_memory,
-        largest_batch=largest, notes=_notes(tracer, profile, batch_size),
+        largest_batch=largest, notes=[*_notes(tracer, profile, batch_size), *beyond(max_memory)],
     )  # fmt: skip
 
 
@@ -213,6 +213,12 @@ def held(kind: str = "VmRSS") -> int:
 def needed(tracer: Tracer, batch_size: int, optimizer: Optimizer) -> int:
     """Bytes that a process needs for iterations, beside what it holds by itself."""
     return math.ceil(MARGIN * tracer.follow(batch_size, optimizer).peak + SPARE)
+
+
+def beyond(limit: float | None) -> list[str]:
+    """What is to be known of a limit that is more than this machine, or its container, has left."""
+    left = free_memory()
+    return [f"--max-memory {limit / 1e9:.3g}GB: {left / 1e9:.2f} GB are left here"] if limit and limit > left else []
 
 
 def does_not_fit(tracer: Tracer, batch_size: int, optimizer: Optimizer) -> str:

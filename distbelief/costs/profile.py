@@ -152,7 +152,7 @@ def measure(
         TrainingError: the model or the loss raised with every batch size.
     """
     begin = time.perf_counter()
-    with one_thread():
+    with threads(1):
         model = build_model(task, 0, device)
         clock = clock_of(device)
 
@@ -416,11 +416,11 @@ def clock_of(device: str) -> StepClock:
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Have torch compute with one thread, as replicas do."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def threads(most: int) -> Iterator[None]:
+    """Have torch compute with so many threads at most; with one, as replicas do."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(most, before))
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)

@@ -5,7 +5,6 @@ All homes are played in this process, turn by turn, and each segment is timed; t
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,8 +13,8 @@ from torch import nn
 
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.records import Json
-from distbelief.costs import updates
-from distbelief.costs.profile import BUSY, clock_of, one_thread
+from distbelief.costs import limits, updates
+from distbelief.costs.profile import BUSY, clock_of, threads
 from distbelief.costs.turns import Turns
 from distbelief.errors import UsageError
 from distbelief.schedules.pipeline import Pass, Pipeline
@@ -238,7 +237,7 @@ def measure(
         task, split, data, batch_size, schedule, microbatches, weight_gradients, device
     )
     split = choice.split
-    with one_thread():
+    with threads(1):
         turns = Turns(task, model, programs, data, batch_size, made, clock_of(device))
         turns.take(seconds, told)
     told("updates")
@@ -297,7 +296,7 @@ def _split(
 
 def _notes(partitions: int, busy: float, in_memory: str) -> list[str]:
     """What is to be known of a prediction."""
-    notes, cores = [in_memory] if in_memory else [], len(os.sched_getaffinity(0))
+    notes, cores = [in_memory] if in_memory else [], limits.cores()
     if cores < partitions:
         notes.append(f"this machine has {cores} cores: with {partitions} partitions on it, each has part of one")
     if busy > BUSY:

@@ -9,7 +9,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from distbelief.core.optimizer import Optimizer
-from distbelief.costs.profile import clock_of, one_thread
+from distbelief.costs.profile import clock_of, threads
 from distbelief.server.optimizers import build, stepper
 
 MEASURED = 1 << 24
@@ -45,7 +45,7 @@ def measure(optimizer: Optimizer, elements: int, device: str = "cpu") -> UpdateC
     parameter.grad = torch.full_like(parameter, 1e-3)
     step, taken = stepper(made := build(optimizer, [{"params": [parameter]}])), list[float]()
     clock, begin = clock_of(device), time.perf_counter()
-    with one_thread(), torch.no_grad():
+    with threads(1), torch.no_grad():
         step()
         while len(taken) < STEPS or time.perf_counter() < begin + SECONDS:
             start = clock.mark()

@@ -12,6 +12,8 @@ from torch import nn
 from distbelief.codecs.file import ModelFile, read
 from distbelief.core.records import Json
 from distbelief.core.values import admit, device_number, shown
+from distbelief.costs.limits import cores
+from distbelief.costs.profile import threads
 from distbelief.errors import CheckpointError, DataError, UsageError
 from distbelief.record.folder import RunFolder
 from distbelief.record.restore import load_weights
@@ -63,7 +65,8 @@ def evaluate(
         raise DataError(why)
     named = {"file" if path.is_file() else "run": str(path if path.is_file() else run)}
     begun = time.perf_counter()
-    figures = _figures(found, model)
+    with threads(cores()):
+        figures = _figures(found, model)
     seconds = time.perf_counter() - begun
     return {**named, **figures, "inference": inference, "model_bytes": held_bytes(model), "seconds": seconds}
 

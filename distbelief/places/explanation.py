@@ -47,8 +47,8 @@ class Explanation:
         for one in (roles.COORDINATOR, role):
             if one in self.deaths:
                 return self.gone(one)
-        deaths = "; ".join(f"{role}: {how}" for role, how in self.deaths.items())
-        return self.failed(f"{reason} ({deaths})") if deaths else JobFailed(reason)
+        deaths = "; ".join(told for one, how in self.deaths.items() if (told := f"{one}: {how}") not in reason)
+        return self.failed(f"{reason} ({deaths})" if deaths else reason) if self.deaths else JobFailed(reason)
 
     def repeats(self, role: str, said: str) -> bool:
         """Whether a life of a role has failed with the words of the last."""

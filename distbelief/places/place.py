@@ -26,7 +26,8 @@ class Ended(msgspec.Struct, frozen=True):
     done: bool = False
     """Whether it had played its role to the end."""
     resumable: bool = True
-    """Whether a next life could go on where this one was: false of a coordinator whose journal is not whole."""
+    """Whether a next life could go on where this one was: false of a coordinator whose journal is not whole, and where
+    no host has room for one."""
 
 
 class Said(msgspec.Struct, frozen=True):

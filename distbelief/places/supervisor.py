@@ -291,6 +291,8 @@ class Supervisor:
         life = self._take_away(ended.role, ended.incarnation)
         if life is None:
             return []
+        if not ended.resumable:
+            self._died_in[roles.lead_of(life.role)] = self._restarts
         told: list[Effect] = self._end_servers(life.host)
         if self._moving.get(ended.role) is life:
             del self._moving[ended.role]
@@ -345,7 +347,8 @@ class Supervisor:
             self._wanted[role] = following
         if not self._needs(role):
             reason = life.why or f"{how}: {life.said.told}".removeprefix(": ").removesuffix(": ")
-            return [*self._tell_of(Died(role, reason, life.incarnation)), *self._fill(now, role)]
+            last = life.incarnation if ended.resumable else self._restarts  # and none comes after it
+            return [*self._tell_of(Died(role, reason, last)), *self._fill(now, role)]
         if again:
             self.listening = None
         elif self.failure is None:
@@ -354,10 +357,10 @@ class Supervisor:
 
     def _comes_again(self, now: float, life: _Life, ended: Ended) -> bool:
         """Whether this begins the next life of a role by itself."""
-        if self.failure is not None:
+        if self.failure is not None or not ended.resumable:
             return False
         if life.role in (roles.COORDINATOR, roles.SINGLE):
-            return self._lasts and ended.killed and ended.resumable and now <= self._end_by
+            return self._lasts and ended.killed and now <= self._end_by
         if roles.is_replica(life.role):
             return not self.ending and not self._was_done(life)
         return roles.kind(life.role) not in (roles.Kind.SHARD, roles.Kind.STANDBY)
@@ -374,7 +377,9 @@ class Supervisor:
         """What is recorded of a death that the coordinator does not hear of."""
         told = [f"{life.role} is gone: {how}; another takes its place, and goes on by its journal"] if again else []
         if self._guest:
-            told = [life.said.told] * bool(life.said.told) + [f"{life.role} died; another takes its place"] * again
+            told = [life.said.told] * bool(life.said.told) + [
+                f"{life.role} died: {how}; another takes its place"
+            ] * again
         return [effects.WriteRecord(records.Note(text)) for text in told]
 
     def _give_up(self, life: _Life, how: str) -> None:

@@ -15,8 +15,8 @@ import msgspec
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.costs import profile as profiling
 from distbelief.costs import splitting, updates
-from distbelief.costs.cost import MARGIN, SPARE, check_amounts, does_not_fit, held, sample_of
-from distbelief.costs.free_memory import free_memory
+from distbelief.costs.cost import MARGIN, SPARE, beyond, check_amounts, does_not_fit, held, sample_of
+from distbelief.costs.limits import cores, free_memory
 from distbelief.costs.profile import BUSY, ladder
 from distbelief.costs.splitting import SplitCost
 from distbelief.costs.trace import MemoryTrace, Tracer
@@ -160,7 +160,7 @@ def plan(
     found = TrainingPlan(
         task=made.reference, machines=str(there), batch_size=batch_size, step=here.step, together=here.together,
         optimizer=chosen.name, max_memory=max_memory, rows=rows, why=_why(rows), changes=changes,
-        notes=[UNSEEN, *here.notes, *_met(met), *_calibrated(rows, known, file)],
+        notes=[UNSEEN, *here.notes, *beyond(max_memory), *_met(met), *_calibrated(rows, known, file)],
     )  # fmt: skip
     if run:
         _try(found, run, task, asked, here, data_dir, told)
@@ -426,7 +426,7 @@ def parse_machines(text: str) -> Machines:
 
 def this_machine() -> Machines:
     """One host, with the cores that this process may use."""
-    return Machines(1, len(os.sched_getaffinity(0)))
+    return Machines(1, cores())
 
 
 def _row(

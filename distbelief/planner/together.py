@@ -5,7 +5,6 @@ as there are cores at the same time. Those share caches, memory and, where there
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ import torch
 
 from distbelief.core.effects import Batch
 from distbelief.core.optimizer import Optimizer
+from distbelief.costs import limits
 from distbelief.errors import JobFailed
 from distbelief.places.processes.peers import Peer, Peers
 from distbelief.server.optimizers import build, stepper
@@ -55,7 +55,7 @@ def measure(task: str, data_dir: str | None, batch_size: int, cores: int, optimi
         cores: that compute.
         optimizer: that steps.
     """
-    count = min(cores, len(os.sched_getaffinity(0)), MOST_PROCESSES)
+    count = min(cores, limits.cores(), MOST_PROCESSES)
     words = task, data_dir, batch_size, optimizer
     try:
         with Peers() as peers:

@@ -21,6 +21,7 @@ import torch
 
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.outcomes import Outcome
+from distbelief.costs import limits
 from distbelief.errors import Interrupted, UsageError
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
@@ -99,7 +100,7 @@ def this_kind() -> str:
     """What trials must have in common with a plan: the processor, its cores, and torch."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "a processor")
-    return f"{model}, {len(os.sched_getaffinity(0))} cores, torch {torch.__version__}"
+    return f"{model}, {limits.cores()} cores, torch {torch.__version__}"
 
 
 def usual_file() -> Path:

@@ -21,7 +21,7 @@ from distbelief.core.effects import Batch, Phantom
 from distbelief.core.messages import Version
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Settings
-from distbelief.costs.profile import one_thread
+from distbelief.costs.profile import threads
 from distbelief.places.processes.peers import Peers
 from distbelief.places.simulated.handling import Handling, HandlingCosts
 from distbelief.planner.shards import GRADIENT, SGD, DirectTrips, Ours, Trips
@@ -77,7 +77,7 @@ def measure(task: Task, batch_size: int, seconds: float, optimizer: Optimizer = 
         TrainingError: the model or the loss raised.
     """
     trainer, sizes = _trainer(task, batch_size)
-    with one_thread(), Peers() as peers, contextlib.ExitStack() as stack:
+    with threads(1), Peers() as peers, contextlib.ExitStack() as stack:
         sides = [stack.enter_context(contextlib.closing(Ours(peers, "shared", size, optimizer=optimizer)))
             for size in sizes]  # fmt: skip
         short, long = _added(trainer, [_Kind(ours, ours.gradient, clock=time.perf_counter) for ours in sides], seconds)
@@ -100,7 +100,7 @@ def measure_direct(task: Task, batch_size: int, seconds: float, optimizer: Optim
         TrainingError: the model or the loss raised.
     """
     trainer, sizes = _trainer(task, batch_size)
-    with one_thread(), Peers() as peers, contextlib.ExitStack() as stack:
+    with threads(1), Peers() as peers, contextlib.ExitStack() as stack:
         sides = [stack.enter_context(contextlib.closing(DirectTrips(peers, size, optimizer))) for size in sizes]
         kinds = [_Kind(one, torch.empty_like(one.gradient)) for one in sides]
         kinds += [kind._replace(before=one.have_updated) for kind, one in zip(kinds, sides, strict=True)]

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from distbelief.costs import limits
+
 LOOK = 0.1
 """Seconds for which it is looked how busy the machine is."""
 
@@ -18,7 +20,7 @@ def machine() -> dict[str, object]:
     """What the figures were measured on."""
     model = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     return {
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": limits.cores(),
         "processor": model[0] if model else platform.processor(),
         "kernel": platform.release(),
         "python": platform.python_version(),

@@ -160,6 +160,9 @@ class Endpoint(ABC):
 class NetworkEndpoint(Endpoint):
     """An endpoint between processes."""
 
+    deliver_end: Callable[[Arrival], None]
+    """Takes the `Lost` of a link that the other end has ended, or what is between; else `deliver` does."""
+
     @abstractmethod
     def listen(self, address: str = "", advertise: str = "") -> str:
         """Accept links; returns the address to advertise, whose host is `advertise` where it has one and that is given.

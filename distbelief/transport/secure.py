@@ -20,6 +20,11 @@ import msgspec
 
 from distbelief.core.messages import CONTROL, Traffic
 
+MUTE = (
+    "its port answers, and bytes do not come: it is stopped, a proxy or firewall answers in its place, or the way "
+    "takes only shorter packets than are sent (try a smaller MTU: ip link set DEV mtu 1280)"
+)
+"""Of who lets himself be called, and says nothing."""
 RECORD = 16 << 10
 """Most bytes of a record of TLS; what is shorter goes joined."""
 _PIECE = 256 << 10  # of a long payload: what one write takes whole or not at all
@@ -65,6 +70,8 @@ class TlsSocket(ssl.SSLSocket):
             self.do_handshake()
         except _WAIT:
             raise BlockingIOError from None
+        except TimeoutError:
+            raise TimeoutError(MUTE) from None
         sent, received = _carried(self)
         self.traffic.sent[CONTROL] += sent
         self.traffic.received[CONTROL] += received

@@ -50,6 +50,7 @@ class SocketEndpoint(NetworkEndpoint):
         self._spare: list[bytearray] = []
         self._scratch = memoryview(bytearray(_READ))
         self._delivered = self._closed = self._feels = False
+        self.deliver_end = lambda arrival: self.deliver(arrival)
 
     @abstractmethod
     def _dial(self, role: str, address: str) -> socket.socket:
@@ -335,15 +336,16 @@ class SocketEndpoint(NetworkEndpoint):
         link.fail(reason)
         self._failed.append(link)
 
-    def _lose(self, link: Link, reason: str) -> None:
-        """Close a link and tell the role, once."""
+    def _lose(self, link: Link, reason: str, ended: bool = False) -> None:
+        """Close a link, which the other end has `ended` or this one does, and tell the role, once."""
         if link.closed:
             return
         self._shut(link)
         if self._links.get(link.role) is link:
             del self._links[link.role]
             self._delivered = True
-            self.deliver(Arrival(link.role, Lost(reason, link.hello.incarnation)))
+            lost = Arrival(link.role, Lost(reason, link.hello.incarnation))
+            (self.deliver_end if ended else self.deliver)(lost)
         else:
             _log.info("%s dropped a link: %s", self.role, reason)
 
@@ -398,11 +400,11 @@ class SocketEndpoint(NetworkEndpoint):
         except BlockingIOError:
             return None
         except OSError as error:
-            self._lose(link, link.error or f"the link to {link.role} broke: {error}")
+            self._lose(link, link.error or f"the link to {link.role} broke: {error}", ended=True)
             return None
         if not count:
             inside = " in the middle of a message" if link.rest or room is not None else ""
-            self._lose(link, link.error or f"{link.role} closed its link{inside}")
+            self._lose(link, link.error or f"{link.role} closed its link{inside}", ended=True)
             return None
         return count
 

@@ -19,6 +19,7 @@ import torch
 
 from distbelief.core.messages import Bulk
 from distbelief.errors import RemoteProtocolError, UsageError
+from distbelief.transport.addresses import joined
 from distbelief.transport.base import Arena
 from distbelief.transport.link import CONNECT_SECONDS, STRANGERS_LIMIT, Link
 from distbelief.transport.pulse import BEAT_SECONDS, Pulse
@@ -37,7 +38,6 @@ _INFO = struct.Struct("@52x2I")
 """
 
 _SCHEME = "tcp:"
-_ANYWHERE = ("0.0.0.0", "::")
 
 
 class TcpEndpoint(SocketEndpoint):
@@ -88,8 +88,7 @@ class TcpEndpoint(SocketEndpoint):
 
         Args:
             address: where to listen; port 0 lets the kernel choose one, and nothing at all means loopback.
-            advertise: the host name or number by which others reach this one; else the one listened at, or this host's
-                name if that is all of them.
+            advertise: the host name or number by which others reach this one; else the one listened at.
 
         Raises:
             UsageError: the address is in use, cannot be bound, or is no loopback address and `insecure` was not given.
@@ -109,8 +108,7 @@ class TcpEndpoint(SocketEndpoint):
                 remedy = f"{host} is no address of this machine; write HOST or HOST:PORT with one that is"
             raise UsageError(f"cannot listen at {address}: {error}; {remedy}") from error
         self._listen_on(listener)
-        name = advertise or (socket.gethostname() if host in _ANYWHERE else host)
-        return f"{_SCHEME}{f'[{name}]' if ':' in name else name}:{listener.getsockname()[1]}"
+        return f"{_SCHEME}{joined(advertise or host, listener.getsockname()[1])}"
 
     def _resolve(self, address: str) -> tuple[socket.AddressFamily, tuple[str, int, *tuple[int, ...]]]:
         host, _, port = address.removeprefix(_SCHEME).rpartition(":")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
+import socket
 import sys
 from collections import Counter
 from itertools import permutations, product
@@ -31,10 +34,14 @@ from distbelief.places.cluster.ray_cluster import RayInvitation
 from distbelief.places.cluster.shipping import list_data
 from distbelief.places.cluster.slurm import is_allocated
 from distbelief.places.cluster.words import AttendMeeting, Greeting, HostsReached, ReachHosts
+from distbelief.places.join import join_server
 from distbelief.places.join.authority import Authority
+from distbelief.places.processes import addresses
 from distbelief.places.processes.processes import Hooks
 from distbelief.sharding.mesh import Mesh
 from distbelief.strategies.base import servers
+from distbelief.transport.addresses import cut, joined, own_addresses
+from distbelief.transport.secure import MUTE
 
 ROOT = Path(__file__).parents[2]
 ALONE = ("coordinator", "evaluator")
@@ -308,14 +315,55 @@ def test_the_address_that_all_others_reach_is_chosen() -> None:
     with pytest.raises(UsageError, match=r"host c cannot reach host b: 10\.0\.0\.2 \(Connection refused\)"):
         network.choose("b", ["10.0.0.2"], {"a": [""], "c": ["Connection refused"]})
     assert network.order(["127.0.0.1", "10.0.0.2", "10.1.0.2"], ["10.1.0.2"], same=False) == ["10.1.0.2", "10.0.0.2"]
+    with pytest.raises(UsageError, match=r"^host a cannot reach this host: 10\.0\.0\.2 \(no answer\)"):
+        network.choose(network.HERE, ["10.0.0.2"], {"a": ["no answer"]})
     assert network.order(["10.0.0.2", "127.0.0.1"], [], same=True) == ["127.0.0.1"]
+    assert network.order(["fd77::2"], ["fe80::2%eth0"], same=False) == ["fd77::2"], "of one cable"
 
 
 def test_a_host_listens_where_it_says_and_one_that_does_not_is_told() -> None:
-    with network.open_probe() as probe:
-        port = probe.getsockname()[1]
-        assert network.try_all({"here": [f"127.0.0.1:{port}"]}) == {"here": [""]}
-    assert network.try_all({"here": [f"127.0.0.1:{port}"]}) == {"here": ["Connection refused"]}
+    with contextlib.closing(network.WayServer()) as ways:
+        own = [one for one in ("127.0.0.1", "::1") if any(one in several for several in own_addresses().values())]
+        where = [joined(one, ways.port) for one in own]
+        assert network.try_all({"here": where}) == {"here": [""] * len(where)}
+        assert network.measure_all({"here": where[-1]})["here"].bandwidth > 0
+    assert set(network.try_all({"here": where})["here"]) == {"Connection refused"}
+
+
+def test_a_port_that_answers_and_takes_no_bytes_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a proxy, or over a way that loses long packets: the kernel lets call whom nobody serves."""
+    monkeypatch.setattr(network, "EXCHANGE_SECONDS", 0.1)
+    monkeypatch.setattr(meeting, "GREET_SECONDS", 0.1)
+    monkeypatch.setattr(join_server, "PATIENCE", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert network.try_all({"there": [where]}) == {"there": [MUTE]}
+        identity = Authority("job").issue("attendant")
+        assert meeting._reach(tickets.MeetingTicket([where], identity)) == (None, f"{where} ({MUTE})")
+        for of_guest in (identity, None):
+            ticket = join_server.Ticket("job", *cut(where), "", of_guest)
+            with pytest.raises(JobFailed, match=f"{where} does not answer: {re.escape(MUTE)}"):
+                join_server.ask(ticket, join_server.JoinRequest("job", ""))
+
+
+@pytest.mark.parametrize("bind", ["0.0.0.0:7000", "[::]:7000"])
+def test_who_listens_everywhere_tells_the_only_address_there_is_and_no_name(
+    bind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"eth0": ["10.0.0.1", "fd77::1"], "lo": ["127.0.0.1", "::1"]}
+    monkeypatch.setattr(addresses, "own_addresses", lambda: own)
+    monkeypatch.setattr(addresses, "host_towards", raise_unreachable)
+    assert addresses.told_host(bind, "") == own["eth0"]["::" in bind]
+    assert addresses.told_host(bind, "node7") == "node7"
+    own["eth1"] = ["10.1.0.1", "fd78::1"]
+    with pytest.raises(UsageError, match=r"It has \S+ \(eth0\), \S+ \(eth1\): name one with --advertise"):
+        addresses.told_host(bind, "")
+    del own["eth0"], own["eth1"]
+    assert addresses.told_host(bind, "") == own["lo"]["::" in bind]
+
+
+def raise_unreachable(*_: object) -> str:
+    raise OSError(errno.ENETUNREACH, "Network is unreachable")
 
 
 def test_hosts_without_numbers_have_no_slots_until_they_are_asked() -> None:
@@ -609,10 +657,11 @@ def test_each_host_is_tried_by_all_others_or_of_more_than_16_by_two_and_by_this_
     woken: Any = None
     opened: Any = opening.Opened(woken)
     agents = [
-        Speaks(f"h{at}", Greeting("", "", 1, 0, 0, "", {"eth1": f"10.0.0.{at}"}, [], 1, 0, True)) for at in range(hosts)
+        Speaks(f"h{at}", Greeting("", "", 1, 0, 0, "", {"eth1": [f"10.0.0.{at}"]}, [], 1, 0, True))
+        for at in range(hosts)
     ]
     opened.agents = agents
-    monkeypatch.setattr(network, "own_addresses", lambda: {"eth1": "10.0.1.1"})
+    monkeypatch.setattr(opening, "own_addresses", lambda: {"eth1": ["10.0.1.1"]})
     opened.find_addresses("eth1")
     tries = Counter(name for one in agents for name in one.told[0].others)
     assert tries == {opening.HERE: hosts, **{one.name: others for one in agents}}
@@ -643,8 +692,10 @@ def test_a_host_without_a_number_has_as_many_slots_as_cores_or_gpus(device: str,
     assert sites == (HostSlots("a", slots, False), HostSlots("b", 2, True))
 
 
-def attending(rank: int, local: int, network: str, processors: list[int], cores: int = 0) -> AttendMeeting:
-    return AttendMeeting(rank, local, network, "n", processors, cores, meeting.VERSION, 0)
+def attending(
+    rank: int, local: int, network: str, processors: list[int], cores: int = 0, quota: int = 9
+) -> AttendMeeting:
+    return AttendMeeting(rank, local, network, "n", processors, cores, quota, meeting.VERSION, 0)
 
 
 @pytest.mark.parametrize(
@@ -653,9 +704,10 @@ def attending(rank: int, local: int, network: str, processors: list[int], cores:
         ([attending(1, 1, "x", [1]), attending(2, 0, "x", [0])], {"n": 2}, {2: [0, 1]}),
         ([attending(1, 0, "x", [0, 1]), attending(2, 1, "x", [0, 1])], {"n": 2}, {1: [0, 1]}),
         ([attending(1, 0, "x", [0, 1], 3), attending(2, 1, "x", [0, 1], 3)], {"n": 3}, {1: [0, 1]}),
+        ([attending(1, 0, "x", [0, 1], quota=1), attending(2, 1, "x", [0, 1], 3, quota=1)], {"n": 1}, {1: [0, 1]}),
         ([attending(1, 0, "y", [7]), attending(2, 0, "x", [0, 1])], {"n": 1, "n.2": 2}, {1: [7], 2: [0, 1]}),
     ],
-    ids=["bound to one each", "several with the same", "slurm says how many", "hosts of one name"],
+    ids=["bound to one each", "several with the same", "slurm says how many", "a quota", "hosts of one name"],
 )
 def test_one_process_of_each_host_is_its_agent_and_more_of_them_offer_no_more(
     several: list[AttendMeeting], hosts: dict[str, int], agents: dict[int, list[int]]

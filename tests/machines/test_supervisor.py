@@ -197,6 +197,17 @@ def test_the_coordinators_own_end_is_told_to_all_once_the_job_is_over() -> None:
 # shards and standbys
 
 
+def test_who_has_no_room_on_any_host_is_told_of_once_and_begins_no_life() -> None:
+    told = Told(restarts=3).training()
+    gone = told.kill("replica 1", how="its host b is gone", resumable=False)
+    assert words(gone) == [Died("replica 1", "its host b is gone", 3)]
+    assert not starts(gone)
+    split = Told("coordinator", "replica 0.0", "replica 0.1", restarts=3).training()
+    first = split.kill("replica 0.0", resumable=False)
+    assert kills(first) == [("replica 0.1", 0)]
+    assert not starts([*first, *split.kill("replica 0.1")])
+
+
 def test_a_shard_is_what_the_coordinator_says() -> None:
     told = Told().training()
     told.kill("shard 0")
@@ -631,6 +642,10 @@ def test_who_is_needed_and_who_has_died_are_named() -> None:
         f"every replica is gone (replica 0: {SIGKILL}; replica 1: {SIGKILL}); "
     )
     told = Told(restarts=0).training()
+    told.kill("replica 0")
+    told.say(records.Finished.of(Cause.REPLICAS_DIED, f"every replica is gone; the last was replica 0: {SIGKILL}"))
+    assert str(told.supervisor.conclude()[0]).count(SIGKILL) == 1
+    told = Told(restarts=0).training()
     told.kill("shard 0")
     told.say(records.Finished.of(Cause.SHARD_SPENT, "shard 0 died in its last life", "shard 0"))
     assert str(told.supervisor.conclude()[0]).startswith(f"shard 0 is gone: {SIGKILL}; ")
@@ -665,7 +680,7 @@ def test_a_guest_comes_again_until_its_lives_are_spent() -> None:
     told.say(Failed("JobFailed", "replica 5: shard 0 is gone"), "replica 5")
     did = told.kill("replica 5", how="its process ended with status 1", killed=False)
     assert (notes(did), starts(did)) == (
-        ["replica 5: shard 0 is gone", "replica 5 died; another takes its place"],
+        ["replica 5: shard 0 is gone", "replica 5 died: its process ended with status 1; another takes its place"],
         [("replica 5", 1)],
     )
     assert starts(told.kill("replica 5", 1)) == []

@@ -22,12 +22,14 @@ from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Cause
 from distbelief.core.records import Record
+from distbelief.costs import limits
 from distbelief.errors import JobFailed
 from distbelief.places.place import Deadlines
 from distbelief.places.processes import forkserver, local, running
 from distbelief.places.processes.child import Child
 from distbelief.strategies import Downpour, Single
 
+SIGKILL = "its process was killed by SIGKILL"
 EPOCHS = 30
 """So many that the job does not end before the supervisor has heard of its beginning, however busy the machine is."""
 
@@ -77,7 +79,7 @@ def test_the_job_ends_without_a_killed_replica_and_does_its_work(
     result = jobs.run(tmp_path, strategy, task="jobs:once", epochs=EPOCHS, evaluate_every=0)
     assert min(jobs.times_trained(tmp_path)) >= EPOCHS, "a sample was lost with the replica"
     gone = [record for record in watch.of(records.Gone) if record.died]
-    assert [record.role for record in gone] == [f"replica {victim}"]
+    assert [(record.role, record.reason) for record in gone] == [(f"replica {victim}", SIGKILL)]
     assert result["outcome"] == "done"
     assert result["epochs"] == EPOCHS
     assert result["samples"] == EPOCHS * jobs.SAMPLES
@@ -91,6 +93,27 @@ def test_the_minibatch_that_dies_with_a_replica_is_dealt_again(pipe: Path, tmp_p
     (gone,) = (record for record in watch.of(records.Gone) if record.died)
     assert result["per_replica"][int(gone.role[-1])]["lost"] == gone.lost >= 1
     assert result["samples"] == 2 * jobs.SAMPLES
+
+
+def test_a_death_by_memory_is_called_that_and_one_by_another_hand_is_not(
+    tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kills = 3
+    monkeypatch.setattr(limits, "memory_kills", lambda: kills)
+
+    def act(record: Record) -> None:
+        nonlocal kills
+        if isinstance(record, records.Joined) and record.role == "replica 1":
+            kills += not watch.of(records.Gone)
+            jobs.kill("replica 1")
+        elif isinstance(record, records.Stepped) and len(watch.of(records.Gone)) == 2:
+            watch.interrupt()  # the other goes on
+
+    watch.act = act
+    jobs.run(tmp_path, Downpour(replicas=2, restarts=1), epochs=jobs.MANY, evaluate_every=0)
+    first, second = (record.reason for record in watch.of(records.Gone) if record.died)
+    assert first.startswith(f"{SIGKILL}, since memory ran out (oom_kill): have fewer --replicas")
+    assert second == SIGKILL
 
 
 def test_when_every_replica_is_killed_one_error_names_them(tmp_path: Path, watch: jobs.Watch) -> None:

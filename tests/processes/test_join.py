@@ -139,12 +139,15 @@ def test_a_guest_does_its_share_outlives_its_replica_and_leaves_when_it_is_asked
     assert any(line.startswith("replica 1  ") and "elsewhere" in line for line in status.lines(found[0]))
     gone = [(one.role, one.died) for one in watch.of(records.Gone)]
     assert gone[:2] == [("replica 1", True), ("replica 1", False)]
+    alone = [note.text for note in watch.of(records.Note) if "127.0.0.1, which only this machine reaches" in note.text]
+    assert len(alone) == 1, "a ticket for nobody else is warned of"
     watch.rest()
     assert_nothing_is_missing(tmp_path, Downpour(1, 2), result)
     [(ended, said)] = guests.ended()
     assert ended == 0, said
     assert said.splitlines()[1] == "joined as replica 1"
-    assert "replica 1 died; another takes its place\njoined as replica 1\n" in said
+    why = "its process was killed by SIGKILL"
+    assert f"replica 1 died: {why}; another takes its place\njoined as replica 1\n" in said
     assert "leaving, once what has begun is applied" in said
 
 

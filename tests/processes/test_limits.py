@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +34,40 @@ def train(tmp_path: Path, before: str, words: str) -> subprocess.CompletedProces
     return subprocess.run(
         ["bash", "-c", line], capture_output=True, text=True, timeout=SECONDS, env=environment, check=False
     )
+
+
+HUNGRY = """
+import os, sys
+open(sys.argv[1] + "/cgroup.procs", "w").write("0")
+from distbelief.costs import limits
+before, free = limits.memory_kills(), limits.free_memory()
+if not (child := os.fork()):
+    b"x" * (400 << 20)
+    os._exit(0)
+print(os.waitpid(child, 0)[1], limits.memory_kills() - before, free >> 20)
+"""
+
+
+def test_the_kernel_counts_whom_memory_has_killed_and_what_a_group_has_left() -> None:
+    """Of whichever version the groups of this machine are, where one may be made."""
+    name = f"distbelief-{os.getpid()}"
+    for group, limit in (
+        (Path("/sys/fs/cgroup/memory", name), "memory.limit_in_bytes"),
+        (Path("/sys/fs/cgroup", name), "memory.max"),
+    ):
+        with contextlib.suppress(OSError):
+            group.mkdir()
+            try:
+                (group / limit).write_text("200M")
+                words = [sys.executable, "-c", HUNGRY, str(group)]
+                told = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=True)
+            finally:
+                group.rmdir()
+            status, kills, free = map(int, told.stdout.split())
+            assert (status, kills) == (signal.SIGKILL, 1)
+            assert 100 < free <= 200
+            return
+    pytest.skip("no group with a limit of memory can be made here")
 
 
 @pytest.mark.parametrize(("files", "status"), [("-n 24", 2), ("-Sn 24", 0)])

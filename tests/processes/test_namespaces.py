@@ -20,6 +20,7 @@ import pytest
 from patience import SECONDS
 
 from distbelief.places.join import join_server
+from distbelief.transport.secure import MUTE
 
 EPOCHS, PAD = 25, "10ms"
 """Rounds enough for 2.6 s, so that the cable is cut long before the end."""
@@ -63,6 +64,14 @@ class Hosts:
             ip("-n", name, "addr", "add", f"{address}/24", "dev", "cable")
             ip("-n", name, "link", "set", "cable", "up")
             ip("netns", "exec", name, "true")
+
+    def shell(self, folder: Path) -> str:
+        """A remote shell that comes to each of them by its name."""
+        script = folder / "shell"
+        own = """'hostname "$0" && exec sh -c "$1"'"""
+        script.write_text(f'#!/bin/sh\nhost=$1; shift\nexec ip netns exec $host unshare --uts sh -c {own} $host "$*"\n')
+        script.chmod(0o700)
+        return str(script)
 
     def cable(self, state: str) -> None:
         """Cut it ("down") or mend it ("up")."""
@@ -177,6 +186,33 @@ def train(hosts: Hosts) -> Told:
 
 
 @pytest.mark.timeout(300)
+def test_hosts_with_addresses_of_ipv6_alone_train(hosts: Hosts, tmp_path: Path) -> None:
+    for number, name in enumerate(hosts.names, 1):
+        ip("-n", name, "addr", "flush", "dev", "cable", "scope", "global")
+        ip("-n", name, "addr", "add", f"fd77::{number}/64", "dev", "cable", "nodad")
+    words = f"train jobs:tiny downpour --epochs 2 --hosts {hosts.names[0]}:1,{hosts.names[1]}:1 --json".split()
+    job = hosts.start(0, *words, "--remote-shell", hosts.shell(tmp_path), "--out", str(hosts.run))
+    assert Told(job, hosts).result()["samples"] == 2 * jobs.SAMPLES
+
+
+@pytest.mark.timeout(300)
+def test_a_way_that_loses_long_packets_is_told_of_before_a_job_and_by_check(hosts: Hosts, tmp_path: Path) -> None:
+    here, there = hosts.names
+    ip("-n", here, "link", "set", "cable", "gso_max_segs", "1")
+    ip("-n", there, "link", "set", "cable", "mtu", "1280")
+    ip("-n", there, "route", "change", f"{HERE.rpartition('.')[0]}.0/24", "dev", "cable", "advmss", "1460")
+    own = ["--hosts", there, "--remote-shell", hosts.shell(tmp_path)]
+    told = f"host {there} cannot reach this host: {HERE} ({MUTE})"
+    for words, status in (
+        (["check", *own], 1),
+        (["train", "jobs:tiny", "downpour", *own, "--replicas", "1", "--out", str(hosts.run)], 2),
+    ):
+        command = hosts.start(0, *words)
+        said, _ = command.communicate(timeout=SECONDS)
+        assert (command.returncode, told in said) == (status, True), said
+
+
+@pytest.mark.timeout(300)
 def test_a_cable_that_is_cut_for_seconds_costs_these_seconds_and_nobody_dies(hosts: Hosts) -> None:
     told = train(hosts)
     told.until_a_guest_works()
@@ -209,5 +245,5 @@ def test_a_cable_that_stays_cut_is_a_death_and_the_others_end_the_job(hosts: Hos
     guest = hosts.started[1]
     said, _ = guest.communicate(timeout=SECONDS)
     assert guest.returncode == 1
-    assert "replica 1 died; another takes its place" in said, said
+    assert "replica 1 died: its process ended with status 1; another takes its place" in said, said
     assert re.search(rf"the job at {HERE}:\d+ does not answer", said), said

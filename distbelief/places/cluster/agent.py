@@ -19,7 +19,7 @@ import msgspec
 import setproctitle
 
 from distbelief.core.settings import read_own
-from distbelief.costs.free_memory import free_memory
+from distbelief.costs import limits
 from distbelief.errors import DistbeliefError
 from distbelief.places import signals
 from distbelief.places.channel_messages import ChannelMessage, Noted
@@ -60,6 +60,7 @@ from distbelief.places.processes import forkserver
 from distbelief.places.processes.child import Child
 from distbelief.places.processes.processes import Processes
 from distbelief.strategies import find
+from distbelief.transport.addresses import own_addresses
 
 VERSION = metadata.version("distbelief")
 
@@ -77,7 +78,7 @@ class Agent:
         self._lives: dict[tuple[str, int], int] = {}
         self._processes = Processes(self._spec, self._take, self._happens, self._print)
         self._data = ShippedData()
-        self._probe = network.open_probe()
+        self._way_server = network.WayServer()
         self._heard = self._beaten = time.monotonic()
         self._status = 1
 
@@ -93,13 +94,12 @@ class Agent:
 
     def _turn(self, woken: Connection) -> bool:
         """Wait for whatever comes next, and do it; False at the end."""
-        waiting = [self._line.reads, woken, self._probe, *self._processes.waitables]
+        waiting = [self._line.reads, woken, *self._processes.waitables]
         ready = set(map(id, multiprocessing.connection.wait(waiting, BEAT_SECONDS)))
         if id(woken) in ready:
             self._line.say(ToldToEnd(woken.recv_bytes().decode()))
         if id(self._line.reads) in ready and not self._line.hear_all(self._take_word):
             return False
-        network.admit(self._probe)
         self._processes.look(ready)
         now = time.monotonic()
         if now > self._beaten + BEAT_SECONDS:
@@ -114,7 +114,7 @@ class Agent:
         match word:
             case OpenJob():
                 os.environ.update(word.environment)
-                self._line.say(greeting(self._probe.getsockname()[1], word.mark))
+                self._line.say(greeting(self._way_server.port, word.mark))
             case ReachHosts() | Look() | MeasureWays() | OfferData() | DataPiece():
                 self._line.say(self._answer(word))
             case StartLife():
@@ -199,16 +199,16 @@ def greeting(port: int, mark: str) -> Greeting:
         port: where others may try to reach it.
         mark: a file that it sees where it sees the run folder.
     """
-    cores = len(os.sched_getaffinity(0))
     gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    login = os.environ.get("SSH_CONNECTION", "").split()[0::2]
     return Greeting(
-        VERSION, os.uname().nodename, cores, gpus, free_memory(), network.network_identity(), network.own_addresses(),
-        os.environ.get("SSH_CONNECTION", "").split()[0::2], port, time.time(), os.path.exists(mark),
+        VERSION, os.uname().nodename, limits.cores(), gpus, limits.free_memory(), network.network_identity(),
+        own_addresses(), login, port, time.time(), os.path.exists(mark),
     )  # fmt: skip
 
 
 def look(asked: Look) -> Looked:
-    """Whether the data of a task are here; and let others measure their way to this host."""
+    """Whether the data of a task are here."""
     lacks = ""
     if asked.task:
         from distbelief.tasks import available  # with torch
@@ -217,7 +217,7 @@ def look(asked: Look) -> Looked:
             lacks = available(asked.task, asked.data_dir or None) or ""
         except DistbeliefError as error:
             lacks = str(error)
-    return Looked(lacks, network.answer_measures())
+    return Looked(lacks)
 
 
 def serve(line: Line) -> int:

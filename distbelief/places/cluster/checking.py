@@ -14,6 +14,7 @@ from distbelief.places.cluster.engines import Engine, passed_on
 from distbelief.places.cluster.opening import Opened
 from distbelief.places.cluster.remote_agent import RemoteAgent
 from distbelief.places.cluster.words import BEAT_SECONDS, AgentWord, Look, MeasureWays, OpenJob, Way
+from distbelief.transport.addresses import joined
 
 CLOCK_SECONDS = 5.0
 """A clock that is further off than this is told of."""
@@ -165,7 +166,7 @@ def _measure(opened: Opened, interface: str, reports: Reports, woken: Connection
     for number, agent in enumerate(opened.agents):
         others = [*opened.agents[number + 1 :], *opened.agents[:number]]
         chosen = others if len(opened.agents) <= opening.ALL_PAIRS else others[:2]
-        where = {one.name: f"{one.address}:{one.looked.port}" for one in chosen if one.looked}
+        where = {one.name: joined(one.address, one.greeting.port) for one in chosen if one.greeting}
         agent.line.say(MeasureWays(where))
         _hear([agent], lambda one: one.measured is not None, reports, woken)
         if agent.measured:
@@ -188,9 +189,10 @@ def lines(reports: Sequence[HostReport]) -> list[str]:
     told = []
     for one in reports:
         where = f" ({one.address})" if one.address else ""
+        cores = f"{one.cores} core{'s' * (one.cores != 1)}"
         gpus = f", {one.gpus} GPUs" if one.gpus else ""
         is_like = (
-            f"distbelief {one.version}, {one.cores} cores{gpus}, {one.memory / (1 << 30):.1f} GB of memory free, clock "
+            f"distbelief {one.version}, {cores}{gpus}, {one.memory / (1 << 30):.1f} GB of memory free, clock "
             f"{abs(one.clock):.1f} s off"
         )
         told.append(f"host {one.name}{where}: {is_like if one.version else 'cannot be used'}")

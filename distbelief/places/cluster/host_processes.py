@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from distbelief.core import roles
 from distbelief.errors import JobFailed, RemoteProtocolError
 from distbelief.places.channel_messages import ChannelMessage, Failed, Noted
 from distbelief.places.cluster.network import network_identity
@@ -38,6 +39,8 @@ from distbelief.places.place import Ended, Interruption, Unable
 from distbelief.places.processes.child import Child
 from distbelief.places.processes.processes import Hooks, Processes
 from distbelief.places.processes.spec import Spec
+
+NO_ROOM = ", and no other has a slot left for it"
 
 
 class HostProcesses:
@@ -97,8 +100,8 @@ class HostProcesses:
         assert self._placement
         at = self._placement.again(role)
         if at is None:
-            how = "its host is gone, and no other has a slot left for it"
-            self._news.append(Ended(role, incarnation, how))
+            how = f"its host is gone{NO_ROOM}"
+            self._news.append(Ended(role, incarnation, how, resumable=False))
         elif at == HOME:
             self._local.start(role, incarnation)
         else:
@@ -217,9 +220,14 @@ class HostProcesses:
         agent.hang_up()
         assert self._placement
         self._placement.lose(at)
-        for life in [life for life in self._lives.values() if life.agent is agent]:
+        lost = [life for life in self._lives.values() if life.agent is agent]
+        replicas = [life.role for life in lost if roles.is_replica(life.role)]
+        spent = {roles.lead_of(role) for role in replicas if self._placement.again(role) is None}
+        for life in lost:
             del self._lives[life.number]
-            self._news.append(Ended(life.role, life.incarnation, f"its host {agent.name} is gone: {why}", killed=True))
+            last = roles.lead_of(life.role) in spent
+            how = f"its host {agent.name} is gone{NO_ROOM * last}: {why}"
+            self._news.append(Ended(life.role, life.incarnation, how, killed=True, resumable=not last))
 
     @property
     def busy(self) -> set[str]:

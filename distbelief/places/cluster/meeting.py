@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from distbelief.core import roles
+from distbelief.costs import limits
 from distbelief.errors import JobFailed, UsageError
 from distbelief.places import signals
 from distbelief.places.cluster import network
@@ -37,6 +38,7 @@ from distbelief.places.cluster.tickets import (
     ticket_path,
 )
 from distbelief.places.cluster.words import MARK, AgentWord, Appoint, AttendMeeting, Dismiss, Line
+from distbelief.transport.addresses import cut, joined, listen_anywhere, own_addresses
 from distbelief.transport.secure import Identity, TlsSocket, context
 
 VERSION = metadata.version("distbelief")
@@ -103,11 +105,11 @@ class Meeting:
         from distbelief.places.join.authority import Authority  # with what it encrypts by
 
         self._invitation = invitation
-        self._listener = socket.create_server(("", 0), backlog=128)
+        self._listener = listen_anywhere(128)
         authority = Authority(f"start {secrets.token_hex(8)}")
         self._context = context(ssl.PROTOCOL_TLS_SERVER, authority.issue(roles.SUPERVISOR))
-        own = network.own_addresses()
-        addresses = [own[interface]] if interface in own else list(own.values())
+        own = own_addresses()
+        addresses = own.get(interface) or [one for several in own.values() for one in several]
         port = self._listener.getsockname()[1]
         self._let_in: list[Attendant] = []
         self.attendants: dict[int, Attendant] = {}
@@ -119,7 +121,7 @@ class Meeting:
         """By host: who is to be its agent, None where this process starts that; and its processors."""
         atexit.register(invitation.withdraw)
         try:
-            invitation.send(MeetingTicket([f"{one}:{port}" for one in addresses], authority.issue(ATTENDANT)))
+            invitation.send(MeetingTicket([joined(one, port) for one in addresses], authority.issue(ATTENDANT)))
             threading.Thread(target=self._serve, name="meeting", daemon=True).start()
             self._gather()
         finally:
@@ -189,7 +191,8 @@ class Meeting:
                 name = f"{first.hostname}.{number}"
             processors = sorted({one for attend, _ in several for one in attend.processors})
             self._agents[name] = agent, processors
-            hosts.append(Host(name, max(attend.cores for attend, _ in several) or len(processors)))
+            allotted = max(attend.cores for attend, _ in several) or len(processors)
+            hosts.append(Host(name, min(allotted, first.quota)))
         self.hosts = tuple(hosts)
 
     def start(self, host: str) -> StartedAgent:
@@ -313,21 +316,21 @@ def _find(start: Launched, path: Path) -> TlsSocket:
 
 def _reach(ticket: MeetingTicket) -> tuple[TlsSocket | None, str]:
     """A connection to whoever made a ticket; None where nobody answers, and what was tried."""
-    reached = network.try_all({"first": ticket.where})["first"]
-    for where, wrong in zip(ticket.where, reached, strict=True):
-        if not wrong:
-            with contextlib.suppress(OSError, ValueError):  # an older ticket, or another's address
+    reached = network.try_all({"first": ticket.where}, size=0)["first"]
+    for number, where in enumerate(ticket.where):
+        if not reached[number]:
+            try:
                 return _connect(where, ticket.identity), ""
-    return None, ", ".join(
-        f"{where} ({wrong or 'another'})" for where, wrong in zip(ticket.where, reached, strict=True)
-    )
+            except (OSError, ValueError) as error:  # an older ticket, or another's address
+                reached[number] = str(error)
+    return None, ", ".join(f"{where} ({wrong})" for where, wrong in zip(ticket.where, reached, strict=True))
 
 
 def _connect(where: str, identity: Identity) -> TlsSocket:
-    host, _, port = where.rpartition(":")
     with contextlib.ExitStack() as closing:
-        connection = closing.enter_context(socket.create_connection((host, int(port)), GREET_SECONDS))
-        far = closing.enter_context(context(ssl.PROTOCOL_TLS_CLIENT, identity).wrap_socket(connection))
+        connection = closing.enter_context(socket.create_connection(cut(where), GREET_SECONDS))
+        own = context(ssl.PROTOCOL_TLS_CLIENT, identity)
+        far = closing.enter_context(own.wrap_socket(connection, do_handshake_on_connect=False))
         assert isinstance(far, TlsSocket)
         far.greet()
         if far.peer != roles.SUPERVISOR:
@@ -341,8 +344,8 @@ def _attend(start: Launched) -> AttendMeeting:
     """What this process is, and offers."""
     allowed = sorted(os.sched_getaffinity(0))
     return AttendMeeting(
-        start.rank, start.local_rank, network.network_identity(), hostname(), allowed, start.cores, VERSION,
-        start.restarts,
+        start.rank, start.local_rank, network.network_identity(), hostname(), allowed, start.cores, limits.quota(),
+        VERSION, start.restarts,
     )  # fmt: skip
 
 

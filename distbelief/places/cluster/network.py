@@ -1,9 +1,8 @@
-"""The addresses of a host, whether others are reached at theirs, and which one of its own a host is told by."""
+"""Whether others are reached at their addresses, with bytes, and which one of its own a host is told by."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import ipaddress
 import os
 import socket
@@ -14,24 +13,20 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from distbelief.errors import UsageError
 from distbelief.places.cluster.words import Way
+from distbelief.transport.addresses import cut, listen_anywhere
+from distbelief.transport.secure import MUTE
 
 TRY_SECONDS = 2.0
 """How long another host may take to answer."""
+HERE = "this host"
+WHOLE, EXCHANGE_SECONDS = 1 << 15, 5.0
+"""Bytes that a way is tried with, each way, and how long they may take."""
+MOST_VISITORS, VISIT_SECONDS = 256, 30.0
+"""Who may try this host at once, and how long one may be silent."""
 TRIPS, MEASURE_SECONDS, MOST_MEASURED = 21, 0.1, 1 << 28
 """Round trips whose median is the latency; how long the last, largest message takes at least, and its most bytes."""
-_COUNT = struct.Struct("<Q")
-_ADDRESS_OF = 0x8915  # SIOCGIFADDR
-
-
-def own_addresses() -> dict[str, str]:
-    """The IPv4 addresses of this host, by interface; loopback last."""
-    found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # it has none
-                told = fcntl.ioctl(probe, _ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
-                found[name] = socket.inet_ntoa(told[20:24])
-    return dict(sorted(found.items(), key=lambda one: ipaddress.ip_address(one[1]).is_loopback))
+_AMOUNTS = struct.Struct("<QQ")
+"""Bytes that follow, and those to give back."""
 
 
 def network_identity() -> str:
@@ -40,71 +35,91 @@ def network_identity() -> str:
         return f"{file.read().strip()} {os.stat('/proc/self/ns/net').st_ino}"
 
 
-def open_probe() -> socket.socket:
-    """Listen at every address of this host, for others to try whether they reach it."""
-    probe = socket.create_server(("", 0), backlog=64)
-    probe.setblocking(False)
-    return probe
+class WayServer:
+    """Where others try the way to this host, and measure it: takes as many bytes as they say, and gives back as many as
+    they ask for, in threads of its own until it is closed.
+    """
+
+    def __init__(self) -> None:
+        self._listener = listen_anywhere(MOST_VISITORS)
+        self.port = int(self._listener.getsockname()[1])
+        self._visitors: set[socket.socket] = set()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there
+        self._listener.close()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                visitor, _ = self._listener.accept()
+                if len(self._visitors) < MOST_VISITORS:
+                    self._visitors.add(visitor)
+                    threading.Thread(target=self._answer, args=(visitor,), daemon=True).start()
+                else:
+                    visitor.close()
+
+    def _answer(self, visitor: socket.socket) -> None:
+        room = bytearray(1 << 20)
+        with contextlib.suppress(OSError, struct.error), visitor:
+            visitor.settimeout(VISIT_SECONDS)
+            while True:
+                left, back = _AMOUNTS.unpack(visitor.recv(_AMOUNTS.size, socket.MSG_WAITALL))
+                while left:
+                    left -= visitor.recv_into(room, min(left, len(room))) or left
+                visitor.sendall(bytes(min(back, WHOLE)))
+        self._visitors.discard(visitor)
 
 
-def admit(probe: socket.socket) -> None:
-    """Take whoever tries, and let go of him."""
-    with contextlib.suppress(OSError):
-        while True:
-            probe.accept()[0].close()
+def try_all(others: Mapping[str, Sequence[str]], size: int = WHOLE) -> dict[str, list[str]]:
+    """Try to reach others, each at some addresses `host:port`, all at once; "" for one that answers, else why not.
 
+    Args:
+        others: by name.
+        size: bytes that are to go each way, where a `WayServer` is; 0 where it is enough that the port answers.
+    """
+    tried = {name: ["no answer"] * len(where) for name, where in others.items()}
 
-def try_all(others: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Try to reach others, each at some addresses `host:port`, all at once; "" for one that answers, else why not."""
-    found = {name: ["no answer"] * len(where) for name, where in others.items()}
-
-    def attempt(name: str, number: int, where: str) -> None:
-        host, _, port = where.rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), TRY_SECONDS).close()
-            found[name][number] = ""
-        except OSError as error:
-            found[name][number] = error.strerror or f"no answer within {TRY_SECONDS:.0f} s"
+    def note(name: str, number: int, where: str) -> None:
+        tried[name][number] = _attempt(*cut(where), size)
 
     threads = [
-        threading.Thread(target=attempt, args=(name, number, where), daemon=True)
+        threading.Thread(target=note, args=(name, number, where), daemon=True)
         for name, several in others.items()
         for number, where in enumerate(several)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(2 * TRY_SECONDS)
-    return found
+        thread.join(2 * (TRY_SECONDS + EXCHANGE_SECONDS))
+    return tried
 
 
-def answer_measures() -> int:
-    """Answer whoever measures the way to this host, in a thread, as long as this process lives; at which port."""
-    listener = socket.create_server(("", 0), backlog=64)
-
-    def answer(connection: socket.socket) -> None:
-        room = bytearray(1 << 20)
-        with contextlib.suppress(OSError, struct.error), connection:
-            while True:
-                [left] = _COUNT.unpack(connection.recv(_COUNT.size, socket.MSG_WAITALL))
-                while left:
-                    left -= connection.recv_into(room, min(left, len(room))) or left
-                connection.sendall(b"!")
-
-    def serve() -> None:
-        while True:
-            threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
-
-    threading.Thread(target=serve, daemon=True).start()
-    return int(listener.getsockname()[1])
+def _attempt(host: str, port: int, size: int) -> str:
+    try:
+        connection = socket.create_connection((host, port), TRY_SECONDS)
+    except OSError as error:
+        return error.strerror or f"no answer within {TRY_SECONDS:.0f} s"
+    try:
+        with connection:
+            connection.settimeout(EXCHANGE_SECONDS)
+            if size:
+                _trip(connection, size, size)
+        return ""
+    except TimeoutError:
+        return MUTE
+    except OSError as error:
+        return f"its port answers, and bytes do not come: {error.strerror or error}"
 
 
 def measure_all(others: Mapping[str, str]) -> dict[str, Way]:
     """The way to each of others, at `host:port`, one after the other; those that do not answer are left out."""
-    found = {}
+    measured = {}
     for name, where in others.items():
-        host, _, port = where.rpartition(":")
-        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), TRY_SECONDS) as connection:
+        with contextlib.suppress(OSError), socket.create_connection(cut(where), TRY_SECONDS) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             trips = sorted(_trip(connection, 0) for _ in range(TRIPS))
             size, seconds = 1 << 16, 0.0
@@ -112,16 +127,18 @@ def measure_all(others: Mapping[str, str]) -> dict[str, Way]:
                 size *= 4
                 seconds = _trip(connection, size)
             latency = trips[len(trips) // 2]
-            found[name] = Way(latency, size / max(seconds - latency, 1e-9))
-    return found
+            measured[name] = Way(latency, size / max(seconds - latency, 1e-9))
+    return measured
 
 
-def _trip(connection: socket.socket, size: int) -> float:
-    """Seconds until so many bytes have been sent and acknowledged."""
+def _trip(connection: socket.socket, size: int, back: int = 1) -> float:
+    """Seconds until so many bytes have been sent, and others have come back."""
     began = time.monotonic()
-    connection.sendall(_COUNT.pack(size) + bytes(size))
-    if not connection.recv(1):
-        raise ConnectionError("the other end is gone")
+    connection.sendall(_AMOUNTS.pack(size, back) + bytes(size))
+    while back:
+        if not (count := len(connection.recv(back))):
+            raise ConnectionError("the other end is gone")
+        back -= count
     return time.monotonic() - began
 
 
@@ -147,8 +164,9 @@ def choose(name: str, addresses: Sequence[str], told: Mapping[str, Sequence[str]
             return address
     other = next((one for one, said in told.items() if all(said)), next(iter(told), "any other"))
     tried = ", ".join(f"{one} ({why or 'answers'})" for one, why in zip(addresses, told.get(other, []), strict=False))
+    who, whom = (one if one == HERE else f"host {one}" for one in (other, name))
     raise UsageError(
-        f"host {other} cannot reach host {name}: {tried or 'it has no address'}; open the ports between the hosts, "
+        f"{who} cannot reach {whom}: {tried or 'it has no address'}; open the ports between the hosts, "
         "mend the route, or name the interface that others reach with --interface"
     )
 
@@ -157,6 +175,6 @@ def order(addresses: Iterable[str], first: Iterable[str], same: bool) -> list[st
     """Which addresses of a host are tried: those by which it was reached already first; loopback only where all hosts
     are one machine.
     """
-    several = list(dict.fromkeys([*first, *addresses]))
+    several = [one for one in dict.fromkeys([*first, *addresses]) if "%" not in one]  # of one cable
     loopback = [one for one in several if ipaddress.ip_address(one).is_loopback]
     return loopback[:1] if same and loopback else [one for one in several if one not in loopback]

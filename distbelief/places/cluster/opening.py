@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing.connection
-import socket
 import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -14,15 +13,16 @@ from typing import Any
 from distbelief.errors import Interrupted, JobFailed, UsageError
 from distbelief.places.cluster import network
 from distbelief.places.cluster.engines import Engine, passed_on
+from distbelief.places.cluster.network import HERE
 from distbelief.places.cluster.remote_agent import RemoteAgent
 from distbelief.places.cluster.words import BEAT_SECONDS, OpenJob, ReachHosts
+from distbelief.transport.addresses import joined, own_addresses
 
 VERSION = metadata.version("distbelief")
 START_SECONDS = 60.0
 """How long the agents of all hosts may take to begin, or to try each other."""
 ALL_PAIRS = 16
 """So many hosts try each other, pair by pair; of more, each tries the next two and this one."""
-HERE = "this host"
 
 
 def open_hosts(engine: Engine, names: Sequence[str], mark: str, interface: str, woken: Connection) -> Opened:
@@ -93,35 +93,32 @@ class Opened:
         greetings = [agent.greeting for agent in self.agents if agent.greeting]
         here = network.network_identity()
         same = all(greeting.network == here for greeting in greetings)
-        with contextlib.closing(network.open_probe()) as probe:
+        with contextlib.closing(network.WayServer()) as ways:
             logins = [greeting.login[0] for greeting in greetings if greeting.login]
-            tried = {HERE: _candidates(HERE, network.own_addresses(), logins, same, interface)}
-            ports = {HERE: probe.getsockname()[1]}
+            tried = {HERE: _candidates(HERE, own_addresses(), logins, same, interface)}
+            ports = {HERE: ways.port}
             for agent, greeting in zip(self.agents, greetings, strict=True):
                 tried[agent.name] = _candidates(agent.name, greeting.addresses, greeting.login[1:], same, interface)
                 ports[agent.name] = greeting.port
-            where = {name: [f"{one}:{ports[name]}" for one in several] for name, several in tried.items()}
+            where = {name: [joined(one, ports[name]) for one in several] for name, several in tried.items()}
             for number, agent in enumerate(self.agents):
                 others = [one.name for one in [*self.agents[number + 1 :], *self.agents[:number]]]
                 chosen = others if len(self.agents) <= ALL_PAIRS else others[:2]
                 agent.line.say(ReachHosts({name: where[name] for name in (HERE, *chosen)}))
             own = network.try_all({name: several for name, several in where.items() if name != HERE})
-            self.until(lambda: all(agent.reached for agent in self.agents), "is still trying to reach others", probe)
+            self.until(lambda: all(agent.reached for agent in self.agents), "is still trying to reach others")
         said = {HERE: own, **{agent.name: agent.reached.others for agent in self.agents if agent.reached}}
         told = {name: {other: found[name] for other, found in said.items() if name in found} for name in tried}
         self.home = network.choose(HERE, tried[HERE], told[HERE])
         for agent in self.agents:
             agent.address = network.choose(agent.name, tried[agent.name], told[agent.name])
 
-    def until(
-        self, reached: Callable[[], bool], late: str, probe: socket.socket | None = None, seconds: float = 0.0
-    ) -> None:
+    def until(self, reached: Callable[[], bool], late: str, seconds: float = 0.0) -> None:
         """Hear agents until something is so.
 
         Args:
             reached: whether it is; asked again and again.
             late: what is wrong with one by which it takes too long.
-            probe: where others try this host.
             seconds: how long it may take; 0 for as long as a start may.
 
         Raises:
@@ -131,14 +128,12 @@ class Opened:
         allowed = seconds or START_SECONDS
         end = time.monotonic() + allowed
         while not reached():
-            waiting: list[Any] = [self._woken, *([probe] if probe else [])]
+            waiting: list[Any] = [self._woken]
             for agent in self.agents:
                 waiting += [agent.line.reads, agent.printed]
             multiprocessing.connection.wait(waiting, BEAT_SECONDS / 4)
             if self._woken.poll():
                 raise Interrupted("interrupted before the job began")
-            if probe:
-                network.admit(probe)
             for agent in self.agents:
                 agent.read_printed()
                 if (agent.find_mark() and not agent.line.hear_all(agent.take)) or agent.over:
@@ -156,13 +151,13 @@ class Opened:
         raise JobFailed("; ".join(wrong[:3]) + more)
 
 
-def _candidates(name: str, own: dict[str, str], logins: Sequence[str], same: bool, interface: str) -> list[str]:
+def _candidates(name: str, own: dict[str, list[str]], logins: Sequence[str], same: bool, interface: str) -> list[str]:
     """The addresses of a host that may be told to others, the best first."""
     if not interface:
-        return network.order(own.values(), logins, same)
+        return network.order([one for several in own.values() for one in several], logins, same)
     if interface not in own:
         raise UsageError(
             f"--interface {interface}: {name if name == HERE else f'host {name}'} has none of that name with an "
-            f"address; it has {', '.join(f'{one} ({address})' for one, address in own.items())}"
+            f"address; it has {', '.join(f'{one} ({several[0]})' for one, several in own.items())}"
         )
-    return [own[interface]]
+    return own[interface]

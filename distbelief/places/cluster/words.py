@@ -46,12 +46,12 @@ class Greeting(AgentWord, frozen=True, tag=True):
     """Of its host, in bytes: what is free there."""
     network: str
     """Of the machine and its network: two agents with the same can reach each other by loopback."""
-    addresses: dict[str, str]
+    addresses: dict[str, list[str]]
     """By interface."""
     login: list[str]
     """By which addresses a remote shell has come here: the other end's, and this host's; none where it was another."""
     port: int
-    """Where it listens, at each of its addresses, for others to try whether they reach it."""
+    """Where it listens, at each of its addresses, for others to try and measure the way to it."""
     clock: float
     """Seconds since 1970."""
     keeps: bool
@@ -71,7 +71,7 @@ class HostsReached(AgentWord, frozen=True, tag=True):
 
 
 class Look(AgentWord, frozen=True, tag=True):
-    """To an agent, before a job: look whether the data of a task are there, and let others measure their way here."""
+    """To an agent, before a job: look whether the data of a task are there."""
 
     task: str
     """"" for none."""
@@ -79,10 +79,9 @@ class Look(AgentWord, frozen=True, tag=True):
 
 
 class Looked(AgentWord, frozen=True, tag=True):
-    """Of an agent: why the data are not there, "" where they are; and at which port others may measure."""
+    """Of an agent: why the data are not there, "" where they are."""
 
     lacks: str
-    port: int
 
 
 class MeasureWays(AgentWord, frozen=True, tag=True):
@@ -223,6 +222,8 @@ class AttendMeeting(AgentWord, frozen=True, tag=True):
     """Those that it may use, by number."""
     cores: int
     """How many the launcher says are allotted on its host; 0 where it says nothing of that."""
+    quota: int
+    """How many its container leaves at most."""
     version: str
     restarts: int
     """How often the launcher has started it again, as it counts on its host."""

@@ -25,7 +25,8 @@ from distbelief.errors import JobFailed, UsageError
 from distbelief.record.folder import OWNER_ALONE, written_whole
 from distbelief.sharding.mesh import MOST
 from distbelief.strategies import STRATEGIES
-from distbelief.transport.secure import Identity, TlsSocket, context
+from distbelief.transport.addresses import joined
+from distbelief.transport.secure import MUTE, Identity, TlsSocket, context
 
 if TYPE_CHECKING:
     from distbelief.places.join.authority import Authority
@@ -276,13 +277,15 @@ def ask(ticket: Ticket, word: JoinRequest) -> JoinGrant | JoinRefusal:
     Raises:
         JobFailed: nobody answers there, or not as a join server does.
     """
-    where = f"{ticket.host}:{ticket.port}"
+    where, connection = joined(ticket.host, ticket.port), None
     try:
         with contextlib.ExitStack() as closing:
             connection = closing.enter_context(socket.create_connection((ticket.host, ticket.port), PATIENCE))
             if ticket.identity:
                 connection = closing.enter_context(
-                    context(ssl.PROTOCOL_TLS_CLIENT, ticket.identity).wrap_socket(connection)
+                    context(ssl.PROTOCOL_TLS_CLIENT, ticket.identity).wrap_socket(
+                        connection, do_handshake_on_connect=False
+                    )
                 )
                 assert isinstance(connection, TlsSocket)
                 connection.greet()
@@ -292,8 +295,9 @@ def ask(ticket: Ticket, word: JoinRequest) -> JoinGrant | JoinRefusal:
             answer: JoinGrant | JoinRefusal = _answers.decode(_hear(connection, ANSWER_LIMIT))
             return answer
     except (OSError, msgspec.MsgspecError) as error:
+        why = MUTE if isinstance(error, TimeoutError) and connection else error
         raise JobFailed(
-            f"the job at {where} does not answer: {error}; is it still running, and is that its address from here?"
+            f"the job at {where} does not answer: {why}; is it still running, and is that its address from here?"
         ) from error
 
 

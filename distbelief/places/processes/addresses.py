@@ -11,6 +11,7 @@ import socket
 
 from distbelief.core import roles
 from distbelief.errors import UsageError
+from distbelief.transport.addresses import joined, own_addresses
 
 ANYWHERE = {"0.0.0.0": (socket.AF_INET, "192.0.2.1"), "::": (socket.AF_INET6, "2001:db8::1")}
 """Hosts to bind that are no address to tell others; with each, somebody far away of its family."""
@@ -42,7 +43,7 @@ def listen_at(bind: str, role: str, asked: str = "") -> str:
             f"{asked or f'--bind {bind}'}: {role} would listen at port {port}, and there are {PORTS}; choose a lower "
             "one"
         )
-    return f"tcp:{f'[{host}]' if ':' in host else host}:{port}"
+    return f"tcp:{joined(host, port)}"
 
 
 def check_network(bound: str, told: str) -> None:
@@ -74,7 +75,10 @@ def check_network(bound: str, told: str) -> None:
 
 def told_host(bind: str, advertise: str) -> str:
     """The host that others are told: `advertise`, else that of `bind`; where that is every address, this machine's own
-    towards the world.
+    towards the world, or the only one that it has.
+
+    Raises:
+        UsageError: it has several, and none of them is towards the world.
 
     >>> told_host("10.0.0.1:7000", ""), told_host("0.0.0.0", "node7")
     ('10.0.0.1', 'node7')
@@ -85,8 +89,17 @@ def told_host(bind: str, advertise: str) -> str:
     family, far = ANYWHERE[host]
     try:
         return host_towards(far, family)
-    except OSError:
-        return socket.gethostname()
+    except OSError:  # no way out of its own networks
+        own = {
+            one: name for name, several in own_addresses().items() for one in several if (":" in one) == (host == "::")
+        }
+    beyond = [one for one in own if not is_loopback(one)] or [*own]
+    if len(beyond) == 1:
+        return beyond[0]
+    raise UsageError(
+        f"{host}: at which address do others reach this machine? It has "
+        f"{', '.join(f'{one} ({own[one]})' for one in beyond) or 'none of that version'}: name one with --advertise"
+    )
 
 
 def host_towards(other: str, family: int = socket.AF_UNSPEC) -> str:

@@ -20,8 +20,8 @@ class Child:
         self.output = output
         """What it prints into; None where that is what this process prints to."""
         self.open = True
-        self.over = False
-        """It has played its role to the end."""
+        self.over = self.killed = False
+        """It has played its role to the end; it was told to end at once."""
 
     @property
     def pid(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from distbelief.core.values import Checked
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.processes.addresses import host_and_port, is_loopback, told_host
+from distbelief.transport.addresses import joined
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,7 @@ class LocalOptions(Checked):
         if not self.listen:
             return self.bind
         host, port = host_and_port(self.listen, "--listen")
-        shown = f"[{host}]" if ":" in host else host
-        return f"{shown}:{port + 1}" if port else shown
+        return joined(host, port + 1 if port else 0)
 
     @property
     def advertised(self) -> str:

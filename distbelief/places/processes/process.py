@@ -15,7 +15,7 @@ import select
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
@@ -26,7 +26,7 @@ from torch import nn
 
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import membership
-from distbelief.core.effects import Batch, Computed
+from distbelief.core.effects import Arrival, Batch, Computed
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Parted, Record
 from distbelief.core.settings import Plan, Settings, read_own
@@ -85,6 +85,8 @@ from distbelief.transport.tls import TlsEndpoint
 
 TELL_SECONDS = 5.0
 """How often a process tells what it has sent and received, beside at its end and whenever it is asked how it stands."""
+WORD_SECONDS = 1.0
+"""How long the supervisor may take to say why one is gone whose link has ended."""
 
 
 def main(role: str, incarnation: int, spec: bytes, connection: Connection) -> None:
@@ -144,6 +146,43 @@ def _watched(settings: Settings) -> set[str]:
     return {*roles.replicas(settings.mesh), *servers(settings.shards, standby=1), roles.EVALUATOR}
 
 
+class _Ends:
+    """The ends of links to the coordinator, held back until the supervisor has said why whoever it was is gone.
+
+    Args:
+        endpoint: of the coordinator, which a driver plays.
+        clock: beside it.
+        watched: the roles whose deaths the supervisor tells of.
+    """
+
+    def __init__(self, endpoint: NetworkEndpoint, clock: WallClock, watched: Collection[str]) -> None:
+        self._deliver, self._clock, self._watched = endpoint.deliver, clock, watched
+        self._held: dict[str, Arrival] = {}
+        endpoint.deliver, endpoint.deliver_end = self._take, self._hold
+
+    def _take(self, arrival: Arrival) -> None:
+        if arrival.sender in self._held:
+            self._deliver(self._held.pop(arrival.sender))
+        self._deliver(arrival)
+
+    def _hold(self, lost: Arrival) -> None:
+        if lost.sender not in self._watched:
+            self._deliver(lost)
+            return
+        self._held[lost.sender] = lost
+        self._clock.call_later(WORD_SECONDS, self._release, lost)
+
+    def _release(self, lost: Arrival) -> None:
+        if self._held.get(lost.sender) is lost:
+            self._deliver(self._held.pop(lost.sender))
+
+    def explain(self, died: Died) -> None:
+        """Hold the end of a life no more, whose reason the coordinator is about to be told."""
+        held = self._held.get(died.role)
+        if held is not None and not died.left and held.event.incarnation <= died.incarnation:  # type: ignore[union-attr]  # a Lost
+            del self._held[died.role]
+
+
 class _Process:
     player: Shown | None = None
 
@@ -155,6 +194,7 @@ class _Process:
         self.endpoint = self._endpoint()
         self.traffic = [self.endpoint.traffic]
         """Of all carriers of its role."""
+        self._ends: _Ends | None = None
         self.clock = WallClock(self.endpoint)
         self.clock.call_later(TELL_SECONDS, self._tell_bytes, None)
         self.driver = Driver(self.clock, self._note, lasts=spec.settings.restarts > 0)
@@ -262,6 +302,7 @@ class _Process:
                 else None
             )
             self.driver.add_machine(self.role, self.player, self.endpoint, CheckpointStore(spec.run), host=host)
+            self._ends = _Ends(self.endpoint, self.clock, _watched(spec.settings))
             if self.incarnation and host is not None:
                 self.driver.replay(self.role, spec.known)
             self.channel.say(Listening(self._listen()))
@@ -280,6 +321,8 @@ class _Process:
         elif isinstance(word, Died) and word.role == roles.COORDINATOR:
             self.driver.end_wait(self.role)
         elif isinstance(word, Died):
+            if self._ends is not None:
+                self._ends.explain(word)
             self.driver.tell(self.role, word.role, word.event)
         elif isinstance(word, Explain) and self.player is not None:
             self._note(time.monotonic(), roles.SUPERVISOR, records.Note(self.player.waits()))

@@ -13,6 +13,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from distbelief.costs import limits
 from distbelief.errors import JobFailed
 from distbelief.places import signals
 from distbelief.places.channel_messages import ChannelMessage, Over
@@ -90,6 +91,8 @@ class Processes:
         self._children: dict[tuple[str, int], Child] = {}
         self._used: dict[int, tuple[float, float]] = {}
         """By process id: when it was last asked what it has used of the processor, and what it had."""
+        self._memory_kills = limits.memory_kills()
+        """Of how many processes that memory had killed the reason is known."""
 
     def open(self, woken: Connection) -> None:
         """Be ready to start processes: of this machine, it is."""
@@ -133,6 +136,7 @@ class Processes:
     def end(self, role: str, incarnation: int) -> None:
         """End a life of a role at once; nothing, where it has ended already."""
         if (child := self._children.get((role, incarnation))) is not None:
+            child.killed = True
             child.process.kill()
 
     def tell(self, role: str, word: ChannelMessage) -> None:
@@ -199,9 +203,19 @@ class Processes:
         del self._children[child.role, child.incarnation]
         how = f"its process ended with status {status}"
         if status < 0:
-            how = f"its process was killed by {signal.Signals(-status).name}"
+            how = f"its process was killed by {signal.Signals(-status).name}{self._lack(child, status)}"
         done = status == 0 and child.over
         self._happens(Ended(child.role, child.incarnation, how, killed=status < 0, done=done))
+
+    def _lack(self, child: Child, status: int) -> str:
+        """That the kernel killed a process since memory ran out, where that is so, and what to do."""
+        if status != -signal.SIGKILL or child.killed or self._memory_kills >= limits.memory_kills():
+            return ""
+        self._memory_kills += 1
+        return (
+            ", since memory ran out (oom_kill): have fewer --replicas or a smaller --batch-size, or give this machine "
+            "or its container more"
+        )
 
     @property
     def busy(self) -> set[str]:

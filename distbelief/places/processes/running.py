@@ -16,6 +16,7 @@ from distbelief import errors
 from distbelief.core import effects, records, roles
 from distbelief.core.records import Json
 from distbelief.core.settings import Holder, Settings
+from distbelief.costs import limits
 from distbelief.job import Job
 from distbelief.places import status
 from distbelief.places.channel_messages import Ask, ChannelMessage, Listening, Noted, Over, Standing
@@ -37,7 +38,7 @@ from distbelief.places.place import (
     carry_out,
 )
 from distbelief.places.processes import forkserver
-from distbelief.places.processes.addresses import host_and_port
+from distbelief.places.processes.addresses import host_and_port, is_loopback
 from distbelief.places.processes.options import LocalOptions
 from distbelief.places.processes.output import Logs
 from distbelief.places.processes.processes import Hooks, Life, Processes
@@ -159,6 +160,10 @@ class Running:
                 f"{self._join_server.path.name}"
             )
             self._note(told)
+            if is_loopback(host):
+                self._note(
+                    f"its address there is {host}, which only this machine reaches: name another with --advertise"
+                )
         self._tell_crowd()
         for effect in self.supervisor.begin(self.job.strategy.roles(self.evaluates)):
             if self.supervisor.failure or (self.processes.children and woken.poll()):
@@ -167,7 +172,7 @@ class Running:
 
     def _tell_crowd(self) -> None:
         """Say why nothing may happen for long, where the cores of this machine have many partitions each."""
-        count, cores = len(roles.replicas(self.settings.mesh)), len(os.sched_getaffinity(0))
+        count, cores = len(roles.replicas(self.settings.mesh)), limits.cores()
         if self.settings.partitions > 1 and count > CROWD * cores and isinstance(self.processes, Processes):
             self._note(
                 f"{count} partitions share the {cores} cores of this machine, and take turns: as they build their "

@@ -4,11 +4,7 @@ of the others.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import socket
-import struct
 
 from distbelief.core import roles
 from distbelief.core.conversations.grouping import Assemble
@@ -26,8 +22,7 @@ from distbelief.strategies.grouped.replica import AllreduceReplica, collect_noth
 from distbelief.strategies.grouped.settings import GUESTS, reduction
 from distbelief.strategies.grouped.torch_whole import TorchWhole
 from distbelief.tasks.worker import measure, placed
-
-SIOCGIFADDR = 0x8915
+from distbelief.transport.addresses import interface_of
 
 
 def process_replica(context: Context) -> Part:
@@ -102,22 +97,3 @@ def carrier(process: Process, role: str, settings: Settings) -> Carrier:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     return ProcessGroup(index, device, own.algorithm, own.per_host, spec.advertise)
-
-
-def interface_of(host: str) -> str:
-    """The network interface of this machine that has a host's IPv4 address; "" where none has.
-
-    >>> interface_of("127.0.0.1")
-    'lo'
-    """
-    try:
-        address = socket.gethostbyname(host)
-    except OSError:
-        return ""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            asked = struct.pack("256s", name.encode()[:15])
-            with contextlib.suppress(OSError):  # it has no such address
-                if socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, asked)[20:24]) == address:
-                    return name
-    return ""

@@ -22,7 +22,7 @@ MUTANTS = [
         "last=profile.at(last, ", "last=profile.at(batch_size, ",
         (COSTS + "test_epochs_cost_their_minibatches_the_last_one_what_it_has",)),
     Mutant("an-update-is-timed-with-as-many-threads-as-torch-has", COSTED, "costs/updates.py",
-        "    with one_thread(), torch.no_grad():\n", "    with torch.no_grad():\n",
+        "    with threads(1), torch.no_grad():\n", "    with torch.no_grad():\n",
         (COSTS + "test_an_update_is_timed_with_one_thread_as_a_replica_makes_it",)),
     Mutant("a-model-that-has-to-compute-computes-what-is-asked", COSTED, "costs/trace.py",
         "        if not self._fakes:\n            low",

@@ -22,6 +22,8 @@ LATE = "tests/processes/test_scripts.py::test_what_a_script_does_after_its_loop_
 PLACES = "On several hosts a replica, or each partition of a split one, takes a slot"
 REACHED = "Each host is told by an address that all who have tried it reach"
 PLACED = "tests/core/test_hosts.py::"
+CONTAINER, CONTAINED = "What processes may have of a machine", "tests/core/test_container.py::"
+WHY = "Why a process has died is what whoever started it says"
 
 OWNED = "The model of a script is the script's"
 SENDS = "A loader's worker sends what it has made"
@@ -458,6 +460,39 @@ MUTANTS = [
     Mutant("nobody-tries-to-reach-this-host", REACHED, "places/cluster/opening.py",
         "for name in (HERE, *chosen)", "for name in chosen",
         (PLACED + "test_each_host_is_tried_by_all_others_or_of_more_than_16_by_two_and_by_this_one",)),
+    Mutant("a-port-that-answers-will-do", REACHED, "places/cluster/network.py",
+        "            if size:\n", "            if not size:\n",
+        (PLACED + "test_a_port_that_answers_and_takes_no_bytes_is_told_of",)),
+    Mutant("an-address-of-one-cable-is-told-to-others", REACHED, "places/cluster/network.py",
+        ' if "%" not in one]', "]",
+        (PLACED + "test_the_address_that_all_others_reach_is_chosen",)),
+    Mutant("of-several-addresses-any-is-told", REACHED, "places/processes/addresses.py",
+        "    if len(beyond) == 1:", "    if beyond:",
+        (PLACED + "test_who_listens_everywhere_tells_the_only_address_there_is_and_no_name",)),
+    Mutant("a-quota-is-no-limit-of-slots", CONTAINER, "places/cluster/meeting.py",
+        "min(allotted, first.quota)", "allotted",
+        (PLACED + "test_one_process_of_each_host_is_its_agent_and_more_of_them_offer_no_more",)),
+    Mutant("the-groups-above-limit-nothing", CONTAINER, "costs/limits.py",
+        "for group in (below, *below.parents):", "for group in (below,):",
+        (CONTAINED + "test_what_there_is_is_what_the_groups_leave",)),
+    Mutant("what-is-cached-is-not-free", CONTAINER, "costs/limits.py",
+        " + cached)", ")",
+        (CONTAINED + "test_what_there_is_is_what_the_groups_leave",)),
+    Mutant("half-a-core-is-none", CONTAINER, "costs/limits.py",
+        "return max(1, int(cores))", "return int(cores)",
+        (CONTAINED + "test_a_quota_leaves_one_core_at_least_and_no_more_than_a_process_may_run_on",)),
+    Mutant("who-is-killed-is-killed-by-memory", WHY, "places/processes/processes.py",
+        "        self._memory_kills += 1\n", "",
+        ("tests/processes/test_deaths.py::test_a_death_by_memory_is_called_that_and_one_by_another_hand_is_not",), 15),
+    Mutant("that-its-link-ended-is-why-one-died", WHY, "places/processes/process.py",
+        "        self._held[lost.sender] = lost\n", "        self._deliver(lost)\n",
+        ("tests/processes/test_deaths.py::test_the_job_ends_without_a_killed_replica_and_does_its_work[plain]",), 15),
+    Mutant("who-has-no-room-dies-in-every-life", WHY, "places/supervisor.py",
+        "last = life.incarnation if ended.resumable else self._restarts", "last = life.incarnation",
+        (SUPERVISOR + "test_who_has_no_room_on_any_host_is_told_of_once_and_begins_no_life",)),
+    Mutant("partitions-begin-without-the-one-that-has-no-room", WHY, "places/supervisor.py",
+        "            self._died_in[roles.lead_of(life.role)] = self._restarts\n", "            pass\n",
+        (SUPERVISOR + "test_who_has_no_room_on_any_host_is_told_of_once_and_begins_no_life",)),
     Mutant("hosts-of-any-version-take-part", REACHED, "places/cluster/opening.py",
         "            if agent.greeting.version != VERSION:", "            if not agent.greeting.version:",
         (PLACED + "test_no_host_of_another_version_takes_part",)),

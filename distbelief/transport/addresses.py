@@ -1,0 +1,69 @@
+"""The addresses of this host, by its interfaces, and where a process listens at all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import socket
+import struct
+from pathlib import Path
+
+_ADDRESS_OF = 0x8915  # SIOCGIFADDR
+_SIX = Path("/proc/net/if_inet6")
+_LINK = "20"
+"""The scope of an IPv6 address that is of one cable, and that others would have to name with their own interface."""
+
+
+def own_addresses() -> dict[str, list[str]]:
+    """The addresses of this host, by interface, IPv4 first; loopback last."""
+    own: dict[str, list[str]] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has none
+                told = fcntl.ioctl(probe, _ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
+                own[name] = [socket.inet_ntoa(told[20:24])]
+    for line in _SIX.read_text().splitlines() if _SIX.exists() else ():
+        digits, _, _, scope, _, name = line.split()
+        if scope != _LINK:
+            own.setdefault(name, []).append(str(ipaddress.IPv6Address(int(digits, 16))))
+    return dict(sorted(own.items(), key=lambda one: ipaddress.ip_address(one[1][0]).is_loopback))
+
+
+def interface_of(host: str) -> str:
+    """The network interface of this machine that has an address of a host's; "" where none has.
+
+    >>> interface_of("127.0.0.1")
+    'lo'
+    """
+    try:
+        of_host = {str(where[0]) for *_, where in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except (OSError, UnicodeError):
+        return ""
+    return next((name for name, several in own_addresses().items() if of_host.intersection(several)), "")
+
+
+def listen_anywhere(backlog: int) -> socket.socket:
+    """Listen at a free port of every address of this host, of both versions where it has both."""
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=backlog)
+
+
+def joined(host: str, port: object) -> str:
+    """A host and a port as they are written.
+
+    >>> joined("10.0.0.1", 7000), joined("fd77::1", 7000)
+    ('10.0.0.1:7000', '[fd77::1]:7000')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def cut(where: str) -> tuple[str, int]:
+    """The host and the port of what `joined` has made.
+
+    >>> cut("[fd77::1]:7000")
+    ('fd77::1', 7000)
+    """
+    host, _, port = where.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
