@@ -8,10 +8,8 @@ import contextlib
 import datetime
 import math
 import os
-import signal
 import statistics
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -23,6 +21,7 @@ from distbelief.core.optimizer import Optimizer
 from distbelief.core.outcomes import Outcome
 from distbelief.errors import Interrupted, UsageError
 from distbelief.job import Job
+from distbelief.places import signals
 from distbelief.places.processes.local import Local
 from distbelief.planner.candidates import PlanCandidate
 from distbelief.planner.pricing import PARTS, Terms, terms_of
@@ -254,23 +253,20 @@ def run(
 
 
 class _Interrupts:
-    """Ctrl-C, where no job waits for it: it raises at once within `raising`, else when this is left, since what ends a
-    process while a folder is made or removed leaves it there.
+    """Signals, where no job waits for them: one raises at once within `raising`, else when this is left, since what
+    ends a process while a folder is made or removed leaves it there.
     """
 
     def __init__(self) -> None:
         self._raises = self._came = False
-        before = signal.getsignal(signal.SIGINT)
-        self._before = signal.default_int_handler if before is None else before
+        self._handled = signals.handled(self._note)
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, self._note)
+        self._handled.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, self._before)
+        self._handled.__exit__(None, None, None)
         if self._came:
             raise KeyboardInterrupt
 
