@@ -443,7 +443,6 @@ def test_a_first_line_says_at_once_what_is_begun(
         "places.join.guest.Guest.__init__",
     ):
         monkeypatch.setattr(f"distbelief.{name}", stop)
-    monkeypatch.setattr("distbelief.places.processes.forkserver.start", bool)
     assert main.run(line.split()) == 2
     assert capsys.readouterr().out == first
 

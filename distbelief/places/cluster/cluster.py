@@ -32,7 +32,8 @@ from distbelief.places.processes.local import Local
 from distbelief.places.processes.processes import Hooks
 
 if TYPE_CHECKING:
-    from distbelief.places.attempt import Attempt, View
+    from distbelief.places.attempt import Attempt
+    from distbelief.places.view import View
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,10 @@ class Cluster(Local):
         servers = [role for role in everybody if roles.kind(role) in (roles.Kind.SHARD, roles.Kind.STANDBY)]
         alone = [role for role in everybody if role not in servers and not roles.is_replica(role)]
         return Placement(sites, settings.mesh, servers, alone, oversubscribe=self.oversubscribe)
+
+    def _tasks(self, job: Job, settings: Settings) -> int:
+        """None: they are on its hosts."""
+        return 0
 
     def _run(
         self, job: Job, settings: Settings, view: View | None, began: float, evaluated: bool,
