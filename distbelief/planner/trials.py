@@ -28,6 +28,7 @@ from distbelief.planner.pricing import PARTS, Terms, terms_of
 from distbelief.record.folder import write_atomically
 from distbelief.server.optimizers import build
 from distbelief.tasks import Task
+from distbelief.tasks.data.cache import NO_HOME, cache_folder
 
 TRIAL_SECONDS, LONGEST_EPOCH = 4.0, 120.0
 """What is trained for at least, by the prediction, in whole epochs; the longest epoch that is run."""
@@ -101,13 +102,13 @@ def this_kind() -> str:
     return f"{model}, {len(os.sched_getaffinity(0))} cores, torch {torch.__version__}"
 
 
-def usual_file() -> Path:
-    """Where trials are kept: in the cache folder."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.path.expanduser(cache), "distbelief", "calibration.json")
+def usual_file() -> Path | None:
+    """Where trials are kept: in the cache folder; None where there is none."""
+    cache = cache_folder()
+    return cache and cache / "calibration.json"
 
 
-def read(path: Path, named: bool = False) -> list[PlanTrial]:
+def read(path: Path | None, named: bool = False) -> list[PlanTrial]:
     """The trials of a calibration file, the oldest first; none where there is no file.
 
     Args:
@@ -118,7 +119,7 @@ def read(path: Path, named: bool = False) -> list[PlanTrial]:
         UsageError: it is no calibration file, or another machine's.
     """
     try:
-        found = _decode(path)
+        found = _decode(path) if path else []
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:  # a DecodeError of msgspec is one
@@ -152,12 +153,14 @@ def _decode(path: Path) -> list[PlanTrial]:
     return found
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path | None) -> None:
     """Refuse a calibration file that cannot be written; nothing of the attempt is left.
 
     Raises:
         UsageError: it cannot be, or is no calibration file.
     """
+    if path is None:
+        raise UsageError(f"{NO_HOME}, or a file with --calibration")
     missing = [one for one in (path, *path.parents) if not one.exists()]
     add(path, [])
     for one in missing:
