@@ -94,15 +94,19 @@ class Local(LocalOptions):
         from distbelief.places.attempt import Attempt
         from distbelief.places.processes.running import Running
 
-        more = {}
-        if job.strategy.server_roles():
-            more["path"] = path_of(self.path, job.strategy, settings, self.carrier)
-        if roles.SINGLE not in job.strategy.roles(evaluated):
-            more["carrier"] = self.told_carrier
         with signals.waitable() as woken:
-            attempt = Attempt(job, settings, view, began, more=more)
+            attempt = Attempt(job, settings, view, began, more=self._kept(job, settings))
             make = self.make_processes(job, settings, evaluated, attempt)
             return Running(self, job, settings, attempt, evaluated, script, make).run(woken)
+
+    def _kept(self, job: Job, settings: Settings) -> Json:
+        """What `job.json` keeps of this place."""
+        kept: Json = {}
+        if job.strategy.server_roles():
+            kept["path"] = path_of(self.path, job.strategy, settings, self.carrier)
+        if roles.SINGLE not in job.strategy.roles(measured=False):
+            kept["carrier"] = self.told_carrier
+        return kept
 
     def make_processes(
         self, job: Job, settings: Settings, evaluated: bool, attempt: Attempt

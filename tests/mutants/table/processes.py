@@ -140,7 +140,7 @@ MUTANTS = [
         "if self.path.read_bytes() == self._sent:", "if self._sent:",
         ("tests/core/test_hosts.py::test_a_start_that_is_over_leaves_the_ticket_of_the_one_after_it",)),
     Mutant("who-counts-no-start-again-begins-anew", LAUNCHED, "places/cluster/tickets.py",
-        "if restarts or (by and by == parent_process()) else None", "if restarts else None",
+        'restarts or (own["by"] and own["by"] == before.get("by"))', "restarts",
         (f"{AGAIN}[restarts1]",), seconds=200),
     Mutant("what-another-host-counts-is-not-heard", LAUNCHED, "places/cluster/meeting.py",
         "self.restarts = max(self.restarts, attend.restarts)", "pass",
