@@ -409,7 +409,7 @@ def split(args: list[str]) -> int:
 
 def _write_picture(option: str, path: str, picture: str) -> None:
     try:
-        Path(path).write_text(picture)
+        Path(path).write_text(picture, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{option} {path}: cannot be written ({error}); name a file in a folder of yours") from error
 
@@ -583,7 +583,7 @@ def _draw_pipeline(algorithm: str, asked: DrawPipelineOptions) -> int:
     made = pipeline(algorithm, chain(asked.partitions), microbatches, asked.weight_gradients)
     if asked.svg:
         price = price_pipeline(made, [SegmentCost(1e-3, 2e-3, 1e-3 * microbatches)] * asked.partitions)
-        Path(asked.svg).write_text(draw_svg(made, price))
+        _write_picture("--svg", asked.svg, draw_svg(made, price))
     print(draw_pipeline(made))
     return 0
 

@@ -134,7 +134,7 @@ def _command(args: list[str]) -> int:
     from distbelief.cli import commands
 
     for word in args:
-        check_text(word, "the word")
+        check_text(word, repr(word))
     if not args or args[0] in ("--help", "-h", "help"):
         print(usage())
         return 0 if args else 2

@@ -85,8 +85,9 @@ def _check_machine(tasks: int) -> None:
         folder = os.getcwd()
     except OSError as error:
         raise UsageError(f"there is no working folder (getcwd: {error.strerror}): go to one that is there") from error
-    check_text(folder, "the working folder")
-    check_text(os.environ.get("DISTBELIEF_DATA", ""), "$DISTBELIEF_DATA")
+    data = os.environ.get("DISTBELIEF_DATA", "")
+    check_text(folder, f"the working folder {folder!r}")
+    check_text(data, f"$DISTBELIEF_DATA {data!r}")
     calls: dict[str, Callable[[], int]] = {
         "memfd_create": lambda: os.memfd_create("distbelief"),
         "pidfd_open": lambda: os.pidfd_open(os.getpid()),
