@@ -2,6 +2,9 @@
 
 from mutants import Mutant
 
+ENDS, SIGNALS = "A Ctrl-C at any moment of the command ends it", "tests/processes/test_signals.py::"
+LOOKED, LIMITS = "What every process of a job needs", "tests/processes/test_limits.py::"
+TEXT = "Text that an output"
 LEFT = "No process, socket or shared-memory segment outlives a job"
 LIVES = "A replica that dies is started anew"
 PREDICTED = "What `predict` writes is what the model answers"
@@ -148,6 +151,9 @@ MUTANTS = [
     Mutant("a-command-goes-on-with-the-run-of-another", LAUNCHED, "places/cluster/tickets.py",
         "shlex.join(sys.orig_argv[1:])", '""',
         ("tests/core/test_hosts.py::test_a_start_goes_on_only_with_the_run_of_its_own_command",)),
+    Mutant("what-was-done-is-gone-on-with", LAUNCHED, "places/cluster/tickets.py",
+        ' and _read(run / "result.json").get("outcome") in UNFINISHED:', ":",
+        ("tests/core/test_hosts.py::test_a_start_goes_on_only_with_the_run_of_its_own_command",)),
     Mutant("what-a-launcher-tells-all-is-told-several-times", LAUNCHED, "places/supervisor.py",
         "again = any(event.host == one.host for one in self._interrupts)", "again = bool(self._interrupts)",
         ("tests/machines/test_supervisor.py::test_what_several_hosts_are_told_at_once_is_told_once",)),
@@ -240,13 +246,20 @@ MUTANTS = [
     Mutant("who-ends-after-its-loop-begins-again", AFTER, "places/supervisor.py",
         "after = (self._script or life.host) and life.left and roles.is_replica(life.role)", "after = False",
         ("tests/machines/test_supervisor.py::test_what_a_script_raises_after_its_part_is_told_at_the_end",)),
-    Mutant("an-import-may-swallow-a-ctrl-c", "A Ctrl-C at any moment of the command ends it", "cli/main.py",
+    Mutant("an-import-may-swallow-a-ctrl-c", ENDS, "cli/main.py",
         "    os._exit(INTERRUPTED)\n", "    raise KeyboardInterrupt\n",
-        ("tests/processes/test_signals.py::test_no_import_swallows_a_ctrl_c[train digits downpour-torch]",),
-        seconds=12),
+        (f"{SIGNALS}test_no_import_swallows_a_signal[train digits downpour-torch-SIGINT-False]",), seconds=12),
+    Mutant("what-was-ignored-is-heard", ENDS, "places/signals.py",
+        " if (own := signal.getsignal(number)) is not signal.SIG_IGN}", " if [own := signal.getsignal(number)]}",
+        (f"{SIGNALS}test_what_was_ignored_stays_so_and_everything_else_is_heard_and_handled_as_before",)),
+    Mutant("process-1-is-as-any-other", ENDS, "places/signals.py",
+        "    if os.getpid() != 1:\n", "    if True:\n",
+        (f"{SIGNALS}test_the_first_process_of_a_container_waits_for_orphans_and_passes_signals_on",), hangs=True),
+    Mutant("the-first-process-waits-for-its-own-only", ENDS, "places/signals.py",
+        "ended, status = os.waitpid(-1, os.WNOHANG)", "ended, status = os.waitpid(child, os.WNOHANG)",
+        (f"{SIGNALS}test_the_first_process_of_a_container_waits_for_orphans_and_passes_signals_on",), hangs=True),
     Mutant(
-        "processes-of-a-job-take-sigterm", "A Ctrl-C at any moment of the command ends it",
-        "places/processes/settle.py",
+        "processes-of-a-job-take-sigterm", ENDS, "places/processes/settle.py",
         "    signal.signal(signal.SIGTERM, leave)", "    signal.signal(signal.SIGTERM, signal.SIG_DFL)",
         (
             "tests/processes/test_cli.py::test_a_signal_to_all_processes_keeps_a_checkpoint_and_the_printed_command_goes_on[downpour-SIGTERM]",
@@ -263,6 +276,29 @@ MUTANTS = [
         'tempfile.TemporaryDirectory(prefix="distbelief-", ignore_cleanup_errors=True) as folder:',
         'contextlib.nullcontext(tempfile.mkdtemp(prefix="distbelief-")) as folder:',
         ("tests/processes/test_local.py::test_a_job_leaves_what_the_house_promises",), seconds=10),
+    Mutant("the-forkserver-looks-for-its-end-once-it-has-imported-torch", LEFT, "places/processes/forkserver.py",
+        "first = ENDS_WITH_PARENT if threading.current_thread() is threading.main_thread() else []", "first = []",
+        (f"{LIMITS}test_the_forkserver_ends_with_its_command_whatever_it_imports",), hangs=True),
+    Mutant("a-machine-is-looked-at-by-the-first-process", LOOKED, "places/processes/forkserver.py",
+        "        _check_machine(tasks)\n", "        pass\n",
+        (f"{LIMITS}test_what_every_process_needs_is_looked_at_before_there_is_a_folder",)),
+    Mutant("as-many-threads-as-cores-are-tried", LOOKED, "places/processes/local.py",
+        "(job.threads + 1) * requirements.processes_of(settings)", "job.threads + 1",
+        (f"{LIMITS}test_what_every_process_needs_is_looked_at_before_there_is_a_folder[threads]",)),
+    Mutant("an-output-takes-the-text-of-its-encoding", TEXT, "places/processes/output.py",
+        'stream.reconfigure(errors="backslashreplace")', "pass",
+        ("tests/processes/test_cli.py::test_text_that_an_output_lacks_is_escaped_there_and_whole_in_files[logs0]",),
+        seconds=12),
+    Mutant("a-log-is-in-the-encoding-of-the-locale", TEXT, "places/processes/output.py",
+        '"a", encoding="utf-8", errors="replace"', '"a"',
+        ("tests/processes/test_cli.py::test_text_that_an_output_lacks_is_escaped_there_and_whole_in_files[logs1]",),
+        seconds=12),
+    Mutant("a-word-that-is-no-text-is-taken", TEXT, "cli/main.py",
+        "        check_text(word, repr(word))\n", "        pass\n",
+        ("tests/core/test_cli.py::test_words_that_are_no_text_are_refused_by_name",)),
+    Mutant("who-has-no-home-has-a-folder-called-tilde", LOOKED, "tasks/data/cache.py",
+        'None if folder.startswith("~") else ', "",
+        ("tests/core/test_tasks.py::test_who_has_no_home_is_told_where_else_and_nothing_is_called_tilde",)),
     Mutant("who-is-left-at-the-end-is-not-killed", LEFT, "places/processes/running.py",
         "        finally:\n            self.close()\n",
         "        finally:\n            if supervisor.failure:\n                self.close()\n",
