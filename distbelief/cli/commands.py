@@ -409,7 +409,7 @@ def split(args: list[str]) -> int:
 
 def _write_picture(option: str, path: str, picture: str) -> None:
     try:
-        Path(path).write_text(picture, encoding="utf-8")
+        Path(path).write_text(picture, "utf-8")
     except OSError as error:
         raise UsageError(f"{option} {path}: cannot be written ({error}); name a file in a folder of yours") from error
 
