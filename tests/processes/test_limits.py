@@ -165,7 +165,7 @@ sys.stdin.read()
 def test_the_forkserver_ends_with_its_command_whatever_it_imports(tmp_path: Path) -> None:
     """It imported torch to the end first, for seconds."""
     os.mkfifo(tmp_path / "never")
-    (tmp_path / "torch.py").write_text(f"open({str(tmp_path / 'never')!r})")
+    (tmp_path / "torch.py").write_text(f"open({str(tmp_path / 'never')!r}).read()")
     path = os.pathsep.join([str(tmp_path), *sys.path])
     with subprocess.Popen(
         [sys.executable, "-c", WAITS], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
