@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from distbelief.errors import CheckpointError, DataError, DistbeliefError, JobFailed, TrainingError, UsageError
     from distbelief.fabric.hook import Reduce, comm_hook
     from distbelief.job import Job
-    from distbelief.places.attempt import View
     from distbelief.places.cluster.cluster import Cluster, Ray, Slurm
     from distbelief.places.compute_model import ComputeModel
     from distbelief.places.evaluate import evaluate
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from distbelief.places.simulated.handling import INSTANT, Handling
     from distbelief.places.simulated.simulated import Simulated
     from distbelief.places.simulated.virtual_cluster import Crash, LeavingHost
+    from distbelief.places.view import View
     from distbelief.planner.plan import plan
     from distbelief.runtime.loop import join
     from distbelief.split.options import Split
@@ -63,7 +63,7 @@ _PLACES = {
     "Crash": "places.simulated.virtual_cluster",
     "LeavingHost": "places.simulated.virtual_cluster",
     "ComputeModel": "places.compute_model",
-    "View": "places.attempt",
+    "View": "places.view",
     **dict.fromkeys(("INSTANT", "Handling"), "places.simulated.handling"),
     "Hosts": "transport.processors",
     "Outage": "transport.virtual",

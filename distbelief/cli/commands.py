@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,8 +28,9 @@ from distbelief.core.outcomes import Outcome
 from distbelief.core.records import Json
 from distbelief.core.settings import option
 from distbelief.errors import JobFailed, UsageError, unknown
-from distbelief.places.processes import forkserver
+from distbelief.places import signals
 from distbelief.places.processes.script import name_of
+from distbelief.places.view import View
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, check_algorithm, check_hosts, schedule
 from distbelief.schedules.drawing import LETTERS
 from distbelief.schedules.drawing import draw as draw_schedule
@@ -45,7 +45,6 @@ from distbelief.strategies import STRATEGIES, find
 if TYPE_CHECKING:
     from distbelief.core.settings import Settings
     from distbelief.job import Job
-    from distbelief.places.attempt import View
     from distbelief.places.simulated.simulated import Simulated
 
 MOST_DRAWN = 64
@@ -65,7 +64,6 @@ def train(args: list[str]) -> int:
     if asked.dry_run:
         return _dry_run(place, job, settings)
     _begin(asked, f"{strategy} on {task}")
-    forkserver.start(settings.partitions > 1)
     return _run(lambda: place.run(job, _view(asked)), asked, ["train", *args])
 
 
@@ -87,7 +85,6 @@ def launch(args: list[str]) -> int:
     if asked.dry_run:
         return _dry_run(place, job, settings)
     _begin(asked, f"{name_of(script)} in the replicas of {strategy}")
-    forkserver.start(settings.partitions > 1)
     return _run(lambda: place.launch(job, script, _view(asked)), asked, ["launch", *args[: len(mine) + 1]], script)
 
 
@@ -412,7 +409,7 @@ def split(args: list[str]) -> int:
 
 def _write_picture(option: str, path: str, picture: str) -> None:
     try:
-        Path(path).write_text(picture)
+        Path(path).write_text(picture, "utf-8")
     except OSError as error:
         raise UsageError(f"{option} {path}: cannot be written ({error}); name a file in a folder of yours") from error
 
@@ -501,13 +498,12 @@ def bench(args: list[str]) -> int:
         return 0
     if args[0] not in BENCHES:
         raise unknown("benchmark", args[0], [*BENCHES, "table"])
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        # what it has started is ended as the exception goes by
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     chosen, prog = BENCHES[args[0]], f"distbelief bench {args[0]}"
     options.refuse(prog, args[1:], [option(field.name) for field in fields(chosen.options)])
     defaults = chosen.defaults(quick="--quick" in args)
-    chosen.run(options.call_tyro(chosen.options, prog, f"Measure {chosen.summary}.", args[1:], defaults))
+    asked = options.call_tyro(chosen.options, prog, f"Measure {chosen.summary}.", args[1:], defaults)
+    with signals.raised():
+        chosen.run(asked)
     return 0
 
 
@@ -587,7 +583,7 @@ def _draw_pipeline(algorithm: str, asked: DrawPipelineOptions) -> int:
     made = pipeline(algorithm, chain(asked.partitions), microbatches, asked.weight_gradients)
     if asked.svg:
         price = price_pipeline(made, [SegmentCost(1e-3, 2e-3, 1e-3 * microbatches)] * asked.partitions)
-        Path(asked.svg).write_text(draw_svg(made, price))
+        _write_picture("--svg", asked.svg, draw_svg(made, price))
     print(draw_pipeline(made))
     return 0
 
@@ -677,8 +673,6 @@ def _strategy(command: str, name: str, args: Sequence[str]) -> str:
 
 
 def _view(asked: options.Options) -> View:
-    from distbelief.places.attempt import View
-
     return View(quiet=asked.showing.quiet, json=asked.showing.json and not asked.showing.quiet)
 
 

@@ -13,6 +13,7 @@ from distbelief.compression.options import Compression
 from distbelief.core.records import Json
 from distbelief.core.settings import option
 from distbelief.errors import UsageError
+from distbelief.places import signals
 from distbelief.places.processes import forkserver
 
 
@@ -37,7 +38,8 @@ def compress(args: list[str]) -> int:
     from distbelief.compression.compressing import compress as make
 
     chosen = Compression(**{field.name: getattr(asked, field.name) for field in fields(Compression)})
-    result = make(run, asked.out, chosen, tell=_nothing if asked.quiet or asked.json else _tell)
+    with signals.raised():
+        result = make(run, asked.out, chosen, tell=_nothing if asked.quiet or asked.json else _tell)
     if asked.json:
         print(msgspec.json.encode(result).decode())
     elif not asked.quiet:

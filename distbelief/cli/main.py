@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from distbelief.cli import INTERRUPTED
-from distbelief.errors import DataError, DistbeliefError, Interrupted, UsageError, limit, unknown
+from distbelief.errors import DataError, DistbeliefError, Interrupted, UsageError, check_text, limit, unknown
+from distbelief.places import signals
 
 INTERRUPTED_BEFORE = "interrupted before the job began"
 USAGE = """\
@@ -52,16 +53,18 @@ distbelief --version"""
 
 def main() -> NoReturn:
     """Run the command of this process, and end it."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _end)
-    _open_standard_streams()
-    status = run(sys.argv[1:])
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        # at once: all is written and every process ended, and Python would take half a second to tear torch down
-        os._exit(status)
+    with signals.handled(_end):
+        signals.leave_process_1()
+        from distbelief.places.processes.output import open_streams
+
+        open_streams()
+        status = run(sys.argv[1:])
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            # at once: all is written and every process ended, and Python would take half a second to tear torch down
+            os._exit(status)
 
 
 def _interrupted(args: Sequence[str]) -> str:
@@ -107,15 +110,17 @@ def run(args: Sequence[str]) -> int:
     except OSError as error:
         # of this machine: a full disk behind our output, no more descriptors, a folder that was deleted under us
         return _complain("; ".join(filter(None, [str(error), limit(error)])), 1)
+    except Exception as error:
+        return _complain(f"{type(error).__name__}: {error} ({_place(error)})", 1)
 
 
-def _open_standard_streams() -> None:
-    """Open those that the caller had closed on nothing, or the next socket would have their number."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(descriptor)
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+def _place(error: Exception) -> str:
+    """Where an error that nobody has expected was raised: the last line of ours."""
+    import traceback
+
+    package = str(Path(__file__).parents[1])
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(package)]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}"
 
 
 def _complain(error: object, status: int) -> int:
@@ -128,6 +133,8 @@ def _complain(error: object, status: int) -> int:
 def _command(args: list[str]) -> int:
     from distbelief.cli import commands
 
+    for word in args:
+        check_text(word, repr(word))
     if not args or args[0] in ("--help", "-h", "help"):
         print(usage())
         return 0 if args else 2

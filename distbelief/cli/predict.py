@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import signal
 from dataclasses import dataclass, fields
 
 import msgspec
@@ -12,6 +11,7 @@ from distbelief.cli import options
 from distbelief.cli.task_names import check_task
 from distbelief.core.settings import option
 from distbelief.errors import UsageError
+from distbelief.places import signals
 from distbelief.places.processes import forkserver
 from distbelief.split.options import AUTO
 
@@ -64,15 +64,12 @@ def predict(args: list[str]) -> int:
         check_task(source)
     if not asked.out:
         raise UsageError(f"where to? Name the file: {PROG} --out outputs.safetensors")
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        # what it has started is ended as the exception goes by
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     forkserver.start(asked.partitions > 1)
     from distbelief.cli import cost_tables
     from distbelief.places.prediction import predict as predicting
     from distbelief.record.live import figures
 
-    with cost_tables.progress(f"predicting {source}") as told:
+    with signals.raised(), cost_tables.progress(f"predicting {source}") as told:
         result = predicting.predict(
             runs, source, asked.out, asked.replicas, asked.batch_size, asked.data_dir, asked.device, asked.threads,
             asked.partitions, asked.split, told,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -17,6 +16,7 @@ from distbelief.cli.compress import parse_compression
 from distbelief.cli.task_names import check_task
 from distbelief.core.settings import option
 from distbelief.errors import UsageError
+from distbelief.places import signals
 from distbelief.places.processes import forkserver
 from distbelief.study import definition
 from distbelief.study.definition import Arm, Study
@@ -63,8 +63,6 @@ def study(args: list[str]) -> int:
     more = ("--data-dir", asked.data_dir) if asked.data_dir else ()
     check(read, file, more)
     out = Path(asked.out or f"studies/{file.stem}")
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     forkserver.start()
     from distbelief.study.page import PAGE, write_page, write_picture
     from distbelief.study.report import write_report
@@ -72,12 +70,13 @@ def study(args: list[str]) -> int:
 
     tell = _nothing if asked.quiet else _tell
     tell(f"{read.title}: {len(read.arms)} arms, {len(read.seeds)} seeds, into {out}")
-    trials = run(read, out, preparing(more), tell, asked.minutes)
-    report = write_report(out, read, trials)
-    if not asked.quiet:
-        print("\n".join(report.lines()))
-    if why := write_page(out / PAGE, report) or (write_picture(out / PAGE) if asked.png else ""):
-        print(f"distbelief: {why}: the same command makes it", file=sys.stderr)
+    with signals.raised():
+        trials = run(read, out, preparing(more), tell, asked.minutes)
+        report = write_report(out, read, trials)
+        if not asked.quiet:
+            print("\n".join(report.lines()))
+        if why := write_page(out / PAGE, report) or (write_picture(out / PAGE) if asked.png else ""):
+            print(f"distbelief: {why}: the same command makes it", file=sys.stderr)
     return 0
 
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from distbelief.errors import UsageError
+from distbelief.errors import UsageError, check_text
 
 Read = TypeVar("Read")
 Also = TypeVar("Also")
@@ -152,6 +152,8 @@ def _held(value: object, kind: object, where: str) -> Any:
         return tuple(admit(item, of[0], where) for item in value)
     if origin is dict and isinstance(value, Mapping):
         return {admit(name, of[0], where): admit(item, of[1], where) for name, item in value.items()}
+    if kind is str and isinstance(value, str):
+        check_text(value, where)
     if kind is int:
         return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else _NONE
     if kind is float:

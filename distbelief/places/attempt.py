@@ -11,9 +11,10 @@ from distbelief.core.portions import ANEW, StartingPoint
 from distbelief.core.records import Json, Note, Record, Started
 from distbelief.core.roles import SUPERVISOR
 from distbelief.core.settings import Settings, flat, option
-from distbelief.core.values import CheckedStruct, admit, shown
+from distbelief.core.values import admit, shown
 from distbelief.errors import CheckpointError, UsageError
 from distbelief.job import Job
+from distbelief.places.view import View
 from distbelief.record.checkpoints import Checkpoints, Manifest, read_manifest
 from distbelief.record.folder import RunFolder, versions
 from distbelief.record.live import Live
@@ -22,13 +23,6 @@ from distbelief.server import optimizers
 from distbelief.strategies import by_name
 from distbelief.tasks import Task
 from distbelief.tasks.task import ACCURACY
-
-
-class View(CheckedStruct, frozen=True):
-    """How a job is shown while it runs."""
-
-    quiet: bool = True
-    json: bool = False
 
 
 def evaluates(settings: Settings, task: Task) -> bool:

@@ -1,20 +1,46 @@
-"""Signals: Ctrl-C, SIGTERM and the closing of the terminal as something to wait for, and whether a process was stopped
-by one.
+"""Signals: Ctrl-C, SIGTERM and the closing of the terminal, the processes of a container's first one, and whether a
+process was stopped by a signal. Light: a command handles them before it imports anything else.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 WORDS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "the terminal was closed"}
 """The signals that end a job, and what each is called."""
+FROM_KERNEL = 0x80
+"""The `si_code` of a signal that no process has sent: of a key, it went to all processes of the terminal."""
+
+
+@contextlib.contextmanager
+def handled(handler: Callable[..., object]) -> Iterator[None]:
+    """Have the signals that end a job handled, where this is the main thread. One that is ignored (by nohup, or in the
+    background of a shell) stays so.
+    """
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: own for number in WORDS if (own := signal.getsignal(number)) is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, own in before.items():
+            signal.signal(number, own or signal.SIG_DFL)  # None is what no Python code has set
+
+
+def raised() -> contextlib.AbstractContextManager[None]:
+    """Have them raise KeyboardInterrupt: whatever was begun is ended as that goes by."""
+    return handled(signal.default_int_handler)
 
 
 @contextlib.contextmanager
@@ -24,22 +50,40 @@ def waitable() -> Iterator[Connection]:
     Nothing is raised: an exception at any line could be caught by whatever runs there, an import say, and then the
     signal would be lost.
     """
+    import multiprocessing
+
     woken, wake = multiprocessing.Pipe(duplex=False)
-    if threading.current_thread() is not threading.main_thread():
+    with woken, wake, handled(lambda number, _: wake.send_bytes(WORDS[signal.Signals(number)].encode())):
         yield woken
+
+
+def leave_process_1() -> None:
+    """Go on in a child, where this is the first process of a container: that one gets no signal which it does not
+    handle, and all orphans, for whom it has to wait. It passes signals on to the child, and ends as that does.
+    """
+    if os.getpid() != 1:
         return
-    before = {number: signal.getsignal(number) for number in WORDS}
-    if before[signal.SIGHUP] is signal.SIG_IGN:  # nohup
-        del before[signal.SIGHUP]
-    for number in before:
-        signal.signal(number, lambda number, _: wake.send_bytes(WORDS[signal.Signals(number)].encode()))
-    try:
-        yield woken
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        woken.close()
-        wake.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    if child := os.fork():
+        os._exit(_wait_for_all(child))
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _wait_for_all(child: int) -> int:
+    """Wait for whoever ends until a child does, with every signal blocked; returns the child's status."""
+    while True:
+        came = signal.sigwaitinfo(signal.valid_signals())
+        if came.si_signo != signal.SIGCHLD:
+            if came.si_code != FROM_KERNEL or came.si_signo == signal.SIGHUP:  # which the first one alone may get
+                os.kill(child, came.si_signo)
+            continue
+        ended = -1
+        while ended:
+            ended, status = os.waitpid(-1, os.WNOHANG)
+            if ended == child:
+                code = os.waitstatus_to_exitcode(status)
+                return code if code >= 0 else 128 - code
 
 
 def is_stopped(pid: int) -> bool:

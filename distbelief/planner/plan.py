@@ -308,7 +308,7 @@ def _check_slow(slow: Mapping[int, float], run: int, asked: Iterable[PlanCandida
         raise UsageError(f"--stragglers: --run {run} runs on this machine, whose replicas are alike; leave one off")
 
 
-def _check_run(run: int, there: Machines, file: Path) -> None:
+def _check_run(run: int, there: Machines, file: Path | None) -> None:
     """Refuse runs that cannot be, or that could not be kept."""
     if run < 0:
         raise UsageError(f"--run {run}: must be 0 or more")
@@ -347,7 +347,7 @@ def _too_large(one: PlanCandidate, memory: int) -> str:
 
 def _keep(
     found: TrainingPlan, here: _Here, priced: Mapping[str, Terms | None], asked: Mapping[str, PlanCandidate],
-    optimizer: Optimizer, file: Path,
+    optimizer: Optimizer, file: Path | None,
 ) -> None:  # fmt: skip
     """Keep what was measured beside the prices, which no trial has corrected; not where it is worth nothing."""
     kept = [
@@ -356,6 +356,7 @@ def _keep(
         if row.measured is not None and 0 < row.measured.samples_per_second < math.inf
         and (predicted := priced[row.what]) is not None
     ]  # fmt: skip
+    assert file  # it can be written
     if kept and here.busy:
         found.notes.append(f"{file} keeps nothing of these runs, since the machine is busy with something else")
     elif kept:
@@ -395,7 +396,7 @@ def _met(met: LockstepCosts) -> list[str]:
     return notes + [f"{what} was not tried for that, and is priced without: {why}" for what, why in met.failed.items()]
 
 
-def _calibrated(rows: Sequence[Row], known: Sequence[trials.PlanTrial], file: Path) -> list[str]:
+def _calibrated(rows: Sequence[Row], known: Sequence[trials.PlanTrial], file: Path | None) -> list[str]:
     """What earlier trials have to do with a plan."""
     others = sum(one.machine != trials.this_kind() for one in known)
     factors = {

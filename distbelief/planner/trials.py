@@ -7,11 +7,8 @@ from __future__ import annotations
 import contextlib
 import datetime
 import math
-import os
-import signal
 import statistics
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -24,12 +21,14 @@ from distbelief.core.outcomes import Outcome
 from distbelief.costs import limits
 from distbelief.errors import Interrupted, UsageError
 from distbelief.job import Job
+from distbelief.places import signals
 from distbelief.places.processes.local import Local
 from distbelief.planner.candidates import PlanCandidate
 from distbelief.planner.pricing import PARTS, Terms, terms_of
 from distbelief.record.folder import write_atomically
 from distbelief.server.optimizers import build
 from distbelief.tasks import Task
+from distbelief.tasks.data.cache import NO_HOME, cache_folder
 
 TRIAL_SECONDS, LONGEST_EPOCH = 4.0, 120.0
 """What is trained for at least, by the prediction, in whole epochs; the longest epoch that is run."""
@@ -103,13 +102,13 @@ def this_kind() -> str:
     return f"{model}, {limits.cores()} cores, torch {torch.__version__}"
 
 
-def usual_file() -> Path:
-    """Where trials are kept: in the cache folder."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.path.expanduser(cache), "distbelief", "calibration.json")
+def usual_file() -> Path | None:
+    """Where trials are kept: in the cache folder; None where there is none."""
+    cache = cache_folder()
+    return cache and cache / "calibration.json"
 
 
-def read(path: Path, named: bool = False) -> list[PlanTrial]:
+def read(path: Path | None, named: bool = False) -> list[PlanTrial]:
     """The trials of a calibration file, the oldest first; none where there is no file.
 
     Args:
@@ -120,7 +119,7 @@ def read(path: Path, named: bool = False) -> list[PlanTrial]:
         UsageError: it is no calibration file, or another machine's.
     """
     try:
-        found = _decode(path)
+        found = _decode(path) if path else []
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:  # a DecodeError of msgspec is one
@@ -154,12 +153,14 @@ def _decode(path: Path) -> list[PlanTrial]:
     return found
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path | None) -> None:
     """Refuse a calibration file that cannot be written; nothing of the attempt is left.
 
     Raises:
         UsageError: it cannot be, or is no calibration file.
     """
+    if path is None:
+        raise UsageError(f"{NO_HOME}, or a file with --calibration")
     missing = [one for one in (path, *path.parents) if not one.exists()]
     add(path, [])
     for one in missing:
@@ -255,23 +256,20 @@ def run(
 
 
 class _Interrupts:
-    """Ctrl-C, where no job waits for it: it raises at once within `raising`, else when this is left, since what ends a
-    process while a folder is made or removed leaves it there.
+    """Signals, where no job waits for them: one raises at once within `raising`, else when this is left, since what
+    ends a process while a folder is made or removed leaves it there.
     """
 
     def __init__(self) -> None:
         self._raises = self._came = False
-        before = signal.getsignal(signal.SIGINT)
-        self._before = signal.default_int_handler if before is None else before
+        self._handled = signals.handled(self._note)
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, self._note)
+        self._handled.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, self._before)
+        self._handled.__exit__(None, None, None)
         if self._came:
             raise KeyboardInterrupt
 

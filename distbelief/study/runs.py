@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -53,15 +54,16 @@ def _found(folder: Path) -> Iterator[Path]:
 
 
 def _line(path: Path) -> Run:
+    name = os.fsencode(path).decode(errors="backslashreplace")
     try:
         run = RunFolder.open(path)
         job, result = run.read_job(), _result(run)
         accuracy = _accuracy(path, result)
     except (DistbeliefError, OSError):
-        return Run(str(path), "", "", SPOILT, None, 0.0, 0)
+        return Run(name, "", "", SPOILT, None, 0.0, 0)
     state = str(result["outcome"]) if result else RUNNING if run.locked else CUT_SHORT
     return Run(
-        str(path), str(job.get("task")), str(job.get("strategy")), state, accuracy,
+        name, str(job.get("task")), str(job.get("strategy")), state, accuracy,
         float(result.get("seconds") or 0.0), int(job.get("seed") or 0),
     )  # fmt: skip
 

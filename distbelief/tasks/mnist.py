@@ -21,6 +21,7 @@ from typing import IO, Literal
 from torch import Tensor, nn
 
 from distbelief.errors import DataError
+from distbelief.tasks.data.cache import NO_HOME, cache_folder
 from distbelief.tasks.data.idx import CHUNK, read_idx
 from distbelief.tasks.task import Task, TensorData
 
@@ -136,8 +137,9 @@ def load_mnist(data_dir: str | None, shape: tuple[int, ...], part: Literal["trai
 def folder_of(data_dir: str | None) -> Path:
     """The folder with all four files, downloaded into the cache where no folder is named."""
     named = data_dir or os.environ.get("DISTBELIEF_DATA")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "distbelief", "mnist")
-    folder = Path(os.path.expanduser(named or cache))
+    if (home := Path(os.path.expanduser(named)) if named else cache_folder()) is None:
+        raise DataError(f"no MNIST: {NO_HOME}, or one that has the files, by --data-dir or $DISTBELIEF_DATA")
+    folder = home if named else home / "mnist"
     try:
         missing = [name for name in FILES if not _file(folder, name)]
         if not named:

@@ -4,8 +4,10 @@ what they say.
 
 import dataclasses
 import json
+import os
 import re
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -445,7 +447,6 @@ def test_a_first_line_says_at_once_what_is_begun(
         "places.join.guest.Guest.__init__",
     ):
         monkeypatch.setattr(f"distbelief.{name}", stop)
-    monkeypatch.setattr("distbelief.places.processes.forkserver.start", bool)
     assert main.run(line.split()) == 2
     assert capsys.readouterr().out == first
 
@@ -800,3 +801,29 @@ def test_a_benchmark_in_the_background_is_not_ended_by_a_ctrl_c_that_it_was_to_i
     finally:
         signal.signal(signal.SIGINT, before)
     assert seen == [signal.SIG_IGN]
+
+
+NO_TEXT = os.fsdecode(b"r\xe9sultat")
+"""A name that the system may have, and that no file or message of ours can hold."""
+
+
+@pytest.mark.parametrize("words", [("train", "digits", "single", "--out"), ("status",), ("launch", "downpour", "x.py")])
+def test_words_that_are_no_text_are_refused_by_name(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([*words, NO_TEXT]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"distbelief: {NO_TEXT!r}: is no UTF-8, or the locale has another encoding; ")
+    assert said.count("\n") == 1
+
+
+def test_options_that_are_no_text_are_refused_by_name() -> None:
+    with pytest.raises(UsageError, match=r"^Job\(out='r.udce9sultat'\): is no UTF-8"):
+        db.Job("digits", "downpour", out=NO_TEXT)
+
+
+def test_an_error_that_nobody_has_expected_is_one_line_that_says_where(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "COMMANDS", {"train": lambda _: int("no number")})
+    assert main.run(["train"]) == 1
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"distbelief: ValueError: invalid literal .*: 'no number' \(.*main.py, line \d+\)\n", said)

@@ -124,7 +124,6 @@ def test_no_word_of_a_command_is_dead(
     monkeypatch.setattr(
         sweep, "sweep", lambda _place, _job, count: [asked.append(count), [sweep.SeedResult(0, "done", "")]][1]
     )
-    monkeypatch.setattr(commands.forkserver, "start", bool)
     monkeypatch.setattr("distbelief.record.live.summary", lambda *_: "summary")
     came = []
     for words in ([], [f"--{name}", *([WORDS[name]] if WORDS[name] else [])]):
@@ -276,7 +275,7 @@ def test_no_option_of_a_small_command_is_dead(
     monkeypatch.setattr(commands, "draw_svg", lambda *_: "another picture")
     monkeypatch.setattr(split_tables, "show_split", print)
     monkeypatch.setattr(drawing, "draw_split", lambda _: "a picture")
-    monkeypatch.setattr(commands.Path, "write_text", lambda path, text: asked.append((str(path), text)))
+    monkeypatch.setattr(commands.Path, "write_text", lambda path, text, _: asked.append((str(path), text)))
     command, *first = command.split()
     came = []
     for words in ([], [option_of(name), *([value] if value else [])]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import socket
@@ -520,21 +521,34 @@ def test_tickets_are_of_launchers(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--tickets /tmp: is of a command that srun, torchrun or mpirun" in capsys.readouterr().err
 
 
+def begin(start: launched.Launched, run: Path) -> None:
+    run.mkdir(parents=True)
+    (run / "job.json").write_text(json.dumps({"start": tickets.told_of(start)}))
+
+
 def test_a_start_goes_on_only_with_the_run_of_its_own_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a launcher has started may be a script with several commands, which have one parent."""
+    """What a launcher has started may be a script with several commands, which have one parent. Beside the runs, no
+    file tells of them.
+    """
+    monkeypatch.chdir(tmp_path)
     start = launched.launched(TORCHRUN)
     assert start
     commands = [["python", "-m", "distbelief", "train", "mnist", one] for one in ("downpour", "allreduce")]
     for command in commands:
         monkeypatch.setattr(sys, "orig_argv", command)
-        assert [tickets.run_before(start, str(tmp_path), counted) for counted in (0, 1)] == [None, None]
-        tickets.write_run(start, str(tmp_path), tmp_path / command[-1])
+        assert [tickets.run_before(start, None, counted) for counted in (0, 1)] == [None, None]
+        begin(start, Path("runs") / command[-1])
     for command in commands:
         monkeypatch.setattr(sys, "orig_argv", command)
-        assert tickets.run_before(start, str(tmp_path), 0) == tmp_path / command[-1]
+        assert tickets.run_before(start, None, 0) == Path("runs") / command[-1]
+        assert tickets.run_before(start, f"runs/{command[-1]}", 0) == Path("runs") / command[-1]
     monkeypatch.setattr(tickets, "parent_process", lambda: "another")
-    assert tickets.run_before(start, str(tmp_path), 0) is None
-    assert tickets.run_before(start, str(tmp_path), 1) == tmp_path / "allreduce"
+    assert tickets.run_before(start, None, 0) is None
+    assert tickets.run_before(start, None, 1) == Path("runs/allreduce")
+    for outcome, gone_on in (("interrupted", True), ("failed", True), ("done", False), ("target", False)):
+        Path("runs/allreduce/result.json").write_text(json.dumps({"outcome": outcome}))
+        assert (tickets.run_before(start, None, 1) is not None) is gone_on, outcome
+    assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize("environment", [SRUN, MPIRUN])
@@ -543,9 +557,8 @@ def test_what_a_launcher_that_starts_nothing_again_has_started_goes_on_with_no_r
 ) -> None:
     start = launched.launched(environment)
     assert start
-    tickets.write_run(start, str(tmp_path), tmp_path / "run")
-    assert not list(tmp_path.iterdir())
-    assert tickets.run_before(start, str(tmp_path), 0) is None
+    begin(start, tmp_path / "run")
+    assert tickets.run_before(start, str(tmp_path / "run"), 0) is None
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o660])

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import distbelief as db
-from distbelief.cli import commands, main, plan_tables
+from distbelief.cli import main, plan_tables
 from distbelief.costs.profile import Profile, StepTime
 from distbelief.costs.splitting import HomeCost, SplitCost, WholeStep
 from distbelief.costs.trace import Tracer
@@ -955,7 +955,6 @@ def test_auto_trains_with_the_first_of_the_plan_and_says_why(
     trained: list[db.Job] = []
     result = {"outcome": "done", "run": "there", "task": "digits"}
     monkeypatch.setattr(db.Local, "run", lambda _, job, __: [trained.append(job), result][1])
-    monkeypatch.setattr(commands.forkserver, "start", bool)
     found, asked = made("1x2", strategies=("allreduce",)), dict[str, Any]()
     monkeypatch.setattr(planning, "plan", lambda task, **more: [asked.update(more, task=task), found][1])
     assert main.run(["train", "digits", "auto", "--batch-size", "32", "--optimizer", "adam", "--json"]) == 0

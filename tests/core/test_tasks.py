@@ -28,6 +28,7 @@ from distbelief.core.effects import Batch
 from distbelief.errors import DataError, TrainingError, UsageError
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
+from distbelief.planner import trials
 from distbelief.tasks.flat import layout_of
 from distbelief.tasks.order import Order, key, seed_chance
 from distbelief.tasks.task import Task, correct
@@ -147,6 +148,17 @@ def test_gzipped_and_plain_files_are_equal(tmp_path: Path) -> None:
 def test_files_that_do_not_fit_are_refused(tmp_path: Path, options: dict[str, int], says: str) -> None:
     with pytest.raises(DataError, match=says):
         tasks.mnist(fill(tmp_path, **options)).train()
+
+
+def test_who_has_no_home_is_told_where_else_and_nothing_is_called_tilde(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(os.path, "expanduser", str)  # as of a user whom the system has no name of
+    with pytest.raises(DataError, match=r"^no MNIST: this user has no home folder: .*XDG_CACHE_HOME.*--data-dir"):
+        MNIST.folder_of(None)
+    with pytest.raises(UsageError, match=r"^this user has no home folder: .*--calibration"):
+        trials.check_writable(trials.usual_file())
+    assert trials.read(trials.usual_file()) == []
+    assert not list(Path().iterdir())
 
 
 @pytest.mark.parametrize("name", sorted(MNIST.FILES))

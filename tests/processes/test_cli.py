@@ -215,3 +215,34 @@ def test_a_full_disk_behind_the_output_is_one_line() -> None:
             timeout=SECONDS,
         )
     assert (ended.returncode, ended.stderr) == (1, "distbelief: [Errno 28] No space left on device\n")
+
+
+PRINTS = """
+import os, torch, distbelief as db
+replica = db.join()
+optimizer = replica.optimizer(model := torch.nn.Linear(1, 1))
+for x, _ in replica.batches(torch.utils.data.TensorDataset(torch.ones(8, 1), torch.ones(8)), 4):
+    optimizer.zero_grad(), model(x).sum().backward(), optimizer.step()
+print("r\u00e9sum\u00e9", flush=True)
+os.system(r"printf 'r\\303\\251sum\\351\\n'")
+"""
+ASCII = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.parametrize("logs", [(), pytest.param(("--logs",), marks=pytest.mark.long)])
+def test_text_that_an_output_lacks_is_escaped_there_and_whole_in_files(tmp_path: Path, logs: tuple[str, ...]) -> None:
+    """It ended the job, or its showing; what a program of the script prints may be no text at all."""
+    (tmp_path / "script.py").write_text(PRINTS, encoding="utf-8")
+    words = ["launch", "downpour", "--replicas", "1", *logs, "--out", "run", "script.py"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "distbelief", *words],
+        cwd=tmp_path, env={**os.environ, **ASCII}, capture_output=True, text=True, timeout=SECONDS, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert re.search(r"^run folder +run$", ended.stdout, re.MULTILINE)
+    if logs:
+        kept = (tmp_path / "run" / "logs" / "replica-0.log").read_text(encoding="utf-8")
+        assert kept.splitlines() == ["r\u00e9sum\u00e9", "r\u00e9sum\ufffd"]
+    else:
+        printed = [line for line in ended.stdout.splitlines() if line.startswith("[replica 0] ")]
+        assert printed == [r"[replica 0] r\xe9sum\xe9", r"[replica 0] r\xe9sum\ufffd"]

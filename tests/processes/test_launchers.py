@@ -70,7 +70,7 @@ class Start:
         while left := [one for one in Path("/proc").glob("[0-9]*") if self._is_ours(one)]:
             assert monotonic() < end, left
             sleep(0.05)
-        assert not list(self.folder.glob(".distbelief-*.ticket"))
+        assert not list(self.folder.glob(".distbelief-*"))
 
     def _is_ours(self, process: Path) -> bool:
         try:
@@ -113,8 +113,9 @@ def test_a_start_that_ends_early_goes_on_from_its_newest_checkpoint_when_it_is_s
     [run] = (one.folder / "runs").iterdir()
     assert list((run / "checkpoints").iterdir())
     if any(restarts):
-        [said] = one.folder.glob(".distbelief-*.run")
-        said.write_text(f"another process\n{run}")
+        kept = json.loads((run / "job.json").read_text())
+        kept["start"]["by"] = "another process"
+        (run / "job.json").write_text(json.dumps(kept))
 
     again = start("--replicas", "2", "--epochs", "10000", restarts=restarts)
     again.until("Stepped")

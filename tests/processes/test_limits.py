@@ -1,25 +1,32 @@
-"""What this machine limits is one clear error with the remedy: open files, the length of files, a network."""
+"""What this machine limits or refuses is one clear error with the remedy: open files, the length of files, a network,
+calls of the system, processes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shlex
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import jobs
 import pytest
 from patience import SECONDS
 
-from distbelief.errors import JobFailed
+from distbelief.errors import JobFailed, UsageError
+from distbelief.job import Job
 from distbelief.places.channel_messages import Failed
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.processes import Processes
-from distbelief.strategies import Allreduce
+from distbelief.strategies import Allreduce, Downpour
 
 
 def train(tmp_path: Path, before: str, words: str) -> subprocess.CompletedProcess[str]:
@@ -142,3 +149,69 @@ def test_an_error_that_the_next_life_would_repeat_is_not_waited_for(
     with pytest.raises(JobFailed, match=r"^replica 1 cannot reach coordinator: there is no way; "):
         jobs.run(tmp_path / "run", Allreduce(replicas=2, restarts=5), Local())
     assert lives == [0, 1]
+
+
+def refuse(*_: object) -> None:
+    raise PermissionError(1, "Operation not permitted")
+
+
+def begin_no_thread(_: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+REFUSED: dict[str, tuple[object, str, object, str]] = {
+    "memory": (os, "memfd_create", refuse, r"^this machine refuses memfd_create \(Operation not permitted\): allow it"),
+    "processes": (os, "pidfd_open", refuse, r"^this machine refuses pidfd_open \(Operation not permitted\): allow it"),
+    "a temporary folder": (tempfile, "gettempdir", refuse, "name a folder that can be written, with .TMPDIR"),
+    "threads": (
+        threading.Thread, "start", begin_no_thread,
+        "^this job needs some 17 processes and threads, and this machine begins 0 .*: raise what it allows .*replicas",
+    ),
+    "a folder": (os, "getcwd", refuse, r"^there is no working folder \(getcwd: Operation not permitted\): go to one"),
+    "text": (os, "getcwd", lambda: os.fsdecode(b"/caf\xe9"), "^the working folder '/caf.udce9': is no UTF-8"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_every_process_needs_is_looked_at_before_there_is_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Before any process, too: none is begun, and no folder made."""
+    owner, name, instead, told = REFUSED[what]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(forkserver, "_server", lambda: SimpleNamespace(_forkserver_pid=None))
+    monkeypatch.setattr(forkserver, "_ensure_running", lambda: pytest.fail("it was started"))
+    monkeypatch.setattr(owner, name, instead)
+    with pytest.raises(UsageError, match=told):
+        Local().run(Job("digits", Downpour(replicas=2)))
+    monkeypatch.undo()
+    assert not list(tmp_path.iterdir())
+
+
+WAITS = """
+import os, sys
+from distbelief.places.processes import forkserver
+
+forkserver.start()
+print(forkserver.pid(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_forkserver_ends_with_its_command_whatever_it_imports(tmp_path: Path) -> None:
+    """It imported torch to the end first, for seconds."""
+    os.mkfifo(tmp_path / "never")
+    (tmp_path / "torch.py").write_text(f"open({str(tmp_path / 'never')!r}).read()")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITS], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as command:  # fmt: skip
+        assert command.stdout
+        pid = int(command.stdout.readline())
+        with open(tmp_path / "never", "wb"):  # it imports torch
+            command.kill()
+            poll = select.poll()
+            poll.register(there := os.pidfd_open(pid), select.POLLIN)
+            assert poll.poll(1000 * SECONDS)
+            os.close(there)

@@ -20,7 +20,7 @@ import setproctitle
 
 from distbelief.core.settings import read_own
 from distbelief.costs import limits
-from distbelief.errors import DistbeliefError
+from distbelief.errors import DistbeliefError, UsageError
 from distbelief.places import signals
 from distbelief.places.channel_messages import ChannelMessage, Noted
 from distbelief.places.cluster import launched, network
@@ -239,7 +239,10 @@ def main() -> None:
     os.dup2(2, 1)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the end of a login: its line ends with it
     sys.path[:0] = [os.getcwd()]
-    serve(line)
+    try:
+        serve(line)
+    except UsageError as error:  # this host cannot have processes of ours
+        raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":

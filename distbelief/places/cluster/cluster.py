@@ -32,7 +32,8 @@ from distbelief.places.processes.local import Local
 from distbelief.places.processes.processes import Hooks
 
 if TYPE_CHECKING:
-    from distbelief.places.attempt import Attempt, View
+    from distbelief.places.attempt import Attempt
+    from distbelief.places.view import View
 
 
 @dataclass(frozen=True)
@@ -200,6 +201,14 @@ class Cluster(Local):
         alone = [role for role in everybody if role not in servers and not roles.is_replica(role)]
         return Placement(sites, settings.mesh, servers, alone, oversubscribe=self.oversubscribe)
 
+    def _kept(self, job: Job, settings: Settings) -> Json:
+        kept = super()._kept(job, settings)
+        return {**kept, "start": tickets.told_of(self._start()[0])} if self.engine == LAUNCHED else kept
+
+    def _tasks(self, job: Job, settings: Settings) -> int:
+        """None: they are on its hosts."""
+        return 0
+
     def _run(
         self, job: Job, settings: Settings, view: View | None, began: float, evaluated: bool,
         script: list[str] | None = None,
@@ -212,12 +221,10 @@ class Cluster(Local):
         status, meeting = 1, self._meeting()
         try:
             if self.engine == LAUNCHED:
-                before = tickets.run_before(*self._start(), meeting.restarts)
+                before = tickets.run_before(self._start()[0], job.out, meeting.restarts)
                 job = _again(job, before) if before else job
             result = super()._run(job, settings, view, began, evaluated, script)
             status = INTERRUPTED if result["outcome"] == Outcome.INTERRUPTED else 0
-            if self.engine == LAUNCHED and not status:
-                tickets.run_path(*self._start()).unlink(missing_ok=True)
             return result
         except Interrupted:
             status = INTERRUPTED
@@ -260,8 +267,6 @@ class Cluster(Local):
     ) -> Callable[[Hooks], HostProcesses]:
         """What makes the place of a job's processes."""
         everybody, run = job.strategy.roles(evaluated), attempt.folder.path if attempt.folder else Path()
-        if self.engine == LAUNCHED:
-            tickets.write_run(*self._start(), run)
 
         def begin(woken: Connection) -> Opened:
             mark = run.absolute() / f".hosts-{secrets.token_hex(8)}"

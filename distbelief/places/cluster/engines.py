@@ -11,7 +11,7 @@ import sys
 from multiprocessing.connection import Connection
 from typing import NamedTuple, Protocol
 
-from distbelief.errors import UsageError
+from distbelief.errors import UsageError, check_text
 
 SSH = (
     *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
@@ -114,5 +114,12 @@ def spawn(words: list[str]) -> StartedAgent:
 
 
 def passed_on() -> dict[str, str]:
-    """The variables of this process's environment that hosts are told of."""
-    return {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
+    """The variables of this process's environment that hosts are told of.
+
+    Raises:
+        UsageError: one is no text.
+    """
+    told = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
+    for name, value in told.items():
+        check_text(name + value, f"${name} {value!r}")
+    return told

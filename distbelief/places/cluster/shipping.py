@@ -56,7 +56,7 @@ def data_folder(data_dir: str | None) -> Path:
     named = data_dir or os.environ.get("DISTBELIEF_DATA")
     if not named:
         raise UsageError("--ship-data: which folder? Name the one that holds the data, with --data-dir")
-    folder = Path(named).expanduser().absolute()
+    folder = Path(os.path.expanduser(named)).absolute()
     if not folder.is_dir():
         raise UsageError(f"--ship-data: {folder} is no folder here; name the one that holds the data, with --data-dir")
     return folder

@@ -13,6 +13,8 @@ from typing import Protocol
 
 import msgspec
 
+from distbelief.core.outcomes import Outcome
+from distbelief.core.records import Json
 from distbelief.errors import UsageError
 from distbelief.places.cluster.launched import RESTARTS, Launched, parent_process
 from distbelief.record.folder import OWNER_ALONE, written_whole
@@ -20,6 +22,8 @@ from distbelief.transport.secure import Identity
 
 TICKET_LIMIT = 1 << 16
 """Longest ticket, in bytes."""
+UNFINISHED = (None, Outcome.INTERRUPTED, Outcome.FAILED)
+"""Outcomes of runs that are gone on with; the first is of those that were killed."""
 
 
 class MeetingTicket(msgspec.Struct, frozen=True):
@@ -109,22 +113,16 @@ def ticket_path(start: Launched, folder: str) -> Path:
     return Path(folder or ".").absolute() / f".distbelief-{start.launcher}-{start.name}.ticket"
 
 
-def run_path(start: Launched, folder: str) -> Path:
-    """The file that says which run folder a start trains into, for when a launcher starts all of it again.
+def told_of(start: Launched) -> Json:
+    """What a run folder keeps of its start, by which the next finds it where a launcher has started all of it again.
 
-    Each command has one: what a launcher has started may be a script with several, one after another.
+    Each command is by itself: what a launcher has started may be a script with several, one after another.
     """
     command = hashlib.sha256(shlex.join(sys.orig_argv[1:]).encode()).hexdigest()[:16]
-    return Path(folder or ".").absolute() / f".distbelief-{start.launcher}-{start.name}-{command}.run"
+    return {"launcher": start.launcher, "name": start.name, "command": command, "by": parent_process()}
 
 
-def write_run(start: Launched, folder: str, run: Path) -> None:
-    """Say which run folder a start trains into, where its launcher may start all of it again."""
-    if start.launcher in RESTARTS:
-        run_path(start, folder).write_text(f"{parent_process()}\n{run.absolute()}")
-
-
-def run_before(start: Launched, folder: str, restarts: int) -> Path | None:
+def run_before(start: Launched, out: str | None, restarts: int) -> Path | None:
     """The run folder of the start before, where the launcher has started all of it again; None where it has not.
 
     torchrun counts on each host how often something failed there, and nowhere that a host has come or gone: for that,
@@ -132,16 +130,24 @@ def run_before(start: Launched, folder: str, restarts: int) -> Path | None:
 
     Args:
         start: the first process.
-        folder: of the tickets.
+        out: the folder that its command names.
         restarts: the most that the launcher counts on any host.
     """
-    if start.launcher not in RESTARTS:
-        return None
+    own = told_of(start)
+    for run in ([Path(out)] if out else Path("runs").glob("*")) if start.launcher in RESTARTS else ():
+        before = _read(run / "job.json").get("start", {})
+        again = restarts or (own["by"] and own["by"] == before.get("by"))
+        if again and {**before, "by": own["by"]} == own and _read(run / "result.json").get("outcome") in UNFINISHED:
+            return run
+    return None
+
+
+def _read(path: Path) -> Json:
+    """What a file of a run folder says; nothing where there is none."""
     try:
-        by, run = run_path(start, folder).read_text().split("\n")
+        return msgspec.json.decode(path.read_bytes(), type=Json)
     except (OSError, ValueError):
-        return None
-    return Path(run) if restarts or (by and by == parent_process()) else None
+        return {}
 
 
 def _write(path: Path, ticket: bytes) -> None:

@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import sys
+import tempfile
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from distbelief.errors import UsageError, check_text, limit
 from distbelief.transport.nameless import nameless, socket_folder
 
 LEFT = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
@@ -29,10 +31,16 @@ LEFT = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 GONE = "the forkserver, which starts the processes of the job, is gone: "
 PRELOADED = ["distbelief.places.processes.process"]
 """What the processes of a job have imported."""
+ENDS_WITH_PARENT = ["distbelief.places.processes.ends_with_parent"]
 TRACING = ["torch._dynamo"]
 """What torch traces with: 0.7 s and 70 MB, which the partitions of a job would each have by themselves."""
 UNTOLD = 255
 """The status of a process of which the forkserver has not told how it ended, since it is gone itself."""
+MOST_TRIED = 1000
+"""Threads that are begun at once, at most, to see whether the machine begins so many."""
+OWN_TASKS = 5
+"""Processes and threads beside those of the roles: the forkserver, the resource tracker, threads of this process."""
+CALLS = "allow it in the seccomp profile of the container, or run on Linux 5.3 or newer"
 
 
 def context() -> ForkServerContext:
@@ -42,15 +50,22 @@ def context() -> ForkServerContext:
     return context
 
 
-def start(traces: bool = False) -> None:
+def start(traces: bool = False, tasks: int = 0) -> None:
     """Start the forkserver, where it does not run yet; it imports torch while this process goes on.
 
     Args:
         traces: whether its processes trace a model: then it also imports what torch does that with, for all of them.
+        tasks: processes and threads that it is to start, at least.
+
+    Raises:
+        UsageError: this machine refuses what every process of ours needs.
     """
+    if _server()._forkserver_pid is None:
+        _check_machine(tasks)
     preloaded = context()
-    if traces:
-        preloaded.set_forkserver_preload([*PRELOADED, *TRACING])
+    # which is for a thread: another than the main one may end before the processes do
+    first = ENDS_WITH_PARENT if threading.current_thread() is threading.main_thread() else []
+    preloaded.set_forkserver_preload([*first, *PRELOADED, *(TRACING if traces else [])])
     # a Ctrl-C reaches every process of the terminal, and a scheduler's SIGTERM the whole group: those of a job leave
     # them to their supervisor from
     # their first moment. What is blocked here is so in a process that is begun here, for good, and is kept for this one
@@ -61,6 +76,58 @@ def start(traces: bool = False) -> None:
         _ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _check_machine(tasks: int) -> None:
+    """Refuse a machine that lacks what every process of ours needs: what a first process could not do, all would fail
+    with.
+    """
+    try:
+        folder = os.getcwd()
+    except OSError as error:
+        raise UsageError(f"there is no working folder (getcwd: {error.strerror}): go to one that is there") from error
+    data = os.environ.get("DISTBELIEF_DATA", "")
+    check_text(folder, f"the working folder {folder!r}")
+    check_text(data, f"$DISTBELIEF_DATA {data!r}")
+    calls: dict[str, Callable[[], int]] = {
+        "memfd_create": lambda: os.memfd_create("distbelief"),
+        "pidfd_open": lambda: os.pidfd_open(os.getpid()),
+    }
+    for name, call in calls.items():
+        try:
+            os.close(call())
+        except OSError as error:
+            raise UsageError(f"this machine refuses {name} ({error.strerror}): {limit(error) or CALLS}") from error
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        raise UsageError(f"{error.strerror}: name a folder that can be written, with $TMPDIR") from error
+    _try_threads(tasks + OWN_TASKS)
+
+
+def _try_threads(count: int) -> None:
+    """Begin so many threads at once, and end them: the system counts them as it does processes.
+
+    Raises:
+        UsageError: it begins fewer.
+    """
+    over, begun = threading.Event(), list[threading.Thread]()
+    before = threading.stack_size(1 << 18)  # which is counted where memory is limited
+    try:
+        for _ in range(min(count, MOST_TRIED)):
+            thread = threading.Thread(target=over.wait, daemon=True)
+            thread.start()
+            begun.append(thread)
+    except RuntimeError as error:
+        raise UsageError(
+            f"this job needs some {count} processes and threads, and this machine begins {len(begun)} ({error}): raise "
+            "what it allows (ulimit -u, the pids limit of a container), or have fewer --replicas or --shards"
+        ) from error
+    finally:
+        over.set()
+        threading.stack_size(before)
+        for thread in begun:
+            thread.join()
 
 
 def fork(name: str, target: Callable[..., None], *args: object) -> tuple[BaseProcess, Connection]:

@@ -13,13 +13,14 @@ from distbelief.core.settings import Settings
 from distbelief.job import Job
 from distbelief.places import signals
 from distbelief.places.paths import path_of
-from distbelief.places.processes import requirements
+from distbelief.places.processes import forkserver, requirements
 from distbelief.places.processes.options import LocalOptions
 from distbelief.places.processes.processes import Hooks, Processes
 
 if TYPE_CHECKING:
-    from distbelief.places.attempt import Attempt, View
+    from distbelief.places.attempt import Attempt
     from distbelief.places.cluster.host_processes import HostProcesses
+    from distbelief.places.view import View
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Local(LocalOptions):
         """
         began = time.monotonic()
         settings = self.settings(job)
-        requirements.allow_files(settings, self.logs)
+        self._begin(job, settings, self.logs)
         requirements.check_task(job)
         from distbelief.places.attempt import evaluates
         from distbelief.tasks import resolve
@@ -67,10 +68,19 @@ class Local(LocalOptions):
         """
         began = time.monotonic()
         settings = self.settings(job).unmeasured()
-        requirements.allow_files(settings, listens=True)
         requirements.check_script(job, script)
+        self._begin(job, settings, listens=True)
         requirements.check_split(settings)
         return self._run(job, settings, view, began, evaluated=False, script=script)
+
+    def _begin(self, job: Job, settings: Settings, listens: bool) -> None:
+        """Refuse a machine that cannot have the processes of a job, and begin to start them."""
+        requirements.allow_files(settings, listens)
+        forkserver.start(settings.partitions > 1, self._tasks(job, settings))
+
+    def _tasks(self, job: Job, settings: Settings) -> int:
+        """Processes and threads of a job that this machine has: of each, its own threads and the one that watches."""
+        return (job.threads + 1) * requirements.processes_of(settings)
 
     def _run(
         self,
@@ -84,15 +94,19 @@ class Local(LocalOptions):
         from distbelief.places.attempt import Attempt
         from distbelief.places.processes.running import Running
 
-        more = {}
-        if job.strategy.server_roles():
-            more["path"] = path_of(self.path, job.strategy, settings, self.carrier)
-        if roles.SINGLE not in job.strategy.roles(evaluated):
-            more["carrier"] = self.told_carrier
         with signals.waitable() as woken:
-            attempt = Attempt(job, settings, view, began, more=more)
+            attempt = Attempt(job, settings, view, began, more=self._kept(job, settings))
             make = self.make_processes(job, settings, evaluated, attempt)
             return Running(self, job, settings, attempt, evaluated, script, make).run(woken)
+
+    def _kept(self, job: Job, settings: Settings) -> Json:
+        """What `job.json` keeps of this place."""
+        kept: Json = {}
+        if job.strategy.server_roles():
+            kept["path"] = path_of(self.path, job.strategy, settings, self.carrier)
+        if roles.SINGLE not in job.strategy.roles(measured=False):
+            kept["carrier"] = self.told_carrier
+        return kept
 
     def make_processes(
         self, job: Job, settings: Settings, evaluated: bool, attempt: Attempt

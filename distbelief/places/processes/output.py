@@ -1,9 +1,12 @@
-"""What the processes of a job print, in lines."""
+"""Standard streams, and what the processes of a job print, in lines. Text is UTF-8 wherever its encoding is ours to
+choose.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +14,27 @@ PIECES, PIECE = 16, 1 << 16
 """Pieces that are read at once, at most, and bytes of each: who prints without end is not listened to without end."""
 LINE_LIMIT = 1 << 14
 """Longest line that is handed on in one piece, in bytes."""
+
+
+def open_streams() -> None:
+    """Have the standard streams of this process, and have them take any text: what their encoding lacks is escaped."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass  # one that was closed: the next socket would have its number
+    os.close(descriptor)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # text of this process, which can be
+
+
+def print_into(descriptor: int) -> None:
+    """Have this process print, with all that it starts, into the pipe of an `Output`."""
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    sys.stdout, sys.stderr = (
+        open(stream, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        for stream in (1, 2)
+    )
 
 
 class Output:
@@ -57,7 +81,7 @@ class Logs:
     def kept(self) -> Iterator[tuple[str, list[str]]]:
         """The roles that have printed, as their files are called, and what."""
         for path in sorted(self._folder.glob("*.log")):
-            yield path.stem, path.read_text(errors="replace").splitlines()
+            yield path.stem, path.read_text(encoding="utf-8", errors="replace").splitlines()
 
     def write(self, role: str, lines: list[str]) -> None:
         """Write down what a role has printed.
@@ -66,5 +90,5 @@ class Logs:
             OSError: the folder is gone, or the disk is full.
         """
         self._folder.mkdir(exist_ok=True)
-        with open(self._folder / f"{role.replace(' ', '-')}.log", "a") as file:
+        with open(self._folder / f"{role.replace(' ', '-')}.log", "a", encoding="utf-8", errors="replace") as file:
             file.writelines(f"{line}\n" for line in lines)

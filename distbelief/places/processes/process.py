@@ -47,6 +47,7 @@ from distbelief.places.channel_messages import (
 from distbelief.places.compute_model import Padding
 from distbelief.places.processes.addresses import host_and_port, listen_at
 from distbelief.places.processes.channel import Channel
+from distbelief.places.processes.output import print_into
 from distbelief.places.processes.script import file_of, name_of
 from distbelief.places.processes.script import hint as script_hint
 from distbelief.places.processes.settle import as_main, end_main, enter, name_process
@@ -120,8 +121,7 @@ def _open(role: str, opening: Opening) -> None:
     enter(role, opening)
     if opening.output >= 0:
         output = os.open(f"/proc/{opening.supervisor}/fd/{opening.output}", os.O_WRONLY)
-        for stream in (1, 2):
-            os.dup2(output, stream)
+        print_into(output)
         os.close(output)
     find(opening.strategy)
 

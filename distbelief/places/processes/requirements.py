@@ -151,6 +151,11 @@ def check_model(task: Task, settings: Settings) -> None:
         partition.check_model(task, settings)
 
 
+def processes_of(settings: Settings) -> int:
+    """How many processes a job has, at most, where they are all on one machine."""
+    return len(roles.replicas(settings.mesh)) + settings.shards * (1 + settings.standby) + ROLES
+
+
 def allow_files(settings: Settings, listens: bool) -> None:
     """Have this process and those that it starts open as many files as a job needs.
 
@@ -161,9 +166,7 @@ def allow_files(settings: Settings, listens: bool) -> None:
     Raises:
         UsageError: the machine forbids it.
     """
-    needed = FILES + (FILES_EACH + PIPE * listens) * (
-        settings.replicas + settings.shards * (1 + settings.standby) + ROLES
-    )
+    needed = FILES + (FILES_EACH + PIPE * listens) * processes_of(settings)
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY in (allowed, most) or needed <= allowed:
         return

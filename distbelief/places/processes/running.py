@@ -144,7 +144,6 @@ class Running:
 
     def _start(self, woken: Connection) -> None:
         """Start every process; a Ctrl-C is acted on before the rest is started."""
-        forkserver.start(self.settings.partitions > 1)
         self.processes.open(woken)
         if self.cluster.encrypted:
             from distbelief.places.join.authority import Authority  # with what it encrypts by

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from distbelief.places.processes.forkserver import LEFT
+from distbelief.places.processes.output import open_streams
 from distbelief.places.processes.script import file_of, is_module, module_spec
 from distbelief.places.processes.spec import Surroundings
 from distbelief.runtime.loop import PLAYED
@@ -47,6 +48,7 @@ def settle_process(role: str, threads: int, *above: int) -> None:
     processes above it has ended. What a user's code starts from here is started as it would be without us.
     """
     name_process(role)
+    open_streams()
     multiprocessing.set_start_method(None, force=True)  # the platform's: a process of a forkserver inherits that one
     share_descriptors()
     _leave_signals()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,13 +18,14 @@ from distbelief.core.records import Finished
 from distbelief.core.settings import Settings
 from distbelief.errors import Interrupted, JobFailed
 from distbelief.job import Job
-from distbelief.places.attempt import Attempt, View, evaluates
+from distbelief.places.attempt import Attempt, evaluates
 from distbelief.places.explanation import Explanation
-from distbelief.places.signals import WORDS
+from distbelief.places.signals import WORDS, handled
 from distbelief.places.simulated.alone import Alone
 from distbelief.places.simulated.handling import HandlingCosts
 from distbelief.places.simulated.simulation import Simulation, task_of
 from distbelief.places.simulated.virtual_cluster import VirtualCluster
+from distbelief.places.view import View
 from distbelief.record.checkpoints import Checkpoints, read_manifest
 from distbelief.runtime.clock import VirtualClock
 
@@ -108,9 +108,7 @@ def _cut_short(attempt: Attempt) -> JobFailed:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[Callable[[], str | None]]:
-    """A question whether Ctrl-C or SIGTERM came, where this is the main thread; the second of them ends what runs at
-    once.
-    """
+    """A question which signal came; the second one ends what runs at once."""
     came: list[str] = []
 
     def interrupt(number: int, _frame: object) -> None:
@@ -118,12 +116,5 @@ def _interrupts() -> Iterator[Callable[[], str | None]]:
         if len(came) > 1:
             raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handled(interrupt):
         yield lambda: came[0] if came else None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
