@@ -26,7 +26,7 @@ from distbelief.core.conversations import (
     partitioning,
     pushing,
 )
-from distbelief.core.effects import RECEIVE, Arrival, Batch, Computed, Send, WriteRecord
+from distbelief.core.effects import GLANCE, RECEIVE, Arrival, Batch, Computed, Send, WriteRecord
 from distbelief.core.optimizer import GroupOption, Optimizer
 from distbelief.core.records import Note
 from distbelief.core.settings import Settings
@@ -239,6 +239,7 @@ class DownpourTraining:
         """The next minibatch that the coordinator dealt; None when the job is over."""
         if self._siblings.follows:
             return (yield from self._next_of_lead())
+        yield from self._look()
         drained = False
         while not (self._replica.ending or self._replica.wanted_away):
             if drained and self._replica.asked is not None:
@@ -497,6 +498,13 @@ class DownpourTraining:
         self.take((yield RECEIVE))
         if self._is_told_to_act():
             yield from self._act()
+
+    def _look(self) -> Steps[None]:
+        """Take what has arrived, and do what it asks for."""
+        while (arrival := (yield GLANCE)) is not None:
+            self.take(arrival)
+            if self._is_told_to_act():
+                yield from self._act()
 
     def _is_told_to_act(self) -> bool:
         """Whether a word that was taken may ask for more than to be noted, which it seldom does."""
