@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from drawn import some
+from drawn import SEEDS, some
 from safetensors.torch import load_file
 
 from distbelief.core.optimizer import Optimizer
@@ -69,8 +69,8 @@ ALIKE: dict[str, Any] = {
 }
 """Those that train the same whenever they are interrupted."""
 STEP, EPOCHS, SAMPLES = 2.5, 3, 64
-MOMENTS = (0.5, 2.4, 4.9, 7.7, 12.6, 17.4)
-"""Within the first step, at the end of one, and anywhere."""
+MOMENTS = some([0.1 + 0.55 * number for number in range(32)], max(3, SEEDS // 10))
+"""From the first step on."""
 SLACK = 0.2
 """Seconds of all that is no step: messages, updates, checkpoints."""
 
@@ -134,7 +134,7 @@ def test_every_strategy_is_told() -> None:
 def test_a_job_that_is_interrupted_leaves_within_two_steps_and_goes_on(
     plain: SimpleNamespace, tmp_path: Path, way: str
 ) -> None:
-    for moment in some(MOMENTS, 3):
+    for moment in MOMENTS:
         check_left(plain, ANY[way], tmp_path / str(moment), moment)
 
 
@@ -144,7 +144,7 @@ def test_a_job_that_was_interrupted_ends_as_if_it_had_not_been(
 ) -> None:
     play(plain, ALIKE[way], tmp_path / "whole")
     whole = load_file(tmp_path / "whole" / "model.safetensors")
-    for moment in some(MOMENTS, 3):
+    for moment in MOMENTS:
         check_left(plain, ALIKE[way], run := tmp_path / str(moment), moment)
         for name, value in load_file(run / "model.safetensors").items():
             assert torch.equal(value, whole[name]), f"{name}, told at {moment} s"

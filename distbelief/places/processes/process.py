@@ -350,6 +350,7 @@ class _Process:
                 os._exit(1)
             return told[0] if told else None
 
+        slowed = self._slowed()
         loop = self.strategy.loop(
             LoopContext(
                 task,
@@ -359,6 +360,7 @@ class _Process:
                 stopped,
                 spec.run,
                 spec.start,
+                timed=lambda steps: steps._replace(compute=lambda batch: slowed(steps.compute(batch))),
             )
         )
         self.channel.say(Listening(""))
@@ -484,27 +486,30 @@ class _Process:
         return torch.frombuffer(mmap.mmap(descriptor, max(length, 1)), dtype=torch.uint8)[:length]
 
     def _padding(self) -> Padding | None:
-        return (
-            Padding(self.spec.compute, roles.index_of(self.role), self.spec.settings.seed)
-            if self.spec.compute
-            else None
-        )
+        spec, number = self.spec, max(0, roles.index_of(self.role))
+        return Padding(spec.compute, number, spec.settings.seed) if spec.compute else None
 
-    def _computes(self, task: Task, flat: FlatModule, clip_norm: float) -> Compute:
-        """What computes gradients: with the links carried meanwhile, where that needs somebody, and asleep after each
-        step as the cluster's compute model has it.
-        """
-        s, padding, pump = self.spec.settings, self._padding(), self.pump()
-        d = s.data
-        trainer = Trainer(task, flat.module, d.batch_size, s.seed, clip_norm, d.drop_last, s.arithmetic, d.order)
+    def _slowed(self) -> Callable[[Computed], Computed]:
+        """Sleeps after each step as the cluster's compute model has it, and says what it took then."""
+        padding = self._padding()
 
-        def padded(batch: Batch, _: Answer) -> Computed:
-            computed = trainer.compute(batch)
+        def sleep(computed: Computed) -> Computed:
             if padding is None:
                 return computed
             rest = padding.rest(computed.seconds)
             time.sleep(rest)
             return msgspec.structs.replace(computed, seconds=computed.seconds + rest)
+
+        return sleep
+
+    def _computes(self, task: Task, flat: FlatModule, clip_norm: float) -> Compute:
+        """What computes gradients: with the links carried meanwhile, where that needs somebody."""
+        s, slowed, pump = self.spec.settings, self._slowed(), self.pump()
+        d = s.data
+        trainer = Trainer(task, flat.module, d.batch_size, s.seed, clip_norm, d.drop_last, s.arithmetic, d.order)
+
+        def padded(batch: Batch, _: Answer) -> Computed:
+            return slowed(trainer.compute(batch))
 
         def carried(batch: Batch, answer: Answer) -> Computed:
             assert pump is not None
@@ -536,7 +541,9 @@ class _Process:
         first = roles.is_lead(self.role) and not roles.index_of(self.role)
         graph = split_graph(task, built.model, spec.settings, tell if first else None)
         rows = self.players.rows
-        flat, part = partition(task, built.model, spec.settings, self.role, rows, graph, device=device)
+        flat, part = partition(
+            task, built.model, spec.settings, self.role, rows, graph, device=device, slowed=self._slowed()
+        )
         self._tell(records.PartBuilt(self.role, len(roles.replicas(spec.settings.mesh))))
         return task, flat, part
 
