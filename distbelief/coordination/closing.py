@@ -30,7 +30,7 @@ class Closing:
         self._interrupted = ""
 
     def begin(self, cause: Cause, reason: str) -> None:
-        """The job is to end: all the last steps are to be taken, but that nobody waits for a measure who interrupts it."""
+        """The job is to end: all the last steps are to be taken; but who interrupts it waits for no measure."""
         self.cause, self.reason = cause, reason
         self.steps = [step for step in ClosingStep if step is not ClosingStep.MEASURE or cause is not Cause.INTERRUPTED]
 

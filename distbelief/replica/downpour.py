@@ -385,8 +385,9 @@ class DownpourTraining:
         self._slot = (slot + 1) % self._settings.slots
 
     def _drain(self) -> Steps[None]:
-        """Push the rest, wait until all is acknowledged and all that was asked for is here, and report it. In a job that
-        ends, no round is begun with less than a push: that is as if it had not been computed.
+        """Push the rest, wait until all is acknowledged and all that was asked for is here, and report it.
+
+        What a round of a job that ends would have of less than a push is as if it had not been computed.
         """
         if self._steps and self._in_rounds and self._replica.ending and not self._replica.wanted_away:
             self._steps = self._covered = self._accrued_samples = self._held_steps = self._held_samples = 0

@@ -64,15 +64,6 @@ def split_graph(task: Task, model: nn.Module, settings: Settings, tell: Tell | N
     return apply(split, traced, task.loss, targets)
 
 
-Slowed = Callable[[Computed], Computed]
-"""Takes the answer of a step as soon as it is there, and gives it when its time has passed."""
-
-
-def at_once(computed: Computed) -> Computed:
-    """Of a step that takes as long as it does."""
-    return computed
-
-
 def check_model(task: Task, settings: Settings) -> None:
     """Refuse a split that the model of a task cannot have, and more shards than it has parameters, before anybody has
     built it.
@@ -103,7 +94,7 @@ def _check_model(task: Task, model: nn.Module, settings: Settings) -> None:
 
 def partition(
     task: Task, model: nn.Module, settings: Settings, role: str, rows: bool, graph: SplitGraph,
-    clock: Callable[[], float] = time.perf_counter, device: torch.device | None = None, slowed: Slowed = at_once,
+    clock: Callable[[], float] = time.perf_counter, device: torch.device | None = None,
 ) -> tuple[FlatModule, PartitionTrainer]:  # fmt: skip
     """What a partition holds of a model, and how it computes with that.
 
@@ -116,13 +107,12 @@ def partition(
         graph: of the model, or of one like it.
         clock: says how long a step takes.
         device: where the partition computes, to which its part alone is moved; where the model is, if None.
-        slowed: lets more time pass after a step.
     """
     home = roles.partition_of(role)
     layout = layout_of(model, groups_of(model, settings.optimizer), graph.pieces)
     program = build(graph, home, model, device)
     flat = FlatModule(program.module, rows=rows, layout=layout, home=home)
-    return flat, PartitionTrainer(task, program, settings, home_schedule(graph, settings, home), clock, slowed)
+    return flat, PartitionTrainer(task, program, settings, home_schedule(graph, settings, home), clock)
 
 
 def programs(graph: SplitGraph, model: nn.Module, settings: Settings) -> list[tuple[HomeProgram, HomeSchedule]]:
@@ -238,15 +228,14 @@ class PartitionTrainer(ModelPart):
         settings: of the job.
         way: how minibatches go through it.
         clock: says how long a step takes.
-        slowed: lets more time pass after it.
     """
 
     def __init__(
         self, task: Task, program: HomeProgram, settings: Settings, way: HomeSchedule,
-        clock: Callable[[], float] = time.perf_counter, slowed: Slowed = at_once,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         super().__init__(program, way, settings.data.batch_size)
-        self._task, self._clock, self._slowed = task, clock, slowed
+        self._task, self._clock = task, clock
         self._rooms: GradientRooms = {}
         self._data = load(task, "training")
         self._seed, self._batch_size = settings.seed, settings.data.batch_size
@@ -274,4 +263,4 @@ class PartitionTrainer(ModelPart):
             raise
         except (Exception, SystemExit) as error:
             raise raised_at(self._task, batch, error, f", partition {self.program.home}") from error
-        return self._slowed(Computed(result.loss, len(numbers), self._clock() - begun))
+        return Computed(result.loss, len(numbers), self._clock() - begun)

@@ -14,8 +14,8 @@ from made import made
 from distbelief.core import events, messages
 from distbelief.core.conversations import checkpointing, dealing, evaluating, membership, pushing
 from distbelief.core.effects import (
-    PAUSE,
     GLANCE,
+    PAUSE,
     RECEIVE,
     Arrival,
     Attach,

@@ -1,5 +1,5 @@
-"""Simulated jobs of long steps that are told to end, at any moment: within two steps they leave a checkpoint behind, and
-go on from it.
+"""Simulated jobs of long steps that are told to end, at any moment: within two steps they leave a checkpoint, and go on
+from it.
 """
 
 from __future__ import annotations

@@ -388,7 +388,9 @@ class _Process:
             task = with_data(task, data)
             flat = self._flat(model)
             context = self._context(task, len(data), flat, lambda clip_norm: self._computes(task, flat, clip_norm))
-        self._tell_story(*self._reaching(self.players.replica(context), flat))
+        played = self.players.replica(context)
+        played = played._replace(worker=dataclasses.replace(played.worker, work=self._works()))
+        self._tell_story(*self._reaching(played, flat))
 
     def _reaching(self, part: Part, flat: FlatModule | None = None) -> Part:
         """A replica's part, that reaches shards in memory where its path is the direct one; with a model that may
@@ -502,6 +504,19 @@ class _Process:
 
         return sleep
 
+    def _works(self) -> Callable[[float, bool, Callable[[bool], None]], bool]:
+        """Sleeps before a partition computes a share of a step, by what it has computed since it last did."""
+        padding, worked = self._padding(), 0.0
+
+        def work(share: float, begins: bool, _: Callable[[bool], None]) -> bool:
+            nonlocal worked
+            if padding is not None:
+                time.sleep(padding.rest(time.thread_time() - worked, share, begins))
+                worked = time.thread_time()
+            return True
+
+        return work
+
     def _computes(self, task: Task, flat: FlatModule, clip_norm: float) -> Compute:
         """What computes gradients: with the links carried meanwhile, where that needs somebody."""
         s, slowed, pump = self.spec.settings, self._slowed(), self.pump()
@@ -541,9 +556,7 @@ class _Process:
         first = roles.is_lead(self.role) and not roles.index_of(self.role)
         graph = split_graph(task, built.model, spec.settings, tell if first else None)
         rows = self.players.rows
-        flat, part = partition(
-            task, built.model, spec.settings, self.role, rows, graph, device=device, slowed=self._slowed()
-        )
+        flat, part = partition(task, built.model, spec.settings, self.role, rows, graph, device=device)
         self._tell(records.PartBuilt(self.role, len(roles.replicas(spec.settings.mesh))))
         return task, flat, part
 
