@@ -15,6 +15,7 @@ import pytest
 import torch
 from drawn import SEEDS, some
 from safetensors.torch import load_file
+from torch import nn
 
 from distbelief.core.optimizer import Optimizer
 from distbelief.job import Job
@@ -54,6 +55,7 @@ ANY: dict[str, Any] = {
     "locking": Locking(3),
     "sandblaster": Sandblaster(2, 2, 4, portion_size=4),
     "sandblaster of partitions": Sandblaster(2, 2, 4, portion_size=4, partitions=2, split="stages"),
+    "pipedream of three": Single(partitions=3, split="stages", schedule="pipedream", optimizer=MOMENTUM),
     "pipedream": Single(partitions=2, split="stages", schedule="pipedream", optimizer=MOMENTUM),
 }
 ALIKE: dict[str, Any] = {
@@ -73,6 +75,11 @@ MOMENTS = some([0.1 + 0.55 * number for number in range(32)], max(3, SEEDS // 10
 """From the first step on."""
 SLACK = 0.2
 """Seconds of all that is no step: messages, updates, checkpoints."""
+
+
+def net() -> nn.Module:
+    """Three layers, for as many stages."""
+    return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Dropout(0.2), nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
 @contextlib.contextmanager
@@ -100,7 +107,7 @@ def told_at(moment: float) -> Iterator[None]:
 def play(plain: SimpleNamespace, strategy: Any, run: Path, *, resume: bool = False) -> dict[str, Any]:
     """A job of long steps."""
     fit = {} if isinstance(strategy, Sandblaster) else {"epochs": EPOCHS, "batch_size": 4}
-    task = plain.classes(plain.mlp, samples=SAMPLES)
+    task = plain.classes(net, samples=SAMPLES)
     job = Job(task, strategy, snapshot_every="0", evaluate_every=0, out=str(run), resume=resume, **fit)
     return Simulated(compute=ComputeModel(step=STEP, spread="constant")).run(job)
 
