@@ -252,19 +252,14 @@ class Dealer(Epochs):
         return sum(portion.count for portion in self._held.get(who, ()))
 
     def lost(self, who: str) -> int:
-        """Put back what a replica held that is gone, in the order of the epochs: it may have given back what comes after
-        that. Returns how many minibatches that is.
+        """Put back what a replica held that is gone, before what it may have given back; returns how many minibatches
+        that is.
         """
         held = self._held.pop(who, deque())
-        self._again = deque(_in_order(*self._again, *held))
+        self._again.extendleft(reversed(held))
         return sum(portion.count for portion in held)
 
     def position(self) -> Position:
         """Where the data stands now, for a checkpoint."""
         held = [portion for portions in self._held.values() for portion in portions]
-        return Position(self._epoch, self._batch, tuple(_in_order(*self._again, *held)))
-
-
-def _in_order(*portions: Portion) -> list[Portion]:
-    """Portions from the first minibatch of the first epoch on."""
-    return sorted(portions, key=lambda portion: (portion.epoch, portion.first))
+        return Position(self._epoch, self._batch, (*held, *self._again))

@@ -220,6 +220,8 @@ class Supervisor:
                 self.finished = what
                 if not self._script or what.outcome not in (Outcome.DONE, Outcome.LEFT):
                     self._end_by = now + self.deadlines.ending
+                evaluators = self._here.get(roles.EVALUATOR, []) if what.outcome is Outcome.INTERRUPTED else []
+                return [effect for life in evaluators for effect in self._kill(life, "it measured for nobody")]
         return []
 
     def _mirrors(self, now: float, record: records.StandbyReady | records.Vacant) -> list[Effect]:

@@ -369,6 +369,12 @@ def test_an_interruption_is_told_to_whoever_ends_the_job_and_the_second_ends_it(
         )
 
 
+def test_who_measures_as_an_interrupted_job_is_over_is_not_waited_for() -> None:
+    told = Told("coordinator", "replica 0", "evaluator").training()
+    told.at(1.0, Interruption("Ctrl-C"))
+    assert kills(told.say(records.Finished.of(Cause.INTERRUPTED, "Ctrl-C"))) == [("evaluator", 0)]
+
+
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_a_script_that_is_asked_to_leave_an_interrupted_job_has_as_long_as_any_replica(order: str) -> None:
     told = Told("coordinator", "replica 0", script=True)
