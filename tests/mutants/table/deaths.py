@@ -89,7 +89,7 @@ MUTANTS = [
         (f"{INTERRUPTS}[a push of many steps]",)),
     Mutant("a-group-hears-nothing-between-two-rounds", INTERRUPTED, "strategies/grouped/replica.py",
         "                yield from self._look()\n                if self._ending", "                if self._ending",
-        (f"{AS_IF_NOT}[allreduce]",)),
+        (f"{AS_IF_NOT}[accumulated]",)),
     Mutant("a-round-of-a-job-that-ends-is-smaller", INTERRUPTED, "replica/downpour.py",
         "if self._steps and self._in_rounds and self._replica.ending", "if False and self._replica.ending",
         (f"{AS_IF_NOT}[one replica in rounds]",)),
