@@ -8,7 +8,7 @@ takes time. Measured is what the benchmark allreduce measures: gloo's own, our r
 gradients that lie in shared memory.
 """
 
-import sys
+import argparse
 
 import matplotlib.pyplot as plt
 import torch
@@ -71,4 +71,8 @@ def main(path: str, largest: float = 64.0, repeats: int = 5) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *(float(word) if "." in word else int(word) for word in sys.argv[2:]))
+    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    asked.add_argument("path", help="of the picture, such as docs/collectives.png")
+    asked.add_argument("largest", nargs="?", type=float, default=64.0, help="MB")
+    asked.add_argument("repeats", nargs="?", type=int, default=5)
+    main(**vars(asked.parse_args()))

@@ -10,8 +10,8 @@ nets it says patches of 10x10, pools, local contrast normalisation and the numbe
 reconstructed, so that 36 maps make 1.7 thousand million parameters. Speeds are fitted to the paper's curves.
 """
 
+import argparse
 import math
-import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -152,4 +152,6 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    asked.add_argument("path", help="of the picture, such as docs/figure3.png")
+    main(**vars(asked.parse_args()))

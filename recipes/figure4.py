@@ -8,9 +8,9 @@ between the least and the best; right, every seed and their median. A seed that 
 neither is a median that is missed.
 """
 
+import argparse
 import json
 import math
-import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -74,4 +74,8 @@ def main(accuracies: str, times: str, path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    asked.add_argument("accuracies", help="folder of the study figure4")
+    asked.add_argument("times", help="folder of the study figure5")
+    asked.add_argument("path", help="of the picture, such as docs/figure4.png")
+    main(**vars(asked.parse_args()))

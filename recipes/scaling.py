@@ -8,7 +8,7 @@ so many, of so many times the rate of one. A machine makes RATE operations a sec
 real one does for all nets alike: the order of the nets is what counts, and where each falls under one half.
 """
 
-import sys
+import argparse
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -103,4 +103,6 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    asked.add_argument("path", help="of the picture, such as docs/scaling.png")
+    main(**vars(asked.parse_args()))

@@ -8,7 +8,7 @@ times as long. A round and an update of softsync are means of four gradients: th
 others.
 """
 
-import sys
+import argparse
 
 import matplotlib.pyplot as plt
 
@@ -44,4 +44,8 @@ def main(path: str, step: float = 0.03, epochs: int = 8) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *(float(word) if "." in word else int(word) for word in sys.argv[2:]))
+    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    asked.add_argument("path", help="of the picture, such as docs/stragglers.png")
+    asked.add_argument("step", nargs="?", type=float, default=0.03, help="seconds")
+    asked.add_argument("epochs", nargs="?", type=int, default=8)
+    main(**vars(asked.parse_args()))

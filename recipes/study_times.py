@@ -6,9 +6,9 @@ A panel for each task, place and target: a dot for each seed that gets there, a 
 seeds do. `distbelief study mnist` makes the folder.
 """
 
+import argparse
 import json
 import math
-import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -51,4 +51,9 @@ def main(folder: str, path: str, *panels: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    asked.add_argument("folder", help="of the study")
+    asked.add_argument("path", help="of the picture, such as docs/study-mnist.png")
+    asked.add_argument("panels", nargs="*", metavar="task:place:target")
+    told = asked.parse_args()
+    main(told.folder, told.path, *told.panels)

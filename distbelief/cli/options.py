@@ -139,13 +139,13 @@ def groups(command: str, strategy: str) -> Mapping[str, list[Source]]:
         *_meaningless(kind),
         *(("evaluate_every", "target_accuracy", "target_loss", "data_dir") if command == "launch" else ()),
     )
-    place: list[Source] = []
+    place: list[Source] = [(Padded, ())]
     if command == "simulate":
         place = [(VirtualOptions, () if kind.direct else ("path",))]
     elif kind.coordinated:
         local = [field.name for field in dataclasses.fields(Local)]
         lacks = [*["path"] * (not kind.direct), *["listen"] * (not kind.most_guests)]
-        place = [(Local, ("compute", *lacks)), (Cluster, tuple(local)), (Planned, ()), (Padded, ())]
+        place = [(Local, ("compute", *lacks)), (Cluster, tuple(local)), (Planned, ()), *place]
     own: list[Source] = [(kind, ("optimizer",))]
     stepping: list[Source] = [(Stepping, ())] if _is_stepped(kind) else []
     found: dict[str, list[Source]] = {

@@ -69,12 +69,6 @@ class Allotment(Dealer):
             return super()._put_back(vain)
         return [portion.epoch for portion in vain if self._count(portion.epoch, portion.count)]
 
-    def lost(self, who: str) -> int:
-        """As of any, and in its order."""
-        held = self._held.pop(who, deque())
-        self._again.extendleft(reversed(held))
-        return sum(portion.count for portion in held)
-
     def end(self, who: str, epoch: int, number: int) -> None:
         """There is no more of an epoch from minibatch `number` on.
 

@@ -30,8 +30,9 @@ class Closing:
         self._interrupted = ""
 
     def begin(self, cause: Cause, reason: str) -> None:
-        """The job is to end: all the last steps are to be taken."""
-        self.cause, self.reason, self.steps = cause, reason, [*ClosingStep]
+        """The job is to end: all the last steps are to be taken; but who interrupts it waits for no measure."""
+        self.cause, self.reason = cause, reason
+        self.steps = [step for step in ClosingStep if step is not ClosingStep.MEASURE or cause is not Cause.INTERRUPTED]
 
     def describe(self, holders: Iterable[str]) -> list[Effect]:
         """Have those who hold the parameters account for them."""

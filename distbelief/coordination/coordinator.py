@@ -394,14 +394,14 @@ class Coordinator(Answering):
                     Cause.SHARD_DESERTED, self.saving.unsaved(f"{role} is gone, and so are the replicas"), role
                 )
         effects: list[Effect] = []
+        measures = self.evaluations.pending and self.closing.cause is not Cause.INTERRUPTED
         while (
-            self.may(May.CLOSE)
-            and self.shards.ready
-            and not (self.evaluations.pending or self.saving.busy or self.closing.describing)
+            self.may(May.CLOSE) and self.shards.ready and not (measures or self.saving.busy or self.closing.describing)
         ):
             step = self.closing.steps.pop(0)
             if step is ClosingStep.MEASURE and self.settings.evaluates:
                 effects += self.evaluations.measure(self.epochs)
+                measures = self.evaluations.pending
             elif step is ClosingStep.SAVE:
                 effects += self.save()
             elif step is ClosingStep.DESCRIBE:

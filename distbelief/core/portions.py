@@ -252,12 +252,14 @@ class Dealer(Epochs):
         return sum(portion.count for portion in self._held.get(who, ()))
 
     def lost(self, who: str) -> int:
-        """Put back what a dead replica held; returns how many minibatches that is."""
+        """Put back what a replica held that is gone, before what it may have given back; returns how many minibatches
+        that is.
+        """
         held = self._held.pop(who, deque())
-        self._again.extend(held)
+        self._again.extendleft(reversed(held))
         return sum(portion.count for portion in held)
 
     def position(self) -> Position:
         """Where the data stands now, for a checkpoint."""
         held = [portion for portions in self._held.values() for portion in portions]
-        return Position(self._epoch, self._batch, (*self._again, *held))
+        return Position(self._epoch, self._batch, (*held, *self._again))

@@ -93,9 +93,11 @@ class Padding:
     """
 
     def __init__(self, compute: ComputeModel, replica: int, seed: int) -> None:
-        self._least = compute.step
+        self._least, self._factor = compute.step, 1.0
         self._factors = msgspec.structs.replace(compute, step=1.0).stopwatch(replica, seed)
 
-    def rest(self, elapsed: float) -> float:
-        """Seconds to sleep after a step that took `elapsed` seconds."""
-        return max(0.0, max(self._least, elapsed) * self._factors.draw() - elapsed)
+    def rest(self, elapsed: float, share: float = 1.0, begins: bool = True) -> float:
+        """Seconds to sleep for a step, or the share of one that `begins` or goes on, that took `elapsed` seconds."""
+        if begins:
+            self._factor = self._factors.draw()
+        return max(0.0, max(self._least * share, elapsed) * self._factor - elapsed)

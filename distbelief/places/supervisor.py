@@ -210,7 +210,7 @@ class Supervisor:
                 self._leaves(what.role)
             case records.Ending():
                 self.ending = True
-                if not self._script:
+                if self._interrupts or not self._script:
                     self._leave_by = min(self._leave_by, now + self.deadlines.ending)
             case records.Succeeded():
                 return self._succeeds(what)
@@ -220,6 +220,8 @@ class Supervisor:
                 self.finished = what
                 if not self._script or what.outcome not in (Outcome.DONE, Outcome.LEFT):
                     self._end_by = now + self.deadlines.ending
+                evaluators = self._here.get(roles.EVALUATOR, []) if what.outcome is Outcome.INTERRUPTED else []
+                return [effect for life in evaluators for effect in self._kill(life, "it measured for nobody")]
         return []
 
     def _mirrors(self, now: float, record: records.StandbyReady | records.Vacant) -> list[Effect]:
@@ -517,7 +519,9 @@ class Supervisor:
         elif again:
             self.failure = known.failed("interrupted twice: ended at once, without a checkpoint", Interrupted)
         else:
-            self._leave_by, self._end_by = now + self.deadlines.ending, now + self.deadlines.closing
+            self._end_by = now + self.deadlines.closing
+            if self.ending:
+                self._leave_by = min(self._leave_by, now + self.deadlines.ending)
             heads = [role for role in (roles.COORDINATOR, roles.SINGLE) if role in self._here]
             return [Tell(role, Interrupt(event.why)) for role in heads]
         return []

@@ -26,7 +26,7 @@ from distbelief.core.conversations import (
     partitioning,
     pushing,
 )
-from distbelief.core.effects import RECEIVE, Arrival, Batch, Computed, Send, WriteRecord
+from distbelief.core.effects import GLANCE, RECEIVE, Arrival, Batch, Computed, Send, WriteRecord
 from distbelief.core.optimizer import GroupOption, Optimizer
 from distbelief.core.records import Note
 from distbelief.core.settings import Settings
@@ -238,6 +238,7 @@ class DownpourTraining:
         """The next minibatch that the coordinator dealt; None when the job is over."""
         if self._siblings.follows:
             return (yield from self._next_of_lead())
+        yield from self._look()
         drained = False
         while not (self._replica.ending or self._replica.wanted_away):
             if drained and self._replica.asked is not None:
@@ -382,10 +383,17 @@ class DownpourTraining:
         self._slot = (slot + 1) % self._settings.slots
 
     def _drain(self) -> Steps[None]:
-        """Push the rest, wait until all is acknowledged and all that was asked for is here, and report it."""
-        if self._steps:
-            yield from self._push()
-        yield from self._siblings.tell(dealing.Drain(), awaited=True)
+        """Push the rest, wait until all is acknowledged and all that was asked for is here, and report it.
+
+        What a round of a job that ends would have of less than a push is as if it had not been computed.
+        """
+        if self._steps and self._in_rounds and self._replica.ending and not self._replica.wanted_away:
+            self._steps = self._covered = self._accrued_samples = self._held_steps = self._held_samples = 0
+            yield from self._replica.finish()
+        else:
+            if self._steps:
+                yield from self._push()
+            yield from self._siblings.tell(dealing.Drain(), awaited=True)
         yield from self._sit_out()
         while self._pushes.waiting or self._links.missing or self._siblings.busy:
             yield from self.wait()
@@ -493,6 +501,13 @@ class DownpourTraining:
         self.take((yield RECEIVE))
         if self._is_told_to_act():
             yield from self._act()
+
+    def _look(self) -> Steps[None]:
+        """Take what has arrived, and do what it asks for."""
+        while (arrival := (yield GLANCE)) is not None:
+            self.take(arrival)
+            if self._is_told_to_act():
+                yield from self._act()
 
     def _is_told_to_act(self) -> bool:
         """Whether a word that was taken may ask for more than to be noted, which it seldom does."""

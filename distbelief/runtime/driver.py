@@ -50,6 +50,8 @@ from distbelief.runtime.step_times import ASIDE, COMPUTE, SHARE, UPDATE, WAIT, W
 from distbelief.sharding.layout import Range
 from distbelief.transport.base import Endpoint
 
+GLANCE_SECONDS = 10e-3
+"""A story that does not wait has its links looked at when this long has passed since they last were."""
 FAREWELL_SECONDS = 1.0
 """How long a machine that had ended as it died listens when it has come again."""
 
@@ -392,7 +394,7 @@ class Driver:
                 say(effect.to, effect.message, effect.payload)  # type: ignore[union-attr]  # a Send
             elif kind is Receive:
                 if not effect.wait:  # type: ignore[union-attr]  # a Receive
-                    self.clock.glance()
+                    self._glance(player)
                     answer = player.inbox.popleft() if player.inbox else None
                     continue
                 if not player.inbox:
@@ -407,6 +409,12 @@ class Driver:
                 times.go_on(answer)
             else:
                 answer = self._answer(player, effect)
+
+    def _glance(self, player: Player) -> None:
+        """Have what has arrived delivered, unless that was just done."""
+        if (now := self.clock.now()) >= player.looks:
+            player.looks = now + GLANCE_SECONDS
+            self.clock.glance()
 
     def _tell_times(self, player: Player) -> None:
         """Write down what the steps of a replica were made of, which leaves and makes no more."""

@@ -152,6 +152,8 @@ class Player:
         self.waits = False
         self.since: float | None = None
         self.stalled: float | None = None
+        self.looks = 0.0
+        """When its links are looked at next, where it does not wait."""
         self.machine: Machine | None = None
         self.story: Story | None = None
         self.worker: Worker | None = None

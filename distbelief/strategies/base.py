@@ -43,11 +43,6 @@ class LocalMachine(Protocol):
         """Whether links are TLS."""
         ...
 
-    @property
-    def padded(self) -> bool:
-        """Whether steps are made slower."""
-        ...
-
 
 class Virtual(Protocol):
     """A simulated cluster, as far as a strategy asks about it."""

@@ -1,5 +1,6 @@
 """What the scripts train on: data that need no network."""
 
+import argparse
 import collections
 import itertools
 import re
@@ -10,6 +11,14 @@ import torch
 from torch.utils.data import TensorDataset
 
 import distbelief as db
+
+
+def arguments(**kinds: type) -> list:
+    """What a script was called with, by name; where something is missing, how it is called is said."""
+    asked = argparse.ArgumentParser()
+    for name, kind in kinds.items():
+        asked.add_argument(name, type=kind)
+    return [*vars(asked.parse_args()).values()]
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:

@@ -1,6 +1,5 @@
 """A DCGAN of digits: a generator and a discriminator, each with its Adam."""
 
-import sys
 import time
 
 import data
@@ -42,7 +41,8 @@ def distance(made, real):
     return ((mean - other) ** 2).sum() + (spread + wanted - 2 * root(half @ spread @ half)).trace()
 
 
-torch.manual_seed(int(sys.argv[1]))
+[seed] = data.arguments(seed=int)
+torch.manual_seed(seed)
 train, test = data.digits()
 make, judge = generator(), discriminator()
 replica = db.join()

@@ -1,6 +1,5 @@
 """A small GPT on words: two causal transformer layers, a loader with a worker, gradients that are clipped."""
 
-import sys
 import time
 
 import data
@@ -31,12 +30,13 @@ class Gpt(nn.Module):
         return self.decode(self.layers(read, mask, is_causal=True)).flatten(0, 1)
 
 
-torch.manual_seed(int(sys.argv[1]))
+seed, batch_size = data.arguments(seed=int, batch_size=int)
+torch.manual_seed(seed)
 train, test = data.words(samples=60_000, vocabulary=1000)
 model = Gpt(vocabulary=1000)
 replica = db.join()
 optimizer = replica.optimizer(model)
-loader = DataLoader(train.unfold(0, LENGTH + 1, LENGTH), int(sys.argv[2]), shuffle=True, num_workers=1)
+loader = DataLoader(train.unfold(0, LENGTH + 1, LENGTH), batch_size, shuffle=True, num_workers=1)
 seen, began = 0, time.perf_counter()
 for _ in replica.epochs(4):
     for words in replica.batches(loader):

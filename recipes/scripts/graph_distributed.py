@@ -1,6 +1,5 @@
 """A graph convolution that finds the community of each node, from what is known of its neighbours."""
 
-import sys
 import time
 
 import data
@@ -23,12 +22,13 @@ class Convolution(nn.Module):
         return self.second(graph @ torch.relu(self.first(graph @ features)))
 
 
-torch.manual_seed(int(sys.argv[1]))
+seed, batch_size = data.arguments(seed=int, batch_size=int)
+torch.manual_seed(seed)
 graph, features, train, test = data.communities(nodes=1200, classes=6)
 model = Convolution(features.shape[1], classes=6)
 replica = db.join()
 optimizer = replica.optimizer(model)
-loader = DataLoader(train, batch_size=int(sys.argv[2]), shuffle=True)
+loader = DataLoader(train, batch_size=batch_size, shuffle=True)
 seen, began = 0, time.perf_counter()
 for _ in replica.epochs(30):
     for nodes, classes in replica.batches(loader):

@@ -1,6 +1,5 @@
 """A convolutional network on MNIST as a LightningModule, trained by Lightning's Trainer."""
 
-import sys
 import time
 
 import data
@@ -31,14 +30,15 @@ class Classifier(LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)]
 
 
-seed_everything(int(sys.argv[1]), verbose=False)
+seed, batch_size = data.arguments(seed=int, batch_size=int)
+seed_everything(seed, verbose=False)
 train, test = data.mnist(samples=20_000)
 model = Classifier()
 quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 hook = db.integrations.lightning_callback()
 trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp", callbacks=[hook], max_epochs=3, **quiet)
 began = time.perf_counter()
-trainer.fit(model, DataLoader(train, int(sys.argv[2]), shuffle=True))
+trainer.fit(model, DataLoader(train, batch_size, shuffle=True))
 rate = 3 * len(train) / trainer.world_size / (time.perf_counter() - began)
 with torch.no_grad():
     images, classes = test.tensors

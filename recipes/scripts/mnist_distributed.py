@@ -1,6 +1,5 @@
 """A convolutional network on MNIST, with Adadelta, whose rate falls after each epoch."""
 
-import sys
 import time
 
 import data
@@ -12,7 +11,8 @@ from torch.utils.data import DataLoader
 
 import distbelief as db
 
-torch.manual_seed(int(sys.argv[1]))
+[seed] = data.arguments(seed=int)
+torch.manual_seed(seed)
 train, test = data.mnist(samples=20_000)
 model = nn.Sequential(
     nn.Conv2d(1, 16, 3, stride=2), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(), nn.Dropout(0.25),

@@ -1,6 +1,5 @@
 """A ResNet-18, a quarter as wide, on MNIST's digits, which two workers of the loader shift at random."""
 
-import sys
 import time
 from itertools import pairwise
 
@@ -41,7 +40,8 @@ class Shifted(Dataset):
         return image.roll(torch.randint(-2, 3, (2,)).tolist(), (1, 2)), target
 
 
-torch.manual_seed(int(sys.argv[1]))
+seed, batch_size = data.arguments(seed=int, batch_size=int)
+torch.manual_seed(seed)
 train, test = data.mnist(samples=4000)
 blocks = []
 for before, width in pairwise((16, 16, 32, 64, 128)):
@@ -51,7 +51,7 @@ model = nn.Sequential(
     nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10),
 )  # fmt: skip
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-loader = DataLoader(Shifted(train), batch_size=int(sys.argv[2]), shuffle=True, num_workers=2)
+loader = DataLoader(Shifted(train), batch_size=batch_size, shuffle=True, num_workers=2)
 seen, began = 0, time.perf_counter()
 for _ in range(3):
     for images, classes in loader:

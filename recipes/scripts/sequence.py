@@ -1,6 +1,5 @@
 """Time sequences: an LSTM learns the next value of waves by L-BFGS, and goes on with waves that it has not seen."""
 
-import sys
 import time
 
 import data
@@ -22,7 +21,8 @@ class Ahead(nn.Module):
         return self.out(self.lstm(values[..., None])[0])[..., 0]
 
 
-torch.manual_seed(int(sys.argv[1]))
+[seed] = data.arguments(seed=int)
+torch.manual_seed(seed)
 model = Ahead()
 train, test = data.waves(96, 101, seed=0), data.waves(32, 101, seed=1)
 optimizer = torch.optim.LBFGS(model.parameters(), max_iter=ITERATIONS, line_search_fn="strong_wolfe")

@@ -1,7 +1,5 @@
 """Time sequences: an LSTM learns the next value of waves by L-BFGS, and goes on with waves that it has not seen."""
 
-import sys
-
 import data
 from torch import nn
 from torch.nn.functional import mse_loss
@@ -37,7 +35,7 @@ def ahead():
 
 if __name__ == "__main__":
     batch = db.Sandblaster(replicas=2, shards=1, iterations=ITERATIONS, portion_size=12, send_every=1)
-    seed, out = int(sys.argv[1]), sys.argv[2]
+    seed, out = data.arguments(seed=int, out=str)
     job = db.Job("sequence_distributed:ahead", batch, seed=seed, evaluate_every=ITERATIONS, out=out)
     result = db.run(job, view=db.View(quiet=True))
     print(f"metric {result['test_loss']:.6f} rate {result['samples_per_second']:.0f}")

@@ -1,6 +1,5 @@
 """A siamese network on triples of digits: one is to be nearer to another of its class than to one of another class."""
 
-import sys
 import time
 
 import data
@@ -28,7 +27,8 @@ class Triples(Dataset):
         return self.images[number], self.images[chosen[0]], self.images[chosen[1]]
 
 
-torch.manual_seed(int(sys.argv[1]))
+[seed] = data.arguments(seed=int)
+torch.manual_seed(seed)
 train, test = data.digits()
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16))
 replica = db.join()

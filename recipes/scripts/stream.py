@@ -1,6 +1,5 @@
 """A classifier of digits that are moved by chance, an endless stream of them, with Adam."""
 
-import sys
 import time
 
 import data
@@ -23,11 +22,12 @@ class Moved(IterableDataset):
             yield image.view(8, 8).roll([one % 3 - 1 for one in by], (0, 1)).flatten(), digit
 
 
-torch.manual_seed(int(sys.argv[1]))
+seed, batch_size = data.arguments(seed=int, batch_size=int)
+torch.manual_seed(seed)
 train, test = data.digits()
 model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
 optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-loader = DataLoader(Moved(train, seed=int(sys.argv[1])), batch_size=int(sys.argv[2]))
+loader = DataLoader(Moved(train, seed=seed), batch_size=batch_size)
 seen, began = 0, time.perf_counter()
 for images, digits in loader:
     optimizer.zero_grad()

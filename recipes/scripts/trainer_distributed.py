@@ -1,6 +1,5 @@
 """A GPT-2 of transformers, made from a configuration, trained on words by its Trainer."""
 
-import sys
 import tempfile
 
 import data
@@ -25,15 +24,16 @@ class Pieces:
         return {"input_ids": self.pieces[index], "labels": self.pieces[index]}
 
 
-set_seed(int(sys.argv[1]))
+seed, batch_size = data.arguments(seed=int, batch_size=int)
+set_seed(seed)
 train, test = data.words(samples=60_000, vocabulary=1000)
 model = GPT2LMHeadModel(GPT2Config(
     n_layer=2, n_head=4, n_embd=64, vocab_size=1000, n_positions=LENGTH, bos_token_id=0, eos_token_id=0,
 ))  # fmt: skip
 with tempfile.TemporaryDirectory() as folder:
     trainer = Trainer(model, TrainingArguments(
-        folder, use_cpu=True, per_device_train_batch_size=int(sys.argv[2]), num_train_epochs=3, learning_rate=2e-3,
-        seed=int(sys.argv[1]), save_strategy="no", logging_strategy="no", report_to=[], disable_tqdm=True,
+        folder, use_cpu=True, per_device_train_batch_size=batch_size, num_train_epochs=3, learning_rate=2e-3,
+        seed=seed, save_strategy="no", logging_strategy="no", report_to=[], disable_tqdm=True,
     ), train_dataset=Pieces(train))  # fmt: skip
     trainer.add_callback(db.integrations.transformers_callback(trainer))
     taken = trainer.train().metrics

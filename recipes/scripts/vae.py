@@ -1,6 +1,5 @@
 """A variational autoencoder of digits, with Adam."""
 
-import sys
 import time
 
 import data
@@ -31,7 +30,8 @@ def loss_of(model, images):
     return (likeness - 0.5 * (1 + log_variance - mean**2 - log_variance.exp()).sum()) / len(images)
 
 
-torch.manual_seed(int(sys.argv[1]))
+[seed] = data.arguments(seed=int)
+torch.manual_seed(seed)
 train, test = data.digits()
 model = Autoencoder()
 optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)

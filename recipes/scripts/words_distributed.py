@@ -1,6 +1,5 @@
 """A language model of words, whose hidden state is carried from one piece of the text to the next."""
 
-import sys
 import time
 
 import data
@@ -25,12 +24,13 @@ class Words(nn.Module):
         return self.decode(out).flatten(0, 1), hidden
 
 
-torch.manual_seed(int(sys.argv[1]))
+seed, columns = data.arguments(seed=int, columns=int)
+torch.manual_seed(seed)
 train, test = data.words(samples=60_000, vocabulary=1000)
 model = Words(vocabulary=1000)
 replica = db.join()
 optimizer = replica.optimizer(model)
-loader = DataLoader(data.pieces(train, columns=int(sys.argv[2]), length=20), batch_size=1)
+loader = DataLoader(data.pieces(train, columns=columns, length=20), batch_size=1)
 seen, began = 0, time.perf_counter()
 for _ in replica.epochs(3):
     hidden = None

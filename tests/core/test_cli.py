@@ -61,7 +61,7 @@ OWN |= {name: f"{own} {DEALT}" for name, own in OWN.items() if name != "allreduc
 DIRECT = ("downpour", "softsync", "bounded")
 OWN |= {name: f"{OWN[name]} --path" for name in DIRECT}
 FROZEN = {
-    ("train", "single"): f"{SCALED} {SPLIT} {SHARED} {TASK} --order",
+    ("train", "single"): f"{SCALED} {SPLIT} {SHARED} {TASK} --order --pad --straggle",
     **{("train", name): f"{own} {SHARED} {TASK} {LOCAL}" for name, own in OWN.items()},
     **{("launch", name): f"{own} {SHARED} {LOCAL}" for name, own in OWN.items()},
     **{("simulate", name): f"{own} {SHARED} {TASK} {VIRTUAL}" for name, own in OWN.items()},

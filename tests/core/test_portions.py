@@ -179,6 +179,18 @@ def test_what_is_given_back_is_dealt_next_also_where_more_was_dealt_since() -> N
     assert dealer.held("replica 0") == 0
 
 
+def test_what_was_begun_comes_before_what_was_given_back_where_its_replica_leaves_or_a_job_goes_on() -> None:
+    """A script that stops its job may have begun a minibatch of which the rest was given back for a checkpoint."""
+    dealer = Dealer(batches=32, epochs=1, replicas=1)
+    assert dealer.deal("replica 0") == Portion(0, 0, 8)
+    dealer.done("replica 0", 3)
+    dealer.give_back("replica 0", (Portion(0, 5, 3),))
+    assert dealer.position().undone == (Portion(0, 3, 2), Portion(0, 5, 3))
+    dealer.lost("replica 0")
+    assert dealer.position().undone == (Portion(0, 3, 2), Portion(0, 5, 3))
+    assert dealer.deal("replica 0") == Portion(0, 3, 2)
+
+
 def test_portions_shrink_towards_the_end_of_an_epoch() -> None:
     dealer = Dealer(batches=800, epochs=1, replicas=4)
     counts = []

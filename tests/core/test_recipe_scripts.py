@@ -1,5 +1,8 @@
 """The scripts of `make scripts` and `make test-frameworks`: a few lines are what each is away from the plain one."""
 
+import re
+import sys
+
 import pytest
 import recipe
 
@@ -32,6 +35,15 @@ def test_every_script_is_run() -> None:
         "data",
         "run",
     }
+
+
+def test_a_recipe_says_how_it_is_called(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    by_number = [path for path in recipe.RECIPES.rglob("*.py") if re.search(r"sys\.argv\[\d+\]", path.read_text())]
+    assert not by_number
+    monkeypatch.setattr(sys, "argv", ["mnist.py"])
+    with pytest.raises(SystemExit):
+        recipe.load("scripts/data.py").arguments(seed=int, columns=int)
+    assert "usage: mnist.py [-h] seed columns" in capsys.readouterr().err
 
 
 def test_a_row_says_whether_the_results_agree() -> None:

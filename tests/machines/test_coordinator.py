@@ -517,6 +517,14 @@ def test_one_evaluation_at_a_time_and_then_one_of_the_newest() -> None:
     assert office.tell("evaluator", measured(3)).said(evaluating.Evaluate) == []
 
 
+def test_a_job_that_is_interrupted_waits_for_no_measure() -> None:
+    office = epoch(busy(epochs=9))
+    assert office.said(evaluating.Evaluate, "evaluator") == [evaluating.Evaluate(1)]
+    office.tell("supervisor", membership.Stop("Ctrl-C")).tell("replica 0", membership.Leave())
+    assert office.said(checkpointing.Snapshot) == ["shard 0", "shard 1"]
+    assert office.said(evaluating.Evaluate) == []
+
+
 def test_the_last_evaluation_is_of_the_end_whatever_was_owed() -> None:
     office = epoch(epoch(epoch(busy(epochs=3)))).tell("replica 0", membership.Leave())
     assert office.said(evaluating.Evaluate, "evaluator") == [evaluating.Evaluate(1)]

@@ -14,6 +14,7 @@ from made import made
 from distbelief.core import events, messages
 from distbelief.core.conversations import checkpointing, dealing, evaluating, membership, pushing
 from distbelief.core.effects import (
+    GLANCE,
     PAUSE,
     RECEIVE,
     Arrival,
@@ -69,7 +70,8 @@ class Reader:
                 return self
             if effect is RECEIVE or isinstance(effect, Compute | Measure):
                 return self
-            self.done.append(effect)
+            if effect is not GLANCE:
+                self.done.append(effect)
             if isinstance(effect, Send) and isinstance(asked := effect.message, pushing.Fetch):
                 self.asked[effect.to, asked.slot, asked.start] = asked.number
             answer = True if isinstance(effect, Connect) else events.Saved(1, "") if isinstance(effect, Save) else None

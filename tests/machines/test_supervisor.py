@@ -372,12 +372,29 @@ def test_an_interruption_is_told_to_whoever_ends_the_job_and_the_second_ends_it(
         told = Told(head, "replica 0")
         told.say(Listening(""), head)
         assert words(told.at(1.0, Interruption("Ctrl-C")), head) == [Interrupt("Ctrl-C")]
-        assert kills(told.at(32.0, Tick())) == [("replica 0", 0)]
+        assert kills(told.at(600.0, Tick())) == [], "a replica may hold what is to be kept"
         assert (head, 0) in kills(told.at(602.0, Tick()))
         told.at(603.0, Interruption("SIGTERM"))
         assert told.error.startswith(
             "Interrupted: interrupted twice: ended at once, without a checkpoint; there is no checkpoint"
         )
+
+
+def test_who_measures_as_an_interrupted_job_is_over_is_not_waited_for() -> None:
+    told = Told("coordinator", "replica 0", "evaluator").training()
+    told.at(1.0, Interruption("Ctrl-C"))
+    assert kills(told.say(records.Finished.of(Cause.INTERRUPTED, "Ctrl-C"))) == [("evaluator", 0)]
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_a_script_that_is_asked_to_leave_an_interrupted_job_has_as_long_as_any_replica(order: str) -> None:
+    told = Told("coordinator", "replica 0", script=True)
+    told.say(Listening(""), "coordinator")
+    acts = [lambda: told.at(1.0, Interruption("Ctrl-C")), lambda: told.say(ENDING, "coordinator")]
+    for act in acts if order == "before" else reversed(acts):
+        act()
+    assert kills(told.at(29.0, Tick())) == []
+    assert kills(told.at(32.0, Tick())) == [("replica 0", 0)]
 
 
 def test_what_several_hosts_are_told_at_once_is_told_once() -> None:

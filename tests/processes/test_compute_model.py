@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 
 import jobs
+import pytest
 
 from distbelief.cli import main
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.processes.local import Local
-from distbelief.strategies import Hogwild
+from distbelief.strategies import Hogwild, Single
 
 
 def test_a_padded_step_takes_its_time_and_a_slow_replica_does_less(tmp_path: Path) -> None:
@@ -18,6 +19,14 @@ def test_a_padded_step_takes_its_time_and_a_slow_replica_does_less(tmp_path: Pat
     assert fast + slow == result["steps"] == 6 * 21
     assert slow < fast / 2
     assert result["seconds"] > 0.01 * fast
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_padded_step_of_single_takes_its_time(tmp_path: Path, partitions: int) -> None:
+    compute = ComputeModel(step=0.02, spread="constant")
+    result = jobs.run(tmp_path, Single(partitions=partitions), Local(compute=compute), epochs=2, evaluate_every=0)
+    assert result["steps"] == 2 * 21
+    assert result["seconds"] > 0.02 * 41
 
 
 def test_a_script_is_padded_too(tmp_path: Path) -> None:

@@ -51,11 +51,6 @@ class LocalOptions(Checked):
         return "tls" if self.encrypted else self.carrier
 
     @property
-    def padded(self) -> bool:
-        """Whether steps are made slower."""
-        return self.compute is not None
-
-    @property
     def bound(self) -> str:
         """Where the roles listen: as `bind`, or after the join server of --listen."""
         if not self.listen:

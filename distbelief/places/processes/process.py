@@ -416,6 +416,7 @@ class _Process:
                 os._exit(1)
             return told[0] if told else None
 
+        slowed = self._slowed()
         loop = self.strategy.loop(
             LoopContext(
                 task,
@@ -425,6 +426,7 @@ class _Process:
                 stopped,
                 spec.run,
                 spec.start,
+                timed=lambda steps: steps._replace(compute=lambda batch: slowed(steps.compute(batch))),
             )
         )
         self.channel.say(Listening(""))
@@ -452,7 +454,9 @@ class _Process:
             task = with_data(task, data)
             flat = self._flat(model)
             context = self._context(task, len(data), flat, lambda clip_norm: self._computes(task, flat, clip_norm))
-        self._tell_story(*self._reaching(self.players.replica(context), flat))
+        played = self.players.replica(context)
+        played = played._replace(worker=dataclasses.replace(played.worker, work=self._works()))
+        self._tell_story(*self._reaching(played, flat))
 
     def _reaching(self, part: Part, flat: FlatModule | None = None) -> Part:
         """A replica's part, that reaches shards in memory where its path is the direct one; with a model that may
@@ -550,27 +554,43 @@ class _Process:
         return torch.frombuffer(mmap.mmap(descriptor, max(length, 1)), dtype=torch.uint8)[:length]
 
     def _padding(self) -> Padding | None:
-        return (
-            Padding(self.spec.compute, roles.index_of(self.role), self.spec.settings.seed)
-            if self.spec.compute
-            else None
-        )
+        spec, number = self.spec, max(0, roles.index_of(self.role))
+        return Padding(spec.compute, number, spec.settings.seed) if spec.compute else None
 
-    def _computes(self, task: Task, flat: FlatModule, clip_norm: float) -> Compute:
-        """What computes gradients: with the links carried meanwhile, where that needs somebody, and asleep after each
-        step as the cluster's compute model has it.
-        """
-        s, padding, pump = self.spec.settings, self._padding(), self.pump()
-        d = s.data
-        trainer = Trainer(task, flat.module, d.batch_size, s.seed, clip_norm, d.drop_last, s.arithmetic, d.order)
+    def _slowed(self) -> Callable[[Computed], Computed]:
+        """Sleeps after each step as the cluster's compute model has it, and says what it took then."""
+        padding = self._padding()
 
-        def padded(batch: Batch, _: Answer) -> Computed:
-            computed = trainer.compute(batch)
+        def sleep(computed: Computed) -> Computed:
             if padding is None:
                 return computed
             rest = padding.rest(computed.seconds)
             time.sleep(rest)
             return msgspec.structs.replace(computed, seconds=computed.seconds + rest)
+
+        return sleep
+
+    def _works(self) -> Callable[[float, bool, Callable[[bool], None]], bool]:
+        """Sleeps before a partition computes a share of a step, by what it has computed since it last did."""
+        padding, worked = self._padding(), 0.0
+
+        def work(share: float, begins: bool, _: Callable[[bool], None]) -> bool:
+            nonlocal worked
+            if padding is not None:
+                time.sleep(padding.rest(time.thread_time() - worked, share, begins))
+                worked = time.thread_time()
+            return True
+
+        return work
+
+    def _computes(self, task: Task, flat: FlatModule, clip_norm: float) -> Compute:
+        """What computes gradients: with the links carried meanwhile, where that needs somebody."""
+        s, slowed, pump = self.spec.settings, self._slowed(), self.pump()
+        d = s.data
+        trainer = Trainer(task, flat.module, d.batch_size, s.seed, clip_norm, d.drop_last, s.arithmetic, d.order)
+
+        def padded(batch: Batch, _: Answer) -> Computed:
+            return slowed(trainer.compute(batch))
 
         def carried(batch: Batch, answer: Answer) -> Computed:
             assert pump is not None

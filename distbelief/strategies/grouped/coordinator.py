@@ -483,7 +483,8 @@ class AllreduceCoordinator(Answering):
         """Have the first member do what is left, then let all go."""
         self._enter(GroupPhase.CLOSING)
         self._cause, self._reason = cause, reason
-        self._duties = [(Duty.MEASURE, self.epochs)] * (self._evaluates and not measured and self.settings.evaluates)
+        measures = self._evaluates and self.settings.evaluates and not measured and cause is not Cause.INTERRUPTED
+        self._duties = [(Duty.MEASURE, self.epochs)] * measures
         self._duties += [(Duty.KEEP, self.number), (Duty.DISMISS, 0)]
 
     def _on_stop(self, sender: str, event: membership.Stop) -> list[Effect]:

@@ -21,6 +21,7 @@ from distbelief.core import events, roles
 from distbelief.core.conversations import dealing, evaluating, grouping, membership, partitioning
 from distbelief.core.conversations.agreement import Squares
 from distbelief.core.effects import (
+    GLANCE,
     RECEIVE,
     Arrival,
     Attach,
@@ -74,6 +75,10 @@ OTHERS_SAY = (grouping.ReducedPiece, grouping.GroupHello, grouping.State, groupi
 
 class _Halted(Exception):
     """The group is broken up."""
+
+
+class _Dismissed(Exception):
+    """The partition that leads this one leaves, wherever this one is in its rounds."""
 
 
 def collect_nothing(_start: int, _data: bytes) -> None:
@@ -201,6 +206,8 @@ class AllreduceReplica:
                 yield from self._all_say(grouping.Halted, lambda said, halt=halt: said.group == halt, "a halt")  # type: ignore[misc]  # of the type that is asked for
                 self._followers.forget()
                 yield Send(self._siblings.superior, grouping.Halted(halt, self.rounds))
+            except _Dismissed:
+                break
         self._siblings.ending = True
         yield from self._siblings.tell(membership.Finish("the replica is done"), awaited=True)
         while self._siblings.busy:
@@ -420,6 +427,10 @@ class AllreduceReplica:
             own = sizes[self._rank :: count]
             for at, size in enumerate(own):
                 self.whole.weigh(size / sum(sizes), first=not at, last=at + 1 == len(own))
+                yield from self._look()
+                if self._ending:
+                    yield from self._leave_early()
+                    return
                 batch = self._coming.popleft()
                 computed = yield from self._compute(batch)
                 if computed is None:
@@ -455,8 +466,8 @@ class AllreduceReplica:
 
     def _leave_early(self) -> Steps[None]:
         """Have the job go on without this replica; where nobody else holds the parameters, stay until they are kept."""
-        if len(self._members) > 1:
-            self._ending = True
+        self._ending = len(self._members) > 1
+        if self._ending:
             return
         yield self._report()
         yield Send(self._siblings.superior, membership.Leave(stops=self.stops))
@@ -481,7 +492,8 @@ class AllreduceReplica:
                 self._await("updates", behind)
                 yield from self._wait()
             self._awaits = ""
-            if lead and self._halt is not None:
+            yield from self._look()
+            if lead and (self._halt is not None or self._ending):
                 return
             self._drained = False
             yield from self._siblings.tell(grouping.RoundBatch(self._group, Portion(portion.epoch, index, 1)))
@@ -718,6 +730,11 @@ class AllreduceReplica:
     def _wait(self) -> Steps[None]:
         yield from self._take((yield RECEIVE))
 
+    def _look(self) -> Steps[None]:
+        """Take what has arrived, and go on."""
+        while (arrival := (yield GLANCE)) is not None:
+            yield from self._take(arrival)
+
     def _take(self, arrival: Arrival) -> Steps[None]:
         """Note what arrived, or act on it.
 
@@ -761,6 +778,8 @@ class AllreduceReplica:
                 self._round_batches.append((None, self._group))
             case membership.Finish():
                 self._ending = True
+                if self._siblings.follows and self._versions is None:
+                    raise _Dismissed
                 if not self._drained:
                     self._bring_back()
             case grouping.UpdatePart():

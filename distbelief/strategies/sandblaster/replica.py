@@ -140,7 +140,7 @@ class WorkUnitTraining:
             while not self._told:
                 yield from self.wait()
             return isinstance(self._told.popleft(), dealing.Deal)
-        if self._computing is None:
+        if self._computing is None or self._replica.ending:
             yield from self._siblings.tell(operations.Withdraw(assigned.evaluation, assigned.number))
             return False
         yield from self._siblings.deal(Batch(assigned.work_unit.portion.epoch, index))

@@ -37,9 +37,6 @@ from distbelief.replica.steps import Steps
 from distbelief.replica.work import REPORT_SECONDS, WorkQueue, check_loss
 from distbelief.sharding.layout import Layout
 
-GLANCE_SECONDS = 10e-3
-"""A replica looks for what has arrived when it has computed for this long since it last did."""
-
 
 class SharedMemoryReplica:
     """One replica.
@@ -66,7 +63,6 @@ class SharedMemoryReplica:
         ) = self._over = False
         self._hold: int | None = None
         self._requests: deque[events.Event] = deque()
-        self._unheard = 0.0
 
     def story(self) -> Story:
         """From joining to leaving."""
@@ -109,11 +105,9 @@ class SharedMemoryReplica:
                 check_loss(self.role, computed.loss, batch, self.step, "loss", plan.settings.optimizer.lr)
                 self._work.count(computed.loss)
             yield from self._update(computed)
-            self._unheard += computed.seconds
             if self._work.seconds >= REPORT_SECONDS:
                 yield self._progress(wants=False)
-            if self._unheard >= GLANCE_SECONDS:
-                yield from self._hear()
+            yield from self._hear()
         yield self._progress(wants=False)
 
     def _update(self, computed: Computed) -> Steps[None]:
@@ -179,7 +173,6 @@ class SharedMemoryReplica:
 
     def _hear(self) -> Steps[None]:
         """Do what is asked for by what has arrived."""
-        self._unheard = 0.0
         while (arrival := (yield GLANCE)) is not None:
             self._take(arrival)
         yield from self._oblige()

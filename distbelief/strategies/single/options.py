@@ -73,10 +73,9 @@ class Single(Partitioned, Scaled):
         if not self.alone:
             super().check_machine(settings, machine)
             return
-        if machine.padded or machine.transport != "shared":
-            asked = "a compute model" if machine.padded else f"--transport {machine.transport}"
+        if machine.transport != "shared":
             raise UsageError(
-                f"{asked}: strategy {self.name} is one process, which sends nothing and is padded by nobody: leave it "
+                f"--transport {machine.transport}: strategy {self.name} is one process, which sends nothing: leave it "
                 "off"
             )
         if machine.listen:

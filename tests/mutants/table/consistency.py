@@ -70,8 +70,8 @@ MUTANTS = [
         (DOWNPOUR_SWEEP,), seconds=15),
     Mutant(
         "what-a-dead-replica-held-is-dealt-again-one-off", PORTIONS, "core/portions.py",
-        "        self._again.extend(held)\n        return sum",
-        "        self._again.extend(Portion(one.epoch, max(one.first - 1, 0), one.count) for one in held)\n"
+        "        self._again.extendleft(reversed(held))\n        return sum",
+        "        self._again.extendleft(Portion(one.epoch, max(one.first - 1, 0), one.count) for one in held)\n"
         "        return sum",
         (DOWNPOUR_SWEEP, HOGWILD_SWEEP), seconds=20,
     ),
@@ -81,7 +81,7 @@ MUTANTS = [
         ("tests/core/test_portions.py::test_a_portion_that_is_dealt_again_in_pieces_is_dealt_whole",)),
     Mutant(
         "a-checkpoint-forgets-what-is-being-made", PORTIONS, "core/portions.py",
-        "(*self._again, *held))", "(*self._again,))",
+        "(*held, *self._again))", "(*self._again,))",
         ("tests/machines/test_coordinator.py::test_a_checkpoints_position_is_of_the_moment_at_which_all_pushes_are_applied_and_an_error_is_recorded",),
     ),
     Mutant("in-rounds-one-minibatch-is-dealt-at-a-time", AHEAD, "coordination/dealing.py",

@@ -9,6 +9,7 @@ GRANTED = "Only the coordinator grants the lives of shards"
 TOGETHER = "In a synchronous job without standbys all shards go back"
 JOURNAL = "A coordinator that is killed is started anew"
 CTRL_C = "A Ctrl-C at any moment of the command ends it"
+INTERRUPTED = "A job that is told to end (Ctrl-C, SIGTERM) leaves a checkpoint within two steps"
 REPLICAS = "A replica that dies is started anew"
 SPLIT = "A split replica is one replica"
 
@@ -21,6 +22,10 @@ BY_SEED = f"{CONSISTENCY}::test_a_seed_that_fails_by_a_mistake"
 DOWNPOUR_SWEEP = "tests/simulated/test_sweep.py::test_no_fault_loses_or_repeats_a_gradient_and_every_job_ends[0]"
 MACHINE = "tests/machines/test_coordinator.py"
 
+INTERRUPTS, AS_IF_NOT = (
+    "tests/simulated/test_interrupted.py::test_a_job_that_is_interrupted_leaves_within_two_steps_and_goes_on",
+    "tests/simulated/test_interrupted.py::test_a_job_that_was_interrupted_ends_as_if_it_had_not_been",
+)
 PARTITIONS = "tests/simulated/test_partitions.py"
 SPLIT_SWEEP = f"{PARTITIONS}::test_no_fault_loses_or_repeats_a_gradient_of_split_replicas[0]"
 SPLIT_ROUNDS = f"{PARTITIONS}::test_rounds_of_split_replicas_are_sgd_on_the_unions"
@@ -31,7 +36,7 @@ ALLOTMENTS = "tests/simulated/test_allotments.py"
 UNEQUAL = f"{ALLOTMENTS}::test_synchronous_replicas_on_unequal_data_are_sgd_on_the_weighted_union"
 
 MUTANTS = [
-    Mutant("what-a-dead-replica-held-comes-last", OWN, "coordination/allotments.py",
+    Mutant("what-a-dead-replica-held-comes-last", OWN, "core/portions.py",
         "        self._again.extendleft(reversed(held))\n", "        self._again.extend(held)\n",
         ("tests/core/test_portions.py::test_an_allotment_is_dealt_in_order_however_often_its_replica_dies",)),
     Mutant("a-stream-goes-on-beyond-its-end", OWN, "coordination/allotments.py",
@@ -79,6 +84,29 @@ MUTANTS = [
     Mutant("a-ctrl-c-while-a-group-ends-is-forgotten", CTRL_C, "strategies/grouped/coordinator.py",
         "            self._interrupted = event.reason\n", "",
         ("tests/simulated/test_allreduce.py::test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back",)),
+    Mutant("a-replica-hears-nothing-between-two-steps", INTERRUPTED, "replica/downpour.py",
+        "        yield from self._look()\n        drained", "        drained",
+        (f"{INTERRUPTS}[a push of many steps]",)),
+    Mutant("a-group-hears-nothing-between-two-rounds", INTERRUPTED, "strategies/grouped/replica.py",
+        "                yield from self._look()\n                if self._ending", "                if self._ending",
+        (f"{AS_IF_NOT}[accumulated]",)),
+    Mutant("a-round-of-a-job-that-ends-is-smaller", INTERRUPTED, "replica/downpour.py",
+        "if self._steps and self._in_rounds and self._replica.ending", "if False and self._replica.ending",
+        (f"{AS_IF_NOT}[one replica in rounds]",)),
+    Mutant("a-work-unit-is-done-though-the-job-ends", INTERRUPTED, "strategies/sandblaster/replica.py",
+        "if self._computing is None or self._replica.ending:", "if self._computing is None:",
+        (f"{INTERRUPTS}[sandblaster]",)),
+    Mutant("who-interrupts-a-job-waits-for-a-measure", INTERRUPTED, "coordination/coordinator.py",
+        "self.evaluations.pending and self.closing.cause is not Cause.INTERRUPTED", "self.evaluations.pending",
+        (f"{MACHINE}::test_a_job_that_is_interrupted_waits_for_no_measure",)),
+    Mutant("what-was-given-back-comes-before-what-was-begun", INTERRUPTED, "core/portions.py",
+        "(*held, *self._again)", "(*self._again, *held)",
+        ("tests/core/test_portions.py::"
+         "test_what_was_begun_comes_before_what_was_given_back_where_its_replica_leaves_or_a_job_goes_on",)),
+    Mutant("who-holds-the-parameters-is-killed-before-they-are-kept", INTERRUPTED, "places/supervisor.py",
+        "            if self.ending:\n                self._leave", "            if True:\n                self._leave",
+        ("tests/machines/test_supervisor.py::"
+         "test_an_interruption_is_told_to_whoever_ends_the_job_and_the_second_ends_it",)),
     Mutant("every-death-of-a-shard-ends-the-job", AGAIN, "coordination/shard_holders.py",
         "return Cause.SHARD_UNSAVED if begun and not job.saving.newest else None", "return Cause.SHARD_UNSAVED",
         (BY_SEED,)),
