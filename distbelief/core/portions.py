@@ -126,6 +126,11 @@ class Epochs:
         return True
 
     @property
+    def epoch(self) -> int:
+        """The first that is not done."""
+        return min(self._left, default=self.epochs)
+
+    @property
     def completed(self) -> int:
         """How many epochs are done, whichever they are."""
         return self._epoch + (self._epoch < self.epochs) - len(self._left)
@@ -137,7 +142,8 @@ class Epochs:
 
 
 class Dealer(Epochs):
-    """Deals the minibatches of `epochs` epochs of `batches` minibatches to `replicas` replicas.
+    """Deals the minibatches of `epochs` epochs of `batches` minibatches to `replicas` replicas, in portions that shrink
+    with what is left; to 0, in those that are asked for.
 
     >>> dealer = Dealer(batches=3, epochs=1, replicas=1)
     >>> dealer.deal("replica 0"), dealer.deal("replica 0")
@@ -152,12 +158,15 @@ class Dealer(Epochs):
         self._held: dict[str, deque[Portion]] = {}
 
     def deal(self, who: str, at_most: int = PORTION_LIMIT) -> Portion | None:
-        """The next portion for a replica; None when all is dealt."""
-        if self._again:
-            portion = self._take(self._again.popleft(), at_most)
+        """The next portion for a replica, of the first epoch that has any; None when all is dealt."""
+        again = min(self._again, key=lambda portion: portion.epoch, default=None)
+        if again is not None:
+            self._again.remove(again)
+            portion = self._take(again, at_most)
         elif self._epoch < self.epochs:
             left = self.batches - self._batch
-            portion = self._forward(max(1, min(left // (4 * self.replicas), PORTION_LIMIT, at_most)))
+            part = left // (4 * self.replicas) if self.replicas else left
+            portion = self._forward(max(1, min(part, PORTION_LIMIT, at_most)))
         else:
             return None
         self._held.setdefault(who, deque()).append(portion)
@@ -243,9 +252,9 @@ class Dealer(Epochs):
             self._again.appendleft(given)
 
     def undealt(self, who: str) -> int:
-        """How many minibatches a replica may be dealt before all of the epoch is."""
-        to_come = self.batches - self._batch if self._epoch < self.epochs else 0
-        return to_come + sum(portion.count for portion in self._again)
+        """How many minibatches of the first epoch that is not done a replica may be dealt."""
+        to_come = self.batches - self._batch if self._epoch == self.epoch < self.epochs else 0
+        return to_come + sum(portion.count for portion in self._again if portion.epoch == self.epoch)
 
     def held(self, who: str) -> int:
         """How many minibatches a replica was dealt and has not done."""

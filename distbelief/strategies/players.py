@@ -14,6 +14,7 @@ from distbelief.coordination.cadence import MinibatchCount, SnapshotTimer, Targe
 from distbelief.coordination.closing import Closing, ClosingStep
 from distbelief.coordination.coordinator import Coordinator
 from distbelief.coordination.dealing import Dealing
+from distbelief.coordination.rounds_dealt import RoundsDealt
 from distbelief.coordination.evaluations import Evaluations
 from distbelief.coordination.membership import Membership
 from distbelief.coordination.partitions import PartitionRegistry
@@ -40,7 +41,7 @@ from distbelief.strategies.served import served_reader
 
 COORDINATOR_STATE = (
     Coordinator, Evaluations, MinibatchCount, Target, Saving, SnapshotTimer, ShardRegistry, Membership,
-    PartitionRegistry, Standbys, Lives, Dealing, Dealer, Allotments, Allotment,
+    PartitionRegistry, Standbys, Lives, Dealing, RoundsDealt, Dealer, Allotments, Allotment,
     Address, Portion, Position, AllotmentPlace, Plan, Settings, Cause, Closing, Phase, ClosingStep, ShardStanding,
     StandbyStanding, EvaluatorStanding, CheckpointStage,
 )  # fmt: skip

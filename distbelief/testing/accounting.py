@@ -41,6 +41,7 @@ class Accounting:
       that were not returned; a dropped push gives its own back.
     - A push is applied at a shard at most once, and is applied or dropped, not both; shards do not disagree about it.
     - Versions of a shard grow by one with each update.
+    - A round holds minibatches of one epoch, each once.
     - A shard that comes again holds what its checkpoint holds; what it had acknowledged beyond that is counted, once,
       as forgotten. In rounds all go back together, and each minibatch is applied once in what is kept, whatever was
       made in vain.
@@ -270,6 +271,7 @@ class Accounting:
                     self._take(shard, who, self.sent_pushes[who, shard, clock][0], version, incarnation=-1)
             if version <= now:
                 self.groups[shard][version] = list(keys)
+                self._hold_round(shard, version)
 
     def _restored(self, shard: str) -> None:
         """A shard holds a checkpoint: what it applied after that is undone; or what the shard before it held."""
@@ -312,6 +314,7 @@ class Accounting:
         assert version in (len(groups), len(groups) + 1), f"{shard} is at update {version} after {len(groups)}"
         self._take(shard, who, push, version, message.version.incarnation)
         groups.setdefault(version, []).append(key)
+        self._hold_round(shard, version)
 
     def _take(self, shard: str, who: str, push: pushing.Push, version: int, incarnation: int) -> None:
         """A push is in an update of a life of a shard; -1: of the life that it was pushed to."""
@@ -324,6 +327,13 @@ class Accounting:
         self.moments.setdefault((shard, version), self._clock.now())
         for minibatch in self.pushes[who, push.clock]:
             self.applied[shard][minibatch] += 1
+
+    def _hold_round(self, shard: str, version: int) -> None:
+        """What a shard has made one round of is a part of one epoch."""
+        held = self.batches(self.groups[shard][version])
+        told = f"round {version} of {shard} holds {held} of {self.groups[shard][version]}"
+        assert not self.plan.settings.strategy.rounds or len({epoch for epoch, _ in held}) < 2, told
+        assert not self.plan.settings.strategy.rounds or len({*held}) == len(held), told
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
         """A message is about to be handled by a living role."""
