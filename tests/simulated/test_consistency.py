@@ -828,7 +828,7 @@ def test_a_job_that_goes_back_once_its_target_was_reached_trains_until_it_is_rea
     """What had reached it was lost with a shard, and the end named an older checkpoint as what had."""
     job = Job(
         plain.classes(plain.mlp),
-        Synchronous(2, 2, restarts=1, optimizer=optim("sgd", lr=0.2)),
+        Synchronous(2, 2, restarts=1, optimizer=optim("sgd", lr=0.1)),
         epochs=60,
         target_accuracy=0.4,
         checkpoint_every=20,
