@@ -123,7 +123,7 @@ class Dealing:
             self.dealer.give_back(sender, event.returned)
         held = self.held(sender)
         self.dealer.report(sender, event.steps, event.dropped)
-        if self._rounds is not None:
+        if self._rounds is not None and sender in self._rounds.of:
             returned = sum(portion.count for portion in event.returned)
             self._rounds.add(sender, -returned - (held - self.held(sender)) * self._leaves_behind)
         self.samples += event.samples

@@ -14,10 +14,10 @@ from distbelief.coordination.cadence import MinibatchCount, SnapshotTimer, Targe
 from distbelief.coordination.closing import Closing, ClosingStep
 from distbelief.coordination.coordinator import Coordinator
 from distbelief.coordination.dealing import Dealing
-from distbelief.coordination.rounds_dealt import RoundsDealt
 from distbelief.coordination.evaluations import Evaluations
 from distbelief.coordination.membership import Membership
 from distbelief.coordination.partitions import PartitionRegistry
+from distbelief.coordination.rounds_dealt import RoundsDealt
 from distbelief.coordination.saving import Saving
 from distbelief.coordination.shard_registry import ShardRegistry
 from distbelief.coordination.standbys import Standbys

@@ -29,7 +29,9 @@ UNEVEN = db.ComputeModel(step=1e-3, spread="exponential", slow={0: 3.0}, straggl
 SPLIT = {"partitions": 2, "split": "stages"}
 
 
-def play(plain: SimpleNamespace, strategy: Synchronous, crashes: Any = (), **options: Any) -> tuple[Observed, Accounting]:
+def play(
+    plain: SimpleNamespace, strategy: Synchronous, crashes: Any = (), **options: Any
+) -> tuple[Observed, Accounting]:
     """A job whose steps are random in time, on links that delay and reorder, and its accounts."""
     task = plain.classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
     cluster = db.Simulated(network=LATE, compute=UNEVEN, crashes=crashes, restart_seconds=0.02)
