@@ -12,7 +12,7 @@ from distbelief.core import roles
 from distbelief.core.conversations import dealing
 from distbelief.core.effects import Effect, Send
 from distbelief.core.ledger import SAMPLES_LIMIT
-from distbelief.core.portions import OWN, PORTION_LIMIT, STREAM, Dealer, Position
+from distbelief.core.portions import OWN, PORTION_LIMIT, STREAM, Dealer, Portion, Position, RoundDealer
 from distbelief.core.settings import SEQUENTIAL, Plan
 from distbelief.errors import RemoteProtocolError
 
@@ -94,8 +94,12 @@ class Dealing:
                 settings.data.epochs, self._absent, in_order, position.places, shrinks=not strategy.rounds
             )
         else:
-            replicas = 0 if strategy.rounds else settings.replicas
-            self.dealer = Dealer(plan.batches, settings.data.epochs, replicas, position)
+            epochs = settings.data.epochs
+            self.dealer = (
+                RoundDealer(plan.batches, epochs, position)
+                if strategy.rounds
+                else Dealer(plan.batches, epochs, settings.replicas, position)
+            )
         for role in sorted(brought.keys() - over):
             self.joins(role, brought[role])
         self.epochs = self.dealer.completed
@@ -190,7 +194,7 @@ class Dealing:
         effects = self._recall(members) if withheld else []
         for role in list(self._wanting):
             allowed = 0 if withheld else self._allowed(role, members, before)
-            portion = self.dealer.deal(role, allowed) if allowed else None
+            portion = self._deal(role, allowed) if allowed else None
             if portion is not None:
                 del self._wanting[role]
                 if self._rounds is not None:
@@ -200,6 +204,12 @@ class Dealing:
                 self._wanting[role] = True
                 effects.append(Send(role, dealing.Drain(self._rounds.epoch if self._rounds else 0)))
         return effects
+
+    def _deal(self, role: str, at_most: int) -> Portion | None:
+        """The next portion of a replica: in rounds that wait for all, of each round the minibatch of its place."""
+        if not isinstance(self.dealer, RoundDealer) or self._rounds is None or self._leaves_behind:
+            return self.dealer.deal(role, at_most)
+        return self.dealer.deal(role, at_most, *self._rounds.place(role))
 
     def _recall(self, members: Collection[str]) -> list[Effect]:
         """Have what was dealt ahead in rounds given back, once, so that nobody is waited for longer than a step."""
@@ -241,7 +251,7 @@ class Dealing:
         """How many in rounds: where those who are late are left behind one, who would else be left with more."""
         undealt = self.dealer.undealt(role)
         most = min(undealt, 1 if self._leaves_behind else PORTION_LIMIT)
-        if isinstance(self.dealer, Dealer):
+        if isinstance(self.dealer, RoundDealer):
             most = rounds.share(role, undealt, most)
         left = before - sum(map(self.held, members)) if before < math.inf else before
         return min(most, max(1, rounds.share(role, left, most)))

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
+from distbelief.core import roles
+
 
 class RoundsDealt:
     """How many rounds of an epoch each replica was dealt for.
@@ -50,6 +52,16 @@ class RoundsDealt:
             self._at[at] -= 1
             if not self._at[at]:
                 del self._at[at]
+
+    def place(self, who: str) -> tuple[int, int]:
+        """The minibatch of the next round that is a replica's, of those of an epoch, and how far apart its are.
+
+        >>> rounds = RoundsDealt()
+        >>> rounds.add("replica 0", 0), rounds.add("replica 1", 3), rounds.place("replica 1")
+        (None, None, (7, 2))
+        """
+        before = sum(roles.index_of(other) < roles.index_of(who) for other in self.of)
+        return self.of[who] * len(self.of) + before, len(self.of)
 
     def share(self, who: str, left: float, most: int) -> int:
         """How many of those that are left a replica may be dealt, such that the others can come as far; one more where

@@ -30,7 +30,7 @@ from distbelief.core.effects import Machine
 from distbelief.core.lives import Lives
 from distbelief.core.messages import Address
 from distbelief.core.outcomes import Cause
-from distbelief.core.portions import AllotmentPlace, Dealer, Portion, Position, StartingPoint
+from distbelief.core.portions import AllotmentPlace, Dealer, Portion, Position, RoundDealer, StartingPoint
 from distbelief.core.settings import Plan, Settings
 from distbelief.runtime.player import Part, Worker
 from distbelief.server.shard import Shard
@@ -41,7 +41,7 @@ from distbelief.strategies.served import served_reader
 
 COORDINATOR_STATE = (
     Coordinator, Evaluations, MinibatchCount, Target, Saving, SnapshotTimer, ShardRegistry, Membership,
-    PartitionRegistry, Standbys, Lives, Dealing, RoundsDealt, Dealer, Allotments, Allotment,
+    PartitionRegistry, Standbys, Lives, Dealing, RoundsDealt, Dealer, RoundDealer, Allotments, Allotment,
     Address, Portion, Position, AllotmentPlace, Plan, Settings, Cause, Closing, Phase, ClosingStep, ShardStanding,
     StandbyStanding, EvaluatorStanding, CheckpointStage,
 )  # fmt: skip

@@ -123,7 +123,7 @@ class Accounting:
 
     def _note_deal(self, _: str, to: str, message: dealing.Deal) -> None:
         portion = message.portion
-        for index in range(portion.first, portion.first + portion.count):
+        for index in portion.numbers:
             holder, who = self.holder.get((portion.epoch, index)), self._name(to, self._members[to])
             assert holder is None or holder in self._let_go or not self._lives_on(holder), (
                 f"{(portion.epoch, index)} is dealt to {who} and to {holder}"
@@ -144,7 +144,7 @@ class Accounting:
     def _note_progress(self, sender: str, _: str, message: dealing.Progress) -> None:
         who = self._name(sender, self._lives[sender])
         for portion in message.returned:
-            for index in range(portion.first, portion.first + portion.count):
+            for index in portion.numbers:
                 self.waiting[who].remove((portion.epoch, index))
                 if self.holder.get((portion.epoch, index)) == who:
                     del self.holder[portion.epoch, index]
@@ -208,12 +208,7 @@ class Accounting:
         """What a position counts as done, of what was dealt."""
         whole = AllotmentPlace("", 0, self.plan.batches, position.epoch, position.batch, position.undone)
         places = position.places or (whole,)
-        undone = {
-            (one.epoch, index)
-            for place in places
-            for one in place.undone
-            for index in range(one.first, one.first + one.count)
-        }
+        undone = {(one.epoch, index) for place in places for one in place.undone for index in one.numbers}
         return {
             (epoch, index)
             for epoch, index in self.dealt - undone

@@ -395,9 +395,9 @@ def test_rounds_are_dealt_evenly_whoever_asks_first_and_an_epoch_when_the_one_be
     """
     office = Office(made(strategy="synchronous", epochs=2)).training(samples=5)
     dealt = office.tell("replica 0", progress(wants=True), progress(wants=True)).said(dealing.Deal, "replica 0")
-    assert dealt == [dealing.Deal(Portion(0, 0, 2)), dealing.Deal(Portion(0, 2, 1))]
+    assert dealt == [dealing.Deal(Portion(0, 0, 2, every=2)), dealing.Deal(Portion(0, 4, 1, every=2))]
     office.join("replica 1", samples=5).tell("replica 1", progress(wants=True), progress(wants=True))
-    assert office.said(dealing.Deal, "replica 1") == [dealing.Deal(Portion(0, 3, 2))]
+    assert office.said(dealing.Deal, "replica 1") == [dealing.Deal(Portion(0, 1, 2, every=2))]
     assert office.said(dealing.Drain, "replica 1") == [dealing.Drain(0)]
     office.tell("replica 1", progress(steps=2)).tell("replica 0", progress(steps=2, wants=True))
     assert office.said(dealing.Drain, "replica 0") == [dealing.Drain(0)]
@@ -419,28 +419,30 @@ def test_what_a_dead_replica_held_is_dealt_when_its_push_is_in_no_round_to_come(
     assert office.said(attendance.Departed) == ["shard 0"]
     assert office.tell("replica 1", progress(wants=True)).said(dealing.Deal) == []
     told = office.tell("shard 0", attendance.Departed("replica 0", 0))
-    assert told.said(dealing.Deal, "replica 1") == [dealing.Deal(Portion(0, 0, 2))]
+    assert told.said(dealing.Deal, "replica 1") == [dealing.Deal(Portion(0, 2, 1))]
 
 
 def test_what_was_dealt_ahead_in_rounds_is_given_back_for_a_checkpoint_and_dealt_next() -> None:
     office = kept(samples=200)
     dealt = office.tell("replica 0", progress(wants=True), progress(wants=True)).said(dealing.Deal, "replica 0")
-    assert dealt == [dealing.Deal(Portion(0, 0, 32)), dealing.Deal(Portion(0, 32, 32))]
+    assert dealt == [dealing.Deal(Portion(0, 0, 32, every=2)), dealing.Deal(Portion(0, 64, 32, every=2))]
     dealt = office.tell("replica 1", progress(wants=True)).said(dealing.Deal, "replica 1")
-    assert dealt == [dealing.Deal(Portion(0, 64, 32))]
+    assert dealt == [dealing.Deal(Portion(0, 1, 32, every=2))]
     office.tell("replica 0", progress(steps=1)).tell("clock", events.Woke(CheckpointDue()))
     assert office.said(dealing.Recall) == ["replica 0", "replica 1"]
-    returned = Portion(0, 3, 29), Portion(0, 32, 32)
+    returned = Portion(0, 6, 29, every=2), Portion(0, 64, 32, every=2)
     office.tell("replica 0", msgspec.structs.replace(progress(steps=1, wants=True), returned=returned))
     assert (office.said(dealing.Recall), office.said(dealing.Drain)) == ([], ["replica 0"]), "it was told once"
-    office.tell("replica 1", msgspec.structs.replace(progress(), returned=(Portion(0, 66, 30),)), progress(steps=2))
+    office.tell(
+        "replica 1", msgspec.structs.replace(progress(), returned=(Portion(0, 5, 30, every=2),)), progress(steps=2)
+    )
     assert office.said(checkpointing.Snapshot, "shard 0") == [], "one is at a step still"
     office.tell("replica 0", progress(steps=1))
     assert office.said(checkpointing.Snapshot, "shard 0") == [checkpointing.Snapshot(2)]
     office.shards(checkpointing.SnapshotDone(2, ""))
     commit = [effect for effect in office.effects if isinstance(effect, Commit)][-1]
-    assert commit.position == Position(0, 96, (Portion(0, 66, 30), *returned))
-    assert office.said(dealing.Deal, "replica 0") == [dealing.Deal(Portion(0, 66, 30))]
+    assert commit.position == Position(0, 127, (Portion(0, 5, 122),))
+    assert office.said(dealing.Deal, "replica 0") == [dealing.Deal(Portion(0, 6, 32, every=2))]
 
 
 def test_what_a_hold_that_was_given_up_is_told_is_nothing_to_the_next() -> None:

@@ -78,8 +78,8 @@ MUTANTS = [
         (DOWNPOUR_SWEEP, HOGWILD_SWEEP), seconds=20,
     ),
     Mutant("the-rest-of-a-portion-is-its-beginning-again", PORTIONS, "core/portions.py",
-        "Portion(portion.epoch, portion.first + at_most, portion.count - at_most)",
-        "Portion(portion.epoch, portion.first, portion.count - at_most)",
+        "Portion(self.epoch, self.first + count * self.every, self.count - count, self.every)",
+        "Portion(self.epoch, self.first, self.count - count, self.every)",
         ("tests/core/test_portions.py::test_a_portion_that_is_dealt_again_in_pieces_is_dealt_whole",)),
     Mutant(
         "a-checkpoint-forgets-what-is-being-made", PORTIONS, "core/portions.py",
