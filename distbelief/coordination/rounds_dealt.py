@@ -1,10 +1,11 @@
-"""The rounds of an epoch that replicas are dealt minibatches for, so that a round is a part of the data.
+"""The rounds of an epoch that replicas are dealt minibatches for, so that each is a part of the data.
 
 An epoch is dealt when the one before is done, so that no round holds minibatches of two. A replica is at the round that
-it was dealt so many minibatches for; it is dealt more only as far as what is left has all others come as far. So every
-round has a minibatch of each who is there, but for the last of an epoch, which has what is left over, and those that
-somebody has missed who has died or come. Who has nothing left of an epoch is not waited for (`core/rounds`) until the
-next begins. Where those who are late are left behind, rounds are whose they are, and each is at what it holds.
+it was dealt so many minibatches for, and has of each the one of its place among all, as in `allreduce`. It is dealt
+more only as far as what is left has all others come as far: so only the last round of an epoch is smaller, and those
+that somebody has missed who has died or come. Who has nothing left of an epoch says so, and is not waited for until the
+next begins (`core/rounds`); what a dead replica held is dealt again when its push can be in no round any more. Where
+those who are late are left behind, each is at what it holds, and has the first minibatch that nobody has.
 """
 
 from __future__ import annotations
