@@ -41,6 +41,7 @@ class Allotment(Dealer):
         position: from where it goes on.
         in_order: what was computed in vain is passed over, as that of a stream is: what is read in order is not read
             again.
+        shrinks: whether portions shrink with what is left.
 
     >>> allotment = Allotment(range(8, 11), epochs=1)
     >>> allotment.deal("replica 2"), allotment.deal("replica 2"), allotment.lost("replica 2")
@@ -51,8 +52,10 @@ class Allotment(Dealer):
     ([0], True)
     """
 
-    def __init__(self, numbers: range, epochs: int, position: Position = START, in_order: bool = False) -> None:
-        super().__init__(len(numbers), epochs, 1, position)
+    def __init__(
+        self, numbers: range, epochs: int, position: Position = START, in_order: bool = False, shrinks: bool = True
+    ) -> None:
+        super().__init__(len(numbers), epochs, int(shrinks), position)
         self._first, self._in_order = numbers.start, in_order or len(numbers) == OWN
 
     @property
@@ -114,7 +117,7 @@ class Allotments:
     Args:
         epochs: of the job.
         awaited: the replicas whose allotments are a part of the job, whenever they come.
-        in_order: as of an `Allotment`.
+        in_order, shrinks: as of an `Allotment`.
         places: where those stand who have been dealt some before.
 
     >>> allotments = Allotments(1, ["replica 0", "replica 1"])
@@ -127,9 +130,10 @@ class Allotments:
     """
 
     def __init__(
-        self, epochs: int, awaited: Iterable[str], in_order: bool = False, places: Iterable[AllotmentPlace] = ()
-    ) -> None:
-        self.epochs, self._in_order = epochs, in_order
+        self, epochs: int, awaited: Iterable[str], in_order: bool = False, places: Iterable[AllotmentPlace] = (),
+        shrinks: bool = True,
+    ) -> None:  # fmt: skip
+        self.epochs, self._in_order, self._shrinks = epochs, in_order, shrinks
         self._awaited = {*awaited}
         self._of: dict[str, Allotment] = {}
         self._completed = 0
@@ -138,7 +142,7 @@ class Allotments:
             self._of[place.role] = self._allotment(range(place.first, place.first + place.count), position)
 
     def _allotment(self, numbers: range, position: Position) -> Allotment:
-        return Allotment(numbers, self.epochs, position, self._in_order)
+        return Allotment(numbers, self.epochs, position, self._in_order, self._shrinks)
 
     def add(self, who: str, numbers: range) -> None:
         """A replica is there, with minibatches of these numbers; one that nobody waited for begins with the epoch that
@@ -174,8 +178,8 @@ class Allotments:
         self._of[who].end(who, epoch, number)
 
     def undealt(self, who: str) -> int:
-        """How many minibatches a replica may be dealt before all of its epoch is."""
-        return self._of[who].undealt(who)
+        """How many minibatches of the first epoch that is not done by all a replica may be dealt."""
+        return self._of[who].undealt(who) if self._of[who].epoch == self.epoch else 0
 
     def held(self, who: str) -> int:
         """How many minibatches a replica was dealt and has not done."""
@@ -202,6 +206,11 @@ class Allotments:
     def undone(self) -> set[str]:
         """The replicas that are waited for, and have not done all that is theirs."""
         return {who for who in self._awaited if who in self._of and not self._of[who].finished}
+
+    @property
+    def epoch(self) -> int:
+        """The first that is not done by all."""
+        return self.completed
 
     @property
     def completed(self) -> int:

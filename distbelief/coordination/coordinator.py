@@ -21,7 +21,7 @@ from distbelief.coordination.saving import Saving
 from distbelief.coordination.shard_registry import ShardRegistry
 from distbelief.coordination.standbys import Standbys
 from distbelief.core import events, records, roles
-from distbelief.core.conversations import checkpointing, evaluating, membership, partitioning, scripting
+from distbelief.core.conversations import attendance, checkpointing, evaluating, membership, partitioning, scripting
 from distbelief.core.conversations.checkpointing import CheckpointStage
 from distbelief.core.conversations.phases import ALLOWED, PHASES, May, Phase
 from distbelief.core.conversations.table import Conversation
@@ -148,6 +148,9 @@ class Coordinator(Answering):
             checkpointing.ScriptSaved: self._on_script,
             scripting.AskReached: self._on_ask,
             checkpointing.Description: self._on_description,
+            attendance.Departed: lambda _sender, event: (
+                self.shards.departed(event.who, event.incarnation) or self.deal()
+            ),
             evaluating.Evaluated: self._on_evaluated,
             events.Saved: self._on_saved,
             events.Woke: self._on_woke,

@@ -7,11 +7,12 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from distbelief.coordination.allotments import Allotments, cut_numbers, own_numbers
+from distbelief.coordination.rounds_dealt import RoundsDealt
 from distbelief.core import roles
 from distbelief.core.conversations import dealing
 from distbelief.core.effects import Effect, Send
 from distbelief.core.ledger import SAMPLES_LIMIT
-from distbelief.core.portions import OWN, PORTION_LIMIT, STREAM, Dealer, Position
+from distbelief.core.portions import OWN, PORTION_LIMIT, STREAM, Dealer, Portion, Position, RoundDealer
 from distbelief.core.settings import SEQUENTIAL, Plan
 from distbelief.errors import RemoteProtocolError
 
@@ -81,22 +82,30 @@ class Dealing:
     ) -> None:
         settings = plan.settings
         self.settings, self.samples, self._batches = settings, samples, plan.batches
+        strategy = settings.strategy
+        self._rounds = RoundsDealt() if strategy.rounds else None
+        self._leaves_behind = strategy.leaves_behind
+        self._absent = {role for role in roles.leads(settings.mesh) if role not in over}
+        """Who has not been there, and will come."""
         self.dealer: Dealer | Allotments
         if plan.allotted:
-            awaited = [role for role in roles.leads(settings.mesh) if role not in over]
             in_order = settings.data.order == SEQUENTIAL
-            self.dealer = Allotments(settings.data.epochs, awaited, in_order, position.places)
-            for role in sorted(brought.keys() - over):
-                self.joins(role, brought[role])
+            self.dealer = Allotments(
+                settings.data.epochs, self._absent, in_order, position.places, shrinks=not strategy.rounds
+            )
         else:
-            self.dealer = Dealer(plan.batches, settings.data.epochs, settings.replicas, position)
+            epochs = settings.data.epochs
+            self.dealer = (
+                RoundDealer(plan.batches, epochs, position)
+                if strategy.rounds
+                else Dealer(plan.batches, epochs, settings.replicas, position)
+            )
+        for role in sorted(brought.keys() - over):
+            self.joins(role, brought[role])
         self.epochs = self.dealer.completed
         self.pushes = self.minibatches = 0
         """Reported since somebody last set them to 0."""
         self._wanting: dict[str, bool] = {}
-        strategy = settings.strategy
-        self._ahead = strategy.rounds and not strategy.leaves_behind
-        """Whether several minibatches are dealt at once in rounds: who is late would be left with more."""
         self._recalled: set[str] = set()
         self._starts: dict[int, tuple[str, int]] = {}
         """By epoch, how the stream began of who has told that first."""
@@ -116,7 +125,11 @@ class Dealing:
             raise RemoteProtocolError(f"{sender} reports {event.samples} samples")
         if event.returned:
             self.dealer.give_back(sender, event.returned)
+        held = self.held(sender)
         self.dealer.report(sender, event.steps, event.dropped)
+        if self._rounds is not None and sender in self._rounds.of:
+            returned = sum(portion.count for portion in event.returned)
+            self._rounds.add(sender, -returned - (held - self.held(sender)) * self._leaves_behind)
         self.samples += event.samples
         self.pushes += event.pushes
         self.minibatches += event.steps - len(event.dropped)
@@ -154,6 +167,7 @@ class Dealing:
         Raises:
             UsageError: it had others before.
         """
+        self._absent.discard(role)
         if isinstance(self.dealer, Allotments):
             self.dealer.add(role, self._numbers(roles.index_of(role), samples))
 
@@ -176,21 +190,30 @@ class Dealing:
         """
         if not withheld:
             self._recalled.clear()
+            self._count_in(members)
         effects = self._recall(members) if withheld else []
         for role in list(self._wanting):
             allowed = 0 if withheld else self._allowed(role, members, before)
-            portion = self.dealer.deal(role, allowed) if allowed else None
+            portion = self._deal(role, allowed) if allowed else None
             if portion is not None:
                 del self._wanting[role]
+                if self._rounds is not None:
+                    self._rounds.add(role, portion.count)
                 effects.append(Send(role, dealing.Deal(portion)))
             elif not self._wanting[role]:
                 self._wanting[role] = True
-                effects.append(Send(role, dealing.Drain()))
+                effects.append(Send(role, dealing.Drain(self._rounds.epoch if self._rounds else 0)))
         return effects
+
+    def _deal(self, role: str, at_most: int) -> Portion | None:
+        """The next portion of a replica: in rounds that wait for all, of each round the minibatch of its place."""
+        if not isinstance(self.dealer, RoundDealer) or self._rounds is None or self._leaves_behind:
+            return self.dealer.deal(role, at_most)
+        return self.dealer.deal(role, at_most, *self._rounds.place(role))
 
     def _recall(self, members: Collection[str]) -> list[Effect]:
         """Have what was dealt ahead in rounds given back, once, so that nobody is waited for longer than a step."""
-        if not self._ahead:
+        if self._rounds is None or self._leaves_behind:
             return []
         asked = [role for role in sorted(members, key=roles.index_of) if role not in self._recalled and self.held(role)]
         self._recalled.update(asked)
@@ -202,21 +225,36 @@ class Dealing:
         """
         if self._warmed >= self._warming:
             self._warming = 0
-            return self._in_rounds(role, members, before) if self.settings.strategy.rounds else PORTION_LIMIT
+            return PORTION_LIMIT if self._rounds is None else self._in_rounds(self._rounds, role, members, before)
         if self._warmer not in members:
             self._warmer = min(members, key=roles.index_of)
         if role != self._warmer:
             return 0
         return max(0, min(PORTION_LIMIT, self._warming - self._warmed - self.dealer.held(role)))
 
-    def _in_rounds(self, role: str, members: Collection[str], before: float) -> int:
-        """How many in rounds, of which each takes one of every member: a part of what is left that shrinks with it, so
-        that all come to the end together.
+    def _count_in(self, members: Collection[str]) -> None:
+        """Count in for the rounds that are dealt who is there and who will come, from where the others are; where an
+        epoch begins, from its start, and who was told that there is nothing is told so again, of this one.
         """
-        if not self._ahead:
-            return 1
-        left = min(self.dealer.undealt(role), before - sum(map(self.held, members)))
-        return max(1, min(PORTION_LIMIT, int(left // (4 * len(members)))))
+        rounds = self._rounds
+        if rounds is None:
+            return
+        if rounds.epoch != self.dealer.epoch:
+            rounds.begin(self.dealer.epoch)
+            self._wanting = dict.fromkeys(self._wanting, False)
+        if new := self._absent.union(members) - rounds.of.keys():
+            made = max((dealt - self.held(role) for role, dealt in rounds.of.items()), default=0)
+            for role in new:
+                rounds.add(role, made)
+
+    def _in_rounds(self, rounds: RoundsDealt, role: str, members: Collection[str], before: float) -> int:
+        """How many in rounds: where those who are late are left behind one, who would else be left with more."""
+        undealt = self.dealer.undealt(role)
+        most = min(undealt, 1 if self._leaves_behind else PORTION_LIMIT)
+        if isinstance(self.dealer, RoundDealer):
+            most = rounds.share(role, undealt, most)
+        left = before - sum(map(self.held, members)) if before < math.inf else before
+        return min(most, max(1, rounds.share(role, left, most)))
 
     @property
     def finished(self) -> bool:
@@ -235,12 +273,15 @@ class Dealing:
         """A replica is gone: what it held is dealt again; returns how many minibatches that is."""
         self._wanting.pop(role, None)
         self._recalled.discard(role)
+        if self._rounds is not None:
+            self._rounds.remove(role)
         return self.dealer.lost(role)
 
     def give_up(self, role: str) -> int:
         """A replica will not come (again): nobody does what is left of its own; returns how many minibatches that is,
         -1 where nobody knows.
         """
+        self._absent.discard(role)
         return self.dealer.give_up(role) if isinstance(self.dealer, Allotments) else 0
 
     def waiting(self, members: Collection[str]) -> list[str]:

@@ -32,12 +32,15 @@ class PortionWork:
 
     def deal(self, job: Coordinator) -> list[Effect]:
         """One portion to each who wants one; where a checkpoint is one moment of all, none while it is made, and what
-        was dealt ahead is given back.
+        was dealt ahead is given back. In rounds none while a round may hold what one has pushed who is gone: it would
+        hold a minibatch of his twice that is dealt again.
         """
         if not isinstance(job.data, Dealing):
             return []
         if job.data.finished:  # what was left was that of a replica which will not come again, or has just come
             return job.finish(Cause.EPOCHS_DONE, "all epochs are done")
+        if job.shards.counts_gone:
+            return []
         withheld = job.saving.holds and job.settings.strategy.one_moment
         return job.data.deal(job.membership.members, withheld, self._before(job, job.data))
 

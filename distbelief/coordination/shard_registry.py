@@ -40,6 +40,18 @@ class ShardRegistry:
         self._succeeded: dict[str, int] = {}  # lives that are those of a standby
         self._doubted: set[tuple[str, int]] = set()
         self._lasting: set[str] = set()
+        self._departing: dict[str, int] = {}
+
+    @property
+    def counts_gone(self) -> bool:
+        """Whether the gradient of one who is gone may be in a round to come."""
+        return bool(self._departing)
+
+    def departed(self, who: str, incarnation: int) -> list[Effect]:
+        """The shard that rules has heard that a life of a replica is over."""
+        if self._departing.get(roles.lead_of(who), incarnation) <= incarnation:
+            self._departing.pop(roles.lead_of(who), None)
+        return []
 
     def here(self, role: str, place: Address) -> bool:
         """A shard is there, in some life; whether that is the one that is to be.
@@ -141,7 +153,9 @@ class ShardRegistry:
             return []
         # in rounds the others wait for whom the ruling names, and hear of deaths themselves: but not a standby that has
         # succeeded, to which the dead had no link yet
-        asked = [roles.shard(plan.ruler)] if plan.settings.strategy.rounds and not plan.settings.standby else self.roles
+        rounds = plan.settings.strategy.rounds
+        asked = [roles.shard(plan.ruler)] if rounds and not plan.settings.standby else self.roles
+        self._departing |= {role: lives[role] for role in lives if rounds and roles.is_replica(role)}
         return [
             Send(shard, Departed(_linked(role, plan, shard), lives[role]))
             for role in sorted(lives)

@@ -129,13 +129,19 @@ class Policy:
         """Whether it need be asked: without a scaling nothing is ever different."""
         return type(self) is not Policy or self._scaling is not None
 
-    def attend(self, who: str, incarnation: int, tick: int) -> int:
-        """A replica takes part from `tick` on, or asks from where on (-1); returns that tick."""
+    def attend(self, who: str, incarnation: int, tick: int, epoch: int = 0) -> int:
+        """A replica takes part from `tick` on, or asks from where on (-1), with minibatches of an epoch; returns that
+        tick.
+        """
         return 0
 
-    def leave(self, who: str, incarnation: int, died: bool) -> None:
-        """A replica sits out, leaves or has died; an incarnation older than the known one does so no more, -1 is the
-        known one.
+    def rest(self, who: str, incarnation: int, epoch: int) -> None:
+        """A replica has no more minibatches of an epoch."""
+        self.leave(who, incarnation)
+
+    def leave(self, who: str, incarnation: int) -> None:
+        """A replica leaves or has died; an incarnation older than the known one does so no more, -1 is the known
+        one.
         """
 
     def turn(self, key: Key, tick: int, model: int, opens: bool) -> str:
@@ -185,7 +191,7 @@ class _Members(Policy):
         """Be as far as another was."""
         self.floor, self.members, self._known = state.floor, dict(state.members), dict(state.lives)
 
-    def attend(self, who: str, incarnation: int, tick: int) -> int:
+    def attend(self, who: str, incarnation: int, tick: int, epoch: int = 0) -> int:
         """Count a replica in."""
         if incarnation < self._known.get(who, 0):
             return self.floor
@@ -195,7 +201,7 @@ class _Members(Policy):
         self._rise()
         return self.members[who]
 
-    def leave(self, who: str, incarnation: int, died: bool) -> None:
+    def leave(self, who: str, incarnation: int) -> None:
         """Count a replica out."""
         if not 0 <= incarnation < self._known.get(who, 0):
             self.members.pop(who, None)

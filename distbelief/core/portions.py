@@ -8,6 +8,7 @@ the push that holds its gradient.
 from __future__ import annotations
 
 from collections import deque
+from itertools import takewhile
 
 import msgspec
 
@@ -24,12 +25,29 @@ STREAM = -1
 """Samples of data that have no length."""
 
 
-class Portion(msgspec.Struct, frozen=True, array_like=True):
-    """Minibatches `first` up to, not including, `first + count` of an epoch."""
+class Portion(msgspec.Struct, frozen=True, array_like=True, repr_omit_defaults=True):
+    """Minibatch `first` of an epoch and each `every`th after it, `count` of them.
+
+    >>> portion = Portion(0, 4, 3, every=2)
+    >>> [*portion.numbers], portion.cut(1)
+    ([4, 6, 8], (Portion(epoch=0, first=4, count=1, every=2), Portion(epoch=0, first=6, count=2, every=2)))
+    """
 
     epoch: int
     first: int
     count: int
+    every: int = 1
+
+    @property
+    def numbers(self) -> range:
+        """Of its minibatches."""
+        return range(self.first, self.first + self.count * self.every, self.every)
+
+    def cut(self, count: int) -> tuple[Portion, Portion]:
+        """The first so many of its minibatches at most, and the others."""
+        count = min(count, self.count)
+        rest = Portion(self.epoch, self.first + count * self.every, self.count - count, self.every)
+        return Portion(self.epoch, self.first, count, self.every), rest
 
 
 class WorkUnit(msgspec.Struct, frozen=True, array_like=True):
@@ -126,6 +144,11 @@ class Epochs:
         return True
 
     @property
+    def epoch(self) -> int:
+        """The first that is not done."""
+        return min(self._left, default=self.epochs)
+
+    @property
     def completed(self) -> int:
         """How many epochs are done, whichever they are."""
         return self._epoch + (self._epoch < self.epochs) - len(self._left)
@@ -137,7 +160,8 @@ class Epochs:
 
 
 class Dealer(Epochs):
-    """Deals the minibatches of `epochs` epochs of `batches` minibatches to `replicas` replicas.
+    """Deals the minibatches of `epochs` epochs of `batches` minibatches to `replicas` replicas, in portions that shrink
+    with what is left; to 0, in those that are asked for.
 
     >>> dealer = Dealer(batches=3, epochs=1, replicas=1)
     >>> dealer.deal("replica 0"), dealer.deal("replica 0")
@@ -152,12 +176,15 @@ class Dealer(Epochs):
         self._held: dict[str, deque[Portion]] = {}
 
     def deal(self, who: str, at_most: int = PORTION_LIMIT) -> Portion | None:
-        """The next portion for a replica; None when all is dealt."""
-        if self._again:
-            portion = self._take(self._again.popleft(), at_most)
+        """The next portion for a replica, of the first epoch that has any; None when all is dealt."""
+        again = min(self._again, key=lambda portion: portion.epoch, default=None)
+        if again is not None:
+            self._again.remove(again)
+            portion = self._take(again, at_most)
         elif self._epoch < self.epochs:
             left = self.batches - self._batch
-            portion = self._forward(max(1, min(left // (4 * self.replicas), PORTION_LIMIT, at_most)))
+            part = left // (4 * self.replicas) if self.replicas else left
+            portion = self._forward(max(1, min(part, PORTION_LIMIT, at_most)))
         else:
             return None
         self._held.setdefault(who, deque()).append(portion)
@@ -165,9 +192,10 @@ class Dealer(Epochs):
 
     def _take(self, portion: Portion, at_most: int) -> Portion:
         """The first `at_most` minibatches of a portion; the rest waits to be dealt again."""
-        if portion.count > at_most:
-            self._again.appendleft(Portion(portion.epoch, portion.first + at_most, portion.count - at_most))
-        return Portion(portion.epoch, portion.first, min(portion.count, at_most))
+        taken, rest = portion.cut(at_most)
+        if rest.count:
+            self._again.appendleft(rest)
+        return taken
 
     def done(self, who: str, steps: int) -> list[int]:
         """Note that a replica's next `steps` minibatches are applied at all shards; returns the epochs this completes.
@@ -211,12 +239,11 @@ class Dealer(Epochs):
         while steps:
             if not held:
                 raise RemoteProtocolError(f"{who} reports {steps} more steps than it was dealt")
-            portion = held.popleft()
-            count = min(steps, portion.count)
-            if count < portion.count:
-                held.appendleft(Portion(portion.epoch, portion.first + count, portion.count - count))
-            taken.append(Portion(portion.epoch, portion.first, count))
-            steps -= count
+            portion, rest = held.popleft().cut(steps)
+            if rest.count:
+                held.appendleft(rest)
+            taken.append(portion)
+            steps -= portion.count
         return taken
 
     def give_back(self, who: str, portions: tuple[Portion, ...]) -> None:
@@ -231,21 +258,20 @@ class Dealer(Epochs):
         """
         held = self._held.get(who, deque())
         for given in reversed(portions):
-            end = given.epoch, given.first + given.count
-            at = next((i for i, one in enumerate(held) if (one.epoch, one.first + one.count) == end), -1)
-            if at < 0 or not held[at].first <= given.first < end[1]:
+            cuts = [one.cut(max(0, one.count - given.count)) for one in held]
+            at = next((i for i, (_, end) in enumerate(cuts) if end == given), -1)
+            if at < 0 or not given.count:
                 raise RemoteProtocolError(f"{who} gives back {given}, and was dealt no portion with that end")
-            kept = Portion(given.epoch, held[at].first, given.first - held[at].first)
-            if kept.count:
+            if (kept := cuts[at][0]).count:
                 held[at] = kept
             else:
                 del held[at]
             self._again.appendleft(given)
 
     def undealt(self, who: str) -> int:
-        """How many minibatches a replica may be dealt before all of the epoch is."""
-        to_come = self.batches - self._batch if self._epoch < self.epochs else 0
-        return to_come + sum(portion.count for portion in self._again)
+        """How many minibatches of the first epoch that is not done a replica may be dealt."""
+        to_come = self.batches - self._batch if self._epoch == self.epoch < self.epochs else 0
+        return to_come + sum(portion.count for portion in self._again if portion.epoch == self.epoch)
 
     def held(self, who: str) -> int:
         """How many minibatches a replica was dealt and has not done."""
@@ -263,3 +289,64 @@ class Dealer(Epochs):
         """Where the data stands now, for a checkpoint."""
         held = [portion for portions in self._held.values() for portion in portions]
         return Position(self._epoch, self._batch, (*held, *self._again))
+
+
+class RoundDealer(Dealer):
+    """Deals in rounds, each of minibatches that follow each other, while nobody dies: the first of each to the first of
+    the replicas.
+
+    >>> dealer = RoundDealer(batches=6, epochs=1)
+    >>> dealer.deal("replica 1", 3, first=1, every=2), dealer.undealt("replica 0")
+    (Portion(epoch=0, first=1, count=3, every=2), 3)
+    >>> dealer.lost("replica 1"), dealer.deal("replica 0", 2, first=0, every=2), dealer.deal("replica 2", 2)
+    (3, Portion(epoch=0, first=0, count=2, every=2), Portion(epoch=0, first=1, count=1))
+    """
+
+    def __init__(self, batches: int, epochs: int, position: Position = START) -> None:
+        super().__init__(batches, epochs, 0, position)
+        self._free: set[int] = set()
+        """The minibatches of the first epoch that is not done, before what is dealt next, that nobody has."""
+
+    def _collect(self) -> None:
+        """Have what was put back of that epoch among the others."""
+        for portion in [portion for portion in self._again if portion.epoch == self.epoch]:
+            self._again.remove(portion)
+            self._free.update(portion.numbers)
+
+    def deal(self, who: str, at_most: int = PORTION_LIMIT, first: int = -1, every: int = 1) -> Portion | None:
+        """Minibatch `first` of the epoch and each `every`th after it, as long as nobody has them; else the first that
+        nobody has, or the last where the epoch ends before `first`.
+        """
+        self._collect()
+        to_come = range(self._batch, self.batches) if self._epoch == self.epoch < self.epochs else range(0)
+        if first not in self._free and first not in to_come:
+            which, ends = (max, to_come[-1:]) if first >= self.batches else (min, to_come[:1])
+            first, every = which([*self._free, *ends], default=-1), 1
+        numbers = range(first, first + at_most * every, every)
+        free = list(takewhile(lambda number: number in self._free or number in to_come, numbers))
+        if not free:
+            return None
+        portion = Portion(self.epoch, first, len(free), every)
+        if free[-1] in to_come:
+            self._free.update(to_come[: free[-1] + 1 - self._batch])
+            self._forward(free[-1] + 1 - self._batch)
+        self._free.difference_update(free)
+        self._held.setdefault(who, deque()).append(portion)
+        return portion
+
+    def undealt(self, who: str) -> int:
+        """As of any, and what is free."""
+        self._collect()
+        return super().undealt(who) + len(self._free)
+
+    def position(self) -> Position:
+        """As of any, with what is free in runs."""
+        self._collect()
+        position = super().position()
+        runs: list[Portion] = []
+        for number in sorted(self._free):
+            if runs and runs[-1].numbers.stop == number:
+                runs[-1] = Portion(self.epoch, runs[-1].first, runs[-1].count + 1)
+            else:
+                runs.append(Portion(self.epoch, number, 1))
+        return Position(position.epoch, position.batch, (*runs, *position.undone))

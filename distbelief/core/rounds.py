@@ -101,6 +101,10 @@ class Rounds(Policy):
         self._decided = 0
         # a replica of which nothing has been heard yet is on its way: the first round waits for it too
         self._members = {*roles.leads(settings.mesh)}
+        self._epoch = 0
+        """Of which minibatches are dealt, as far as any has said."""
+        self._resting: dict[str, int] = {}
+        """Of which epoch each has nothing more who is waited for again when the next begins."""
         self._known: dict[str, int] = {}
         self._dead: dict[str, int] = {}
         self._fresh: dict[str, Key] = {}
@@ -117,10 +121,14 @@ class Rounds(Policy):
         self._admitted: list[tuple[str, int]] = []
         self.history = History()
 
-    def attend(self, who: str, incarnation: int, tick: int) -> int:
-        """Count a replica in; returns the round that it is in, or -1 where `admitted` will tell it."""
+    def attend(self, who: str, incarnation: int, tick: int, epoch: int = 0) -> int:
+        """Count a replica in, and with the first of an epoch all who rested; returns the round that it is in, or -1
+        where `admitted` will tell it.
+        """
         if incarnation < self._known.get(who, 0):
             return self.floor
+        self._epoch = max(self._epoch, epoch)
+        self._wake()
         if incarnation > self._known.get(who, 0):
             self._members.discard(who)
         if who in self._fresh and self._fresh[who].incarnation < incarnation:
@@ -133,6 +141,7 @@ class Rounds(Policy):
         ]
         self._known[who] = incarnation
         self._dead.pop(who, None)
+        self._resting.pop(who, None)
         if self._rules and self.models > 1 and who not in self._members:
             self._coming.add(who)
             self._decide()
@@ -156,17 +165,34 @@ class Rounds(Policy):
             self._admitted += ((who, self._decided) for who in sorted(self._coming, key=roles.index_of))
             self._coming.clear()
 
-    def leave(self, who: str, incarnation: int, died: bool) -> None:
-        """Count a replica out. A push of one that sits out stays in the round; a push of a dead one does not."""
+    def rest(self, who: str, incarnation: int, epoch: int) -> None:
+        """Count a replica out for the rest of an epoch; its push stays in the round."""
+        if incarnation < self._known.get(who, 0) or incarnation <= self._dead.get(who, -1):
+            return
+        self._members.discard(who)
+        self._coming.discard(who)
+        self._resting[who] = epoch
+        self._wake()
+        self._decide()
+
+    def _wake(self) -> None:
+        """Wait again for those who have rested for an epoch that is over."""
+        over = [who for who, epoch in self._resting.items() if epoch < self._epoch]
+        self._members.update(over)
+        for who in over:
+            del self._resting[who]
+
+    def leave(self, who: str, incarnation: int) -> None:
+        """Count a replica out, and its push."""
         known = self._known.get(who, 0)
         if 0 <= incarnation < known:
             return
         self._members.discard(who)
         self._coming.discard(who)
-        if died:
-            self._dead[who] = max(known, incarnation)
-            if who in self._fresh:
-                self._reject(self._fresh.pop(who))
+        self._resting.pop(who, None)
+        self._dead[who] = max(known, incarnation)
+        if who in self._fresh:
+            self._reject(self._fresh.pop(who))
         self._decide()
 
     def turn(self, key: Key, tick: int, model: int, opens: bool) -> str:

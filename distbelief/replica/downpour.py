@@ -97,13 +97,17 @@ class DownpourTraining:
         # where it stands: its tick, which vector it computes on, whether the other is asked for
         self._tick = self._landing = 0
         self._in_flight = False
-        # what it was told: to report what it has, to push nothing (for a checkpoint, to be answered once that holds)
-        self._draining = self._holding = False
+        # what it was told: that there is nothing of an epoch, and to report what it has; to push nothing (for a
+        # checkpoint, to be answered once that holds)
+        self._draining: int | None = None
+        self._holding = False
         self._hold: int | None = None
         # whether it is to give back what it has not begun, once no push is half accrued; whether it computes
         self._recalled = self._under_way = False
-        # whether shards wait for it; in rounds the first waits for all, until they say otherwise
-        self._attending, self._expected = False, self._in_rounds
+        # the epoch in which shards wait for it, and the last of which it has said that it has no more: in rounds they
+        # wait for all, in every epoch, until they say so
+        self._attending: int | None = None
+        self._rested = -1
 
     # by what they come from, for CPython finds the attributes of an object with 30 or more by a slower way
 
@@ -137,8 +141,8 @@ class DownpourTraining:
         self._stepped.clear()
         step = self._step if len(self._models) == 1 else self._step_in_turn
         while (batch := (yield from self._next_batch())) is not None:
-            if self._attends and not self._attending:
-                yield from self._attend()
+            if self._attends and self._attending is None:
+                yield from self._attend(batch.epoch)
             self._under_way = True
             goes_on = yield from step(batch)
             self._under_way = False
@@ -151,7 +155,7 @@ class DownpourTraining:
                 break
             if self.work.seconds >= reports:
                 yield self._progress(wants=False)
-        yield from self._drain()
+        yield from self._drain(self._rested if self._attending is None else self._attending)
         if replica.keeps:
             yield from replica.finish()  # in rounds, partitions agree on the one that they hold at the end
             yield from self._fetch_all()
@@ -244,15 +248,15 @@ class DownpourTraining:
             if drained and self._replica.asked is not None:
                 yield from self._save_idle()
             self._give_back()
-            wants = self.work.runs_out and not self._draining
+            wants = self.work.runs_out and self._draining is None
             if wants or self.work.returns or self._replica.start is not None:
                 yield self._progress(wants)
             if (batch := self.work.next()) is not None:
                 yield from self._siblings.deal(batch)
                 return batch
-            if self._draining:
-                self._draining = False
-                yield from self._drain()
+            if self._draining is not None:
+                epoch, self._draining = self._draining, None
+                yield from self._drain(epoch)
                 drained = True
             else:
                 yield from self.wait()
@@ -280,9 +284,9 @@ class DownpourTraining:
     def _next_of_lead(self) -> Steps[Batch | None]:
         """The next minibatch that the lead computes; None when it is done."""
         while (batch := self.work.next()) is None and not self._replica.ending:
-            if self._draining:
-                self._draining = False
-                yield from self._drain()
+            if self._draining is not None:
+                epoch, self._draining = self._draining, None
+                yield from self._drain(epoch)
                 yield self._progress(wants=True)
             else:
                 yield from self.wait()
@@ -338,7 +342,8 @@ class DownpourTraining:
         Raises:
             UsageError: one has left its loop before that.
         """
-        left = self._siblings.left or ({self._replica.superior} if self._siblings.follows and self._draining else ())
+        drains = self._siblings.follows and self._draining is not None
+        left = self._siblings.left or ({self._replica.superior} if drains else ())
         if left:
             raise apart(self._replica.role, min(left))
         yield from self.wait()
@@ -382,8 +387,9 @@ class DownpourTraining:
         self._steps = self._covered = self._accrued_samples = 0
         self._slot = (slot + 1) % self._settings.slots
 
-    def _drain(self) -> Steps[None]:
-        """Push the rest, wait until all is acknowledged and all that was asked for is here, and report it.
+    def _drain(self, epoch: int) -> Steps[None]:
+        """Push the rest, wait until all is acknowledged and all that was asked for is here, and report it: there is no
+        more of an epoch.
 
         What a round of a job that ends would have of less than a push is as if it had not been computed.
         """
@@ -393,8 +399,8 @@ class DownpourTraining:
         else:
             if self._steps:
                 yield from self._push()
-            yield from self._siblings.tell(dealing.Drain(), awaited=True)
-        yield from self._sit_out()
+            yield from self._siblings.tell(dealing.Drain(epoch), awaited=True)
+        yield from self._sit_out(epoch)
         while self._pushes.waiting or self._links.missing or self._siblings.busy:
             yield from self.wait()
         self._in_flight = False  # what was asked for may be old by the time of the next step
@@ -471,26 +477,26 @@ class DownpourTraining:
 
     # taking part
 
-    def _attend(self) -> Steps[None]:
+    def _attend(self, epoch: int) -> Steps[None]:
         """Take part, from the furthest tick at which a shard would have this replica begin."""
         before = self._tick
         for role, _ in self.server.parts:
-            yield self._links.ask(role, attendance.Attend(self._replica.incarnation, -1))
+            yield self._links.ask(role, attendance.Attend(self._replica.incarnation, -1, epoch))
         while any(self._links.asks(role, attendance.Attend) for role, _ in self.server.parts):
             yield from self.wait()
-        self._attending, self._expected = True, False
+        self._attending = epoch
         if self._tick > before:  # while it took no part others have stepped them
             self._stepped |= {*range(len(self._models))}
         if self._bound < math.inf:
             for role, _ in self.server.parts:
                 yield Send(role, attendance.Attend(self._replica.incarnation, self._tick))
 
-    def _sit_out(self) -> Steps[None]:
+    def _sit_out(self, epoch: int) -> Steps[None]:
         """Be waited for by nobody; what was pushed before counts."""
-        if self._attending or self._expected:
-            self._attending = self._expected = False
+        if self._attending is not None or (self._in_rounds and self._rested < epoch):
+            self._attending, self._rested = None, epoch
             for role, _ in self.server.parts:
-                yield self._links.ask(role, attendance.SitOut())
+                yield self._links.ask(role, attendance.SitOut(self._replica.incarnation, epoch))
 
     # what arrives
 
@@ -544,11 +550,11 @@ class DownpourTraining:
             return
         pushes, incarnation = self._pushes.owed(shard), self._replica.incarnation
         yield Send(shard, attendance.Return(incarnation, self._pushes.acknowledged[shard], self._replica.partition))
-        if self._attending:
+        if self._attending is not None:
             first: Any = pushes[0].message if pushes else None
-            yield Send(shard, attendance.Attend(incarnation, first.tick if first else self._tick))
+            yield Send(shard, attendance.Attend(incarnation, first.tick if first else self._tick, self._attending))
         elif self._attends and not self._links.asks(shard, attendance.SitOut):
-            yield self._links.ask(shard, attendance.SitOut())
+            yield self._links.ask(shard, attendance.SitOut(incarnation, self._rested))
         yield from pushes
 
     def waits(self) -> str:
@@ -601,8 +607,8 @@ class DownpourTraining:
                     self._siblings.done(arrival.sender)
             case dealing.Deal() as deal:
                 self.work.deal(deal.portion)
-            case dealing.Drain():
-                self._draining = True
+            case dealing.Drain(epoch=epoch):
+                self._draining = epoch
             case dealing.Recall():
                 self._recalled = True
                 self._give_back()

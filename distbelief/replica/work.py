@@ -93,9 +93,9 @@ class WorkQueue:
         """The next minibatch; None where there is none."""
         if not self._portions:
             return None
-        portion = self._portions.popleft()
-        if portion.count > 1:
-            self._portions.appendleft(Portion(portion.epoch, portion.first + 1, portion.count - 1))
+        portion, rest = self._portions.popleft().cut(1)
+        if rest.count:
+            self._portions.appendleft(rest)
         return Batch(portion.epoch, portion.first)
 
     def coming(self, most: int) -> list[Batch]:
@@ -105,7 +105,7 @@ class WorkQueue:
         >>> work.deal(Portion(epoch=0, first=5, count=3)); work.coming(2)
         [Batch(epoch=0, index=5), Batch(epoch=0, index=6)]
         """
-        dealt = (Batch(one.epoch, one.first + number) for one in self._portions for number in range(one.count))
+        dealt = (Batch(one.epoch, number) for one in self._portions for number in one.numbers)
         return list(islice(dealt, most))
 
     def add(self, report: Progress) -> None:

@@ -183,14 +183,9 @@ class Shard:
                 initialising.Restore: self._restore,
                 events.Loaded: self._loaded,
                 attendance.Attend: self._attend,
-                attendance.SitOut: lambda sender, _event, _payload: [
-                    *self._without(sender, -1, died=False),
-                    Send(sender, attendance.Excused()),
-                ],
+                attendance.SitOut: self._sit_out,
                 attendance.Return: self._return,
-                attendance.Departed: lambda _sender, event, _payload: self._without(
-                    event.who, event.incarnation, died=True
-                ),
+                attendance.Departed: self._departed,
                 agreement.Ruling: self._rule,
                 agreement.Follow: self._follow,
                 agreement.Norms: self._hear_norms,
@@ -582,7 +577,7 @@ class Shard:
     # who takes part
 
     def _attend(self, sender: str, event: attendance.Attend, payload: Payload | None) -> list[Effect]:
-        tick = self.policy.attend(sender, event.incarnation, event.tick)
+        tick = self.policy.attend(sender, event.incarnation, event.tick, event.epoch)
         asked = self.mirror.after([Send(sender, attendance.Admitted(tick))] if event.tick < 0 <= tick else [])
         return asked + self._settle() + self.let_go()
 
@@ -594,10 +589,18 @@ class Shard:
             [WriteRecord(records.Forgotten(self.role, sender, event.incarnation, first, event.clock))] if lost else []
         )
 
-    def _without(self, who: str, incarnation: int, died: bool) -> list[Effect]:
-        if died:
-            self._forget_fetches(who, incarnation)
-        self.policy.leave(who, incarnation, died)
+    def _sit_out(self, sender: str, event: attendance.SitOut, payload: Payload | None) -> list[Effect]:
+        self.policy.rest(sender, event.incarnation, event.epoch)
+        return [*self._settle(), *self.let_go(), Send(sender, attendance.Excused())]
+
+    def _departed(self, sender: str, event: attendance.Departed, payload: Payload | None) -> list[Effect]:
+        told = self._without(event.who, event.incarnation)
+        rules = isinstance(self.policy, Rounds) and self.index == self.own.plan.ruler
+        return told + (self.mirror.after([Send(roles.COORDINATOR, event)]) if rules else [])
+
+    def _without(self, who: str, incarnation: int) -> list[Effect]:
+        self._forget_fetches(who, incarnation)
+        self.policy.leave(who, incarnation)
         return self._settle() + self.let_go()
 
     def _forget_fetches(self, who: str, incarnation: int) -> None:
@@ -673,7 +676,7 @@ class Shard:
 
     def _lost(self, sender: str, event: events.Lost, payload: Payload | None) -> list[Effect]:
         if roles.is_replica(sender) and self._own is not None:
-            return self._without(sender, event.incarnation, died=True)
+            return self._without(sender, event.incarnation)
         if sender == roles.EVALUATOR:
             self._forget_fetches(sender, event.incarnation)
             return []

@@ -17,6 +17,7 @@ from distbelief.coordination.dealing import Dealing
 from distbelief.coordination.evaluations import Evaluations
 from distbelief.coordination.membership import Membership
 from distbelief.coordination.partitions import PartitionRegistry
+from distbelief.coordination.rounds_dealt import RoundsDealt
 from distbelief.coordination.saving import Saving
 from distbelief.coordination.shard_registry import ShardRegistry
 from distbelief.coordination.standbys import Standbys
@@ -29,7 +30,7 @@ from distbelief.core.effects import Machine
 from distbelief.core.lives import Lives
 from distbelief.core.messages import Address
 from distbelief.core.outcomes import Cause
-from distbelief.core.portions import AllotmentPlace, Dealer, Portion, Position, StartingPoint
+from distbelief.core.portions import AllotmentPlace, Dealer, Portion, Position, RoundDealer, StartingPoint
 from distbelief.core.settings import Plan, Settings
 from distbelief.runtime.player import Part, Worker
 from distbelief.server.shard import Shard
@@ -40,7 +41,7 @@ from distbelief.strategies.served import served_reader
 
 COORDINATOR_STATE = (
     Coordinator, Evaluations, MinibatchCount, Target, Saving, SnapshotTimer, ShardRegistry, Membership,
-    PartitionRegistry, Standbys, Lives, Dealing, Dealer, Allotments, Allotment,
+    PartitionRegistry, Standbys, Lives, Dealing, RoundsDealt, Dealer, RoundDealer, Allotments, Allotment,
     Address, Portion, Position, AllotmentPlace, Plan, Settings, Cause, Closing, Phase, ClosingStep, ShardStanding,
     StandbyStanding, EvaluatorStanding, CheckpointStage,
 )  # fmt: skip

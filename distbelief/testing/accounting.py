@@ -41,6 +41,7 @@ class Accounting:
       that were not returned; a dropped push gives its own back.
     - A push is applied at a shard at most once, and is applied or dropped, not both; shards do not disagree about it.
     - Versions of a shard grow by one with each update.
+    - A round holds minibatches of one epoch, each once.
     - A shard that comes again holds what its checkpoint holds; what it had acknowledged beyond that is counted, once,
       as forgotten. In rounds all go back together, and each minibatch is applied once in what is kept, whatever was
       made in vain.
@@ -122,7 +123,7 @@ class Accounting:
 
     def _note_deal(self, _: str, to: str, message: dealing.Deal) -> None:
         portion = message.portion
-        for index in range(portion.first, portion.first + portion.count):
+        for index in portion.numbers:
             holder, who = self.holder.get((portion.epoch, index)), self._name(to, self._members[to])
             assert holder is None or holder in self._let_go or not self._lives_on(holder), (
                 f"{(portion.epoch, index)} is dealt to {who} and to {holder}"
@@ -143,7 +144,7 @@ class Accounting:
     def _note_progress(self, sender: str, _: str, message: dealing.Progress) -> None:
         who = self._name(sender, self._lives[sender])
         for portion in message.returned:
-            for index in range(portion.first, portion.first + portion.count):
+            for index in portion.numbers:
                 self.waiting[who].remove((portion.epoch, index))
                 if self.holder.get((portion.epoch, index)) == who:
                     del self.holder[portion.epoch, index]
@@ -207,12 +208,7 @@ class Accounting:
         """What a position counts as done, of what was dealt."""
         whole = AllotmentPlace("", 0, self.plan.batches, position.epoch, position.batch, position.undone)
         places = position.places or (whole,)
-        undone = {
-            (one.epoch, index)
-            for place in places
-            for one in place.undone
-            for index in range(one.first, one.first + one.count)
-        }
+        undone = {(one.epoch, index) for place in places for one in place.undone for index in one.numbers}
         return {
             (epoch, index)
             for epoch, index in self.dealt - undone
@@ -270,6 +266,7 @@ class Accounting:
                     self._take(shard, who, self.sent_pushes[who, shard, clock][0], version, incarnation=-1)
             if version <= now:
                 self.groups[shard][version] = list(keys)
+                self._hold_round(shard, version)
 
     def _restored(self, shard: str) -> None:
         """A shard holds a checkpoint: what it applied after that is undone; or what the shard before it held."""
@@ -312,6 +309,7 @@ class Accounting:
         assert version in (len(groups), len(groups) + 1), f"{shard} is at update {version} after {len(groups)}"
         self._take(shard, who, push, version, message.version.incarnation)
         groups.setdefault(version, []).append(key)
+        self._hold_round(shard, version)
 
     def _take(self, shard: str, who: str, push: pushing.Push, version: int, incarnation: int) -> None:
         """A push is in an update of a life of a shard; -1: of the life that it was pushed to."""
@@ -324,6 +322,13 @@ class Accounting:
         self.moments.setdefault((shard, version), self._clock.now())
         for minibatch in self.pushes[who, push.clock]:
             self.applied[shard][minibatch] += 1
+
+    def _hold_round(self, shard: str, version: int) -> None:
+        """What a shard has made one round of is a part of one epoch."""
+        held = self.batches(self.groups[shard][version])
+        told = f"round {version} of {shard} holds {held} of {self.groups[shard][version]}"
+        assert not self.plan.settings.strategy.rounds or len({epoch for epoch, _ in held}) < 2, told
+        assert not self.plan.settings.strategy.rounds or len({*held}) == len(held), told
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
         """A message is about to be handled by a living role."""

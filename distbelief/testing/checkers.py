@@ -216,7 +216,7 @@ class Rules:
 
     def _deal(self, to: str, message: dealing.Deal) -> None:
         portion = message.portion
-        for index in range(portion.first, portion.first + portion.count):
+        for index in portion.numbers:
             minibatch = (portion.epoch, index)
             holder = self._holder.get(minibatch)
             assert holder is None or holder in self._let_go or not self._alive(*holder), (

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from distbelief.coordination.allotments import Allotment, Allotments, own_numbers
 from distbelief.core.ledger import Ledger, PushTaken
-from distbelief.core.portions import OWN, PORTION_LIMIT, Dealer, Portion, Position
+from distbelief.core.portions import OWN, PORTION_LIMIT, Dealer, Portion, Position, RoundDealer
 from distbelief.errors import RemoteProtocolError, UsageError
 from distbelief.replica.pushes import Pushes
 from distbelief.replica.work import WorkQueue
@@ -23,7 +23,7 @@ names = st.sampled_from(["replica 0", "replica 1", "replica 2"])
 
 
 def minibatches(portion: Portion) -> list[tuple[int, int]]:
-    return [(portion.epoch, index) for index in range(portion.first, portion.first + portion.count)]
+    return [(portion.epoch, index) for index in portion.numbers]
 
 
 class Dealing(RuleBasedStateMachine):
@@ -34,7 +34,7 @@ class Dealing(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.batches, self.epochs = 40, 2
-        self.dealer = Dealer(self.batches, self.epochs, replicas=3)
+        self.dealer = self.made(Position(0, 0, ()), replicas=3)
         self.free = {(epoch, index) for epoch in range(self.epochs) for index in range(self.batches)}
         self.held: dict[str, list[tuple[int, int]]] = {}
         self.begun: Counter[str] = Counter()
@@ -42,10 +42,22 @@ class Dealing(RuleBasedStateMachine):
         self.done: set[tuple[int, int]] = set()
         self.completed: list[int] = []
 
-    @rule(who=names, at_most=st.integers(1, PORTION_LIMIT))
-    def deal(self, who: str, at_most: int) -> None:
-        portion = self.dealer.deal(who, at_most)
-        assert (portion is None) == (not self.free)
+    def made(self, position: Position, replicas: int) -> Dealer:
+        return Dealer(self.batches, self.epochs, replicas, position)
+
+    def dealt(self, who: str, at_most: int, first: int, every: int) -> Portion | None:
+        return self.dealer.deal(who, at_most)
+
+    @property
+    def open(self) -> set[tuple[int, int]]:
+        """What may be dealt now."""
+        return self.free
+
+    @rule(who=names, at_most=st.integers(1, PORTION_LIMIT), first=st.integers(-1, 45), every=st.integers(1, 5))
+    def deal(self, who: str, at_most: int, first: int, every: int) -> None:
+        expects = bool(self.open)
+        portion = self.dealt(who, at_most, first, every)
+        assert (portion is not None) == expects
         if portion is not None:
             dealt = minibatches(portion)
             assert 0 < len(dealt) <= at_most
@@ -109,7 +121,7 @@ class Dealing(RuleBasedStateMachine):
     @precondition(lambda self: not self.dealer.finished)
     @rule(replicas=st.integers(1, 5))
     def resume(self, replicas: int) -> None:
-        self.dealer = Dealer(self.batches, self.epochs, replicas, self.dealer.position())
+        self.dealer = self.made(self.dealer.position(), replicas)
         for held in self.held.values():
             self.free |= set(held)
         self.held.clear()
@@ -135,7 +147,27 @@ class Dealing(RuleBasedStateMachine):
         assert not self.free
 
 
+class RoundDealing(Dealing):
+    """The same in rounds, where an epoch is dealt when the one before is done, and each says what he would have."""
+
+    def made(self, position: Position, replicas: int) -> Dealer:
+        return RoundDealer(self.batches, self.epochs, position)
+
+    def dealt(self, who: str, at_most: int, first: int, every: int) -> Portion | None:
+        wanted = {(self.dealer.epoch, first)} & self.open
+        assert self.dealer.undealt(who) == len(self.open)
+        portion = self.dealer.deal(who, at_most, first, every)  # type: ignore[call-arg]  # of rounds
+        assert portion is None or not wanted or portion.first == first
+        return portion
+
+    @property
+    def open(self) -> set[tuple[int, int]]:
+        """Of the first epoch that is not done."""
+        return {one for one in self.free if one[0] == self.dealer.epoch}
+
+
 TestDealing = Dealing.TestCase
+TestRoundDealing = RoundDealing.TestCase
 
 
 @given(st.integers(1, 400), st.integers(1, 3), st.integers(1, 40))

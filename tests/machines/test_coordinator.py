@@ -11,7 +11,15 @@ import pytest
 from made import made as settings_of
 
 from distbelief.core import events, messages, records
-from distbelief.core.conversations import checkpointing, dealing, evaluating, initialising, membership, scripting
+from distbelief.core.conversations import (
+    attendance,
+    checkpointing,
+    dealing,
+    evaluating,
+    initialising,
+    membership,
+    scripting,
+)
 from distbelief.core.effects import Commit, Discard, Effect, End, Send, Wake, WriteRecord
 from distbelief.core.events import Event
 from distbelief.core.messages import Message, Version
@@ -368,32 +376,73 @@ def test_a_checkpoint_in_rounds_waits_for_those_who_hold_minibatches_but_not_for
     office.tell("replica 0", progress(steps=1)).tell("replica 1", progress(steps=1))
     assert [effect.timer for effect in office.effects if isinstance(effect, Wake)] == [HoldOver(1)]
     assert office.said(checkpointing.Snapshot) == ["shard 0", "shard 1"], "nobody holds a minibatch"
-    office = rounds().tell("replica 0", progress(wants=True)).tell("replica 1", progress(wants=True))
-    office.tell("replica 0", progress(wants=True), progress(steps=1)).tell("replica 1", progress(steps=1))
+    office = kept(samples=4).tell("replica 0", progress(wants=True)).tell("replica 1", progress(wants=True))
+    office.tell("replica 0", progress(steps=1)).tell("clock", events.Woke(CheckpointDue()))
     assert office.said(checkpointing.Snapshot) == []
-    assert office.tell("clock", events.Woke(HoldOver(1))).said(checkpointing.Snapshot) == ["shard 0", "shard 1"]
+    assert office.tell("clock", events.Woke(HoldOver(2))).said(checkpointing.Snapshot) == ["shard 0", "shard 1"]
+
+
+def kept(samples: int) -> Office:
+    """In rounds, after the first checkpoint."""
+    office = rounds(samples, snapshot_seconds=5.0).shards(checkpointing.SnapshotDone(1, ""))
+    office.said(checkpointing.Snapshot)
+    return office.tell("store", events.Saved(1, "", "first"))
+
+
+def test_rounds_are_dealt_evenly_whoever_asks_first_and_an_epoch_when_the_one_before_is_done() -> None:
+    """Of five minibatches each of two replicas has two, also where one asks twice before the other has come; who has
+    none left is told so in each epoch.
+    """
+    office = Office(made(strategy="synchronous", epochs=2)).training(samples=5)
+    dealt = office.tell("replica 0", progress(wants=True), progress(wants=True)).said(dealing.Deal, "replica 0")
+    assert dealt == [dealing.Deal(Portion(0, 0, 2, every=2)), dealing.Deal(Portion(0, 4, 1, every=2))]
+    office.join("replica 1", samples=5).tell("replica 1", progress(wants=True), progress(wants=True))
+    assert office.said(dealing.Deal, "replica 1") == [dealing.Deal(Portion(0, 1, 2, every=2))]
+    assert office.said(dealing.Drain, "replica 1") == [dealing.Drain(0)]
+    office.tell("replica 1", progress(steps=2)).tell("replica 0", progress(steps=2, wants=True))
+    assert office.said(dealing.Drain, "replica 0") == [dealing.Drain(0)]
+    assert office.said(dealing.Deal) == []
+    assert office.tell("replica 0", progress(steps=1)).said(dealing.Deal) == ["replica 1", "replica 0"]
+    office = Office(made(strategy="synchronous", epochs=2)).training("replica 1", samples=1)
+    office.tell("replica 0", progress(wants=True)).tell("replica 1", progress(wants=True))
+    assert office.said(dealing.Drain, "replica 1") == [dealing.Drain(0)]
+    office.tell("replica 0", progress(steps=1, wants=True))
+    assert office.said(dealing.Drain, "replica 0") == [dealing.Drain(1)]
+    assert office.said(dealing.Deal, "replica 1") == [dealing.Deal(Portion(1, 0, 1))]
+
+
+def test_what_a_dead_replica_held_is_dealt_when_its_push_is_in_no_round_to_come() -> None:
+    """Else a round might hold a minibatch twice."""
+    office = rounds(samples=4).tell("replica 0", progress(wants=True)).tell("replica 1", progress(wants=True))
+    office.tell("replica 1", progress(steps=2, wants=True)).tell("replica 0", events.Lost("killed", 0))
+    office.said(dealing.Deal)
+    assert office.said(attendance.Departed) == ["shard 0"]
+    assert office.tell("replica 1", progress(wants=True)).said(dealing.Deal) == []
+    told = office.tell("shard 0", attendance.Departed("replica 0", 0))
+    assert told.said(dealing.Deal, "replica 1") == [dealing.Deal(Portion(0, 2, 1))]
 
 
 def test_what_was_dealt_ahead_in_rounds_is_given_back_for_a_checkpoint_and_dealt_next() -> None:
-    office = rounds(samples=64, snapshot_seconds=5.0).shards(checkpointing.SnapshotDone(1, ""))
-    office.tell("store", events.Saved(1, "first"))
+    office = kept(samples=200)
     dealt = office.tell("replica 0", progress(wants=True), progress(wants=True)).said(dealing.Deal, "replica 0")
-    assert dealt == [dealing.Deal(Portion(0, 0, 8)), dealing.Deal(Portion(0, 8, 7))]
+    assert dealt == [dealing.Deal(Portion(0, 0, 32, every=2)), dealing.Deal(Portion(0, 64, 32, every=2))]
     dealt = office.tell("replica 1", progress(wants=True)).said(dealing.Deal, "replica 1")
-    assert dealt == [dealing.Deal(Portion(0, 15, 6))]
+    assert dealt == [dealing.Deal(Portion(0, 1, 32, every=2))]
     office.tell("replica 0", progress(steps=1)).tell("clock", events.Woke(CheckpointDue()))
     assert office.said(dealing.Recall) == ["replica 0", "replica 1"]
-    returned = Portion(0, 3, 5), Portion(0, 8, 7)
+    returned = Portion(0, 6, 29, every=2), Portion(0, 64, 32, every=2)
     office.tell("replica 0", msgspec.structs.replace(progress(steps=1, wants=True), returned=returned))
     assert (office.said(dealing.Recall), office.said(dealing.Drain)) == ([], ["replica 0"]), "it was told once"
-    office.tell("replica 1", msgspec.structs.replace(progress(), returned=(Portion(0, 16, 5),)), progress(steps=1))
-    assert office.said(checkpointing.Snapshot, "shard 0") == [checkpointing.Snapshot(1)], "one is at a step still"
+    office.tell(
+        "replica 1", msgspec.structs.replace(progress(), returned=(Portion(0, 5, 30, every=2),)), progress(steps=2)
+    )
+    assert office.said(checkpointing.Snapshot, "shard 0") == [], "one is at a step still"
     office.tell("replica 0", progress(steps=1))
     assert office.said(checkpointing.Snapshot, "shard 0") == [checkpointing.Snapshot(2)]
     office.shards(checkpointing.SnapshotDone(2, ""))
     commit = [effect for effect in office.effects if isinstance(effect, Commit)][-1]
-    assert commit.position == Position(0, 21, (Portion(0, 16, 5), *returned))
-    assert office.said(dealing.Deal, "replica 0") == [dealing.Deal(Portion(0, 16, 5))]
+    assert commit.position == Position(0, 127, (Portion(0, 5, 122),))
+    assert office.said(dealing.Deal, "replica 0") == [dealing.Deal(Portion(0, 6, 32, every=2))]
 
 
 def test_what_a_hold_that_was_given_up_is_told_is_nothing_to_the_next() -> None:

@@ -92,7 +92,7 @@ def test_nobody_but_the_first_shard_rules(sender: str, settings: dict[str, str])
         Told(1, **settings).hear(sender, Ruling(0, (), ()))
 
 
-@pytest.mark.parametrize("death", [events.Lost("killed"), attendance.SitOut()], ids=["dies", "sits out"])
+@pytest.mark.parametrize("death", [events.Lost("killed"), attendance.SitOut(0, 0)], ids=["dies", "sits out"])
 def test_a_round_is_made_when_the_last_that_it_waits_for_is_gone(death: Any) -> None:
     told = Told(strategy="synchronous")
     told.push(0, 1)
@@ -108,7 +108,7 @@ def test_what_the_dead_have_pushed_is_in_no_round_and_what_those_who_sit_out_hav
     told.push(1, 1)
     dropped = ("replica 0", pushing.Pushed(0, 1, Version(0, 0), dropped=True))
     assert dropped in told.hear("replica 0", events.Lost("killed"))
-    assert told.hear("replica 1", attendance.SitOut()) == [("replica 1", attendance.Excused())]
+    assert told.hear("replica 1", attendance.SitOut(0, 0)) == [("replica 1", attendance.Excused())]
     said = told.push(2, 1)
     assert said[0] == ("shard 1", Ruling(0, (Key("replica 1", 0, 1), Key("replica 2", 0, 1)), ()))
 
@@ -165,7 +165,7 @@ def test_a_bound_holds_the_fast_until_the_slowest_has_pushed() -> None:
     assert said[1][1].floor == 1  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("leaving", [events.Lost("killed"), attendance.SitOut()], ids=["dies", "sits out"])
+@pytest.mark.parametrize("leaving", [events.Lost("killed"), attendance.SitOut(0, 0)], ids=["dies", "sits out"])
 def test_a_bound_waits_for_nobody_who_is_gone(leaving: Any) -> None:
     told = Told(strategy="bounded", staleness=0)
     told.push(0, 1)
@@ -195,5 +195,5 @@ def test_softsync_acknowledges_at_once_and_updates_when_there_are_enough() -> No
     told.push(0, 3)
     told.hear("replica 1", events.Lost("killed"))
     assert told.shard.version.updates == 1
-    told.hear("replica 2", attendance.SitOut())
+    told.hear("replica 2", attendance.SitOut(0, 0))
     assert told.shard.version.updates == 2

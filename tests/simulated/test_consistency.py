@@ -154,14 +154,14 @@ def test_synchronous_replicas_are_sgd_on_the_union_batch(
 
 
 def test_every_round_takes_one_push_of_each_replica_that_has_work(plain: SimpleNamespace) -> None:
-    """22 minibatches on 4 replicas: five rounds of four, and one of the two that are left; nobody is waited for in
+    """11 minibatches on 4 replicas: two rounds of four, and one of the three that are left; nobody is waited for in
     vain.
     """
     run, accounting = play(
         plain, Synchronous(4, 2), Simulated(network=INSTANT, compute=ComputeModel(spread="constant")), epochs=2
     )
     sizes = [len(group) for _, group in sorted(accounting.groups["shard 0"].items())]
-    assert sizes == [4, 4, 4, 4, 4, 2]
+    assert sizes == [4, 4, 3, 4, 4, 3]
     assert run.outcome == "done"
     assert summary(run)["staleness"]["max"] == 0
 
@@ -258,7 +258,7 @@ def test_a_fraction_follows_deaths_where_a_count_of_backup_workers_does_not(
     for index in range(4):
         policy.attend(f"replica {index}", 0, -1)
     for index in range(alive, 4):
-        policy.leave(f"replica {index}", 0, died=True)
+        policy.leave(f"replica {index}", 0)
     for index in range(needed):
         assert policy.due() is None, f"a round of {index} gradients"
         policy.push(Key(f"replica {index}", 0, 1), 0, 8, 0)
@@ -828,7 +828,7 @@ def test_a_job_that_goes_back_once_its_target_was_reached_trains_until_it_is_rea
     """What had reached it was lost with a shard, and the end named an older checkpoint as what had."""
     job = Job(
         plain.classes(plain.mlp),
-        Synchronous(2, 2, restarts=1, optimizer=optim("sgd", lr=0.2)),
+        Synchronous(2, 2, restarts=1, optimizer=optim("sgd", lr=0.1)),
         epochs=60,
         target_accuracy=0.4,
         checkpoint_every=20,
@@ -931,7 +931,8 @@ def test_an_evaluation_in_rounds_is_of_one_round(
                 asked.append(sender)
                 made[sender] = message.version.incarnation, message.floor
 
-    job = Job(task=plain.classes(plain.mlp), strategy=strategy, epochs=20, batch_size=2, snapshot_every="7")
+    often = {"evaluate_every": "11minibatches", "snapshot_every": "7"}  # in an epoch, at whose end nothing is pushed
+    job = Job(task=plain.classes(plain.mlp, samples=220), strategy=strategy, epochs=2, batch_size=2, **often)
     run = Observed(
         job,
         Simulated(
@@ -947,7 +948,7 @@ def test_an_evaluation_in_rounds_is_of_one_round(
     assert len(asked) < 2 * len(made) * (len(measured) + 1)
 
 
-@pytest.mark.parametrize(("message", "pause"), some(product([27, 30, 33, 36, 39], [0.0, 1e-3, 5e-3])))
+@pytest.mark.parametrize(("message", "pause"), some(product([15, 18, 21, 24, 27], [0.0, 1e-3, 5e-3])))
 def test_an_evaluator_that_comes_again_measures_although_shards_wait_for_their_standbys(
     plain: SimpleNamespace, message: int, pause: float
 ) -> None:

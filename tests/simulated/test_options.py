@@ -303,7 +303,7 @@ SINGLE: dict[str, Cases] = {
 }
 OWN: dict[str, dict[str, Cases]] = {
     "single": SINGLE,
-    "synchronous": {"warmup": SINGLE["warmup"]},
+    "synchronous": {"warmup": SINGLE["warmup"], "data": Case("own")},
     "allreduce": {
         "order": REFUSED,
         "warmup": SINGLE["warmup"],

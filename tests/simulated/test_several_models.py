@@ -230,7 +230,7 @@ def test_a_replica_that_dies_between_two_steps_comes_again(
 def test_who_comes_to_rounds_takes_part_when_a_minibatch_begins() -> None:
     policy = Rounds(Settings(replicas=2), rules=True)
     policy.models = 2
-    policy.leave("replica 1", 0, died=True)
+    policy.leave("replica 1", 0)
     assert policy.attend("replica 0", 0, -1) == 0
     for clock, (model, opens) in enumerate([(0, True), (1, False), (0, True)]):
         if clock == 1:

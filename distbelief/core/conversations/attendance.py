@@ -12,6 +12,8 @@ class Attend(Message, frozen=True, array_like=True, tag=True, gc=False):
 
     incarnation: int
     tick: int
+    epoch: int = 0
+    """Of which it has minibatches."""
 
 
 class Admitted(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -21,7 +23,10 @@ class Admitted(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class SitOut(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica has no minibatch, and is not to be waited for."""
+    """A replica has no more minibatches of an epoch, and is not to be waited for; in rounds, until the next begins."""
+
+    incarnation: int
+    epoch: int
 
 
 class Excused(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -40,7 +45,9 @@ class Return(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Departed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica has died or left; it may never have had a link to this shard."""
+    """A replica has died or left; it may never have had a link to this shard. Back from the shard that rules: what it
+    pushed is in no round to come.
+    """
 
     who: str
     incarnation: int
@@ -55,5 +62,6 @@ ATTENDANCE = Conversation(
         Says(Excused, by=(Kind.SHARD,), to=(Kind.REPLICA,), answers=SitOut),
         Says(Return, by=(Kind.REPLICA,), to=(Kind.SHARD,)),
         Says(Departed, by=(Kind.COORDINATOR,), to=(Kind.SHARD,)),
+        Says(Departed, by=(Kind.SHARD,), to=(Kind.COORDINATOR,)),
     ),
 )

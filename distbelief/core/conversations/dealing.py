@@ -46,6 +46,9 @@ class Deal(Message, frozen=True, array_like=True, tag=True, gc=False):
 class Drain(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Nothing to deal at present: push what is accrued, or bring back what is under way, report it and wait."""
 
+    epoch: int = 0
+    """Of which there is nothing."""
+
 
 class Recall(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Give back what was dealt and is not begun: it is dealt again."""

@@ -8,6 +8,7 @@ HOMES = "A layout that is split over homes"
 ONCE = "At each shard a push applies whole or not at all"
 PORTIONS = "Every minibatch of an epoch is applied exactly once"
 AHEAD = "In rounds that wait for all, replicas are dealt several minibatches at once"
+PART = "A round holds minibatches of one epoch"
 UNION = "N synchronous replicas are SGD on the union"
 BACKUP = "With backup workers a round takes exactly the first gradients"
 BOUNDED = "`bounded`: no step begins more than"
@@ -26,6 +27,7 @@ ORACLES, CONSISTENCY, SWEEP = (
 )
 BY_SEED = f"{CONSISTENCY}::test_a_seed_that_fails_by_a_mistake"
 PROCESSES = "tests/processes/"
+ROUNDS = "tests/simulated/test_rounds.py"
 DEALT_AHEAD = "tests/simulated/test_dealt_ahead.py"
 SHARDING = "tests/core/test_sharding.py"
 HOGWILD_SWEEP = "tests/simulated/test_hogwild.py::test_no_fault_loses_a_minibatch_or_leaves_anybody_waiting[0]"
@@ -76,8 +78,8 @@ MUTANTS = [
         (DOWNPOUR_SWEEP, HOGWILD_SWEEP), seconds=20,
     ),
     Mutant("the-rest-of-a-portion-is-its-beginning-again", PORTIONS, "core/portions.py",
-        "Portion(portion.epoch, portion.first + at_most, portion.count - at_most)",
-        "Portion(portion.epoch, portion.first, portion.count - at_most)",
+        "Portion(self.epoch, self.first + count * self.every, self.count - count, self.every)",
+        "Portion(self.epoch, self.first, self.count - count, self.every)",
         ("tests/core/test_portions.py::test_a_portion_that_is_dealt_again_in_pieces_is_dealt_whole",)),
     Mutant(
         "a-checkpoint-forgets-what-is-being-made", PORTIONS, "core/portions.py",
@@ -85,7 +87,8 @@ MUTANTS = [
         ("tests/machines/test_coordinator.py::test_a_checkpoints_position_is_of_the_moment_at_which_all_pushes_are_applied_and_an_error_is_recorded",),
     ),
     Mutant("in-rounds-one-minibatch-is-dealt-at-a-time", AHEAD, "coordination/dealing.py",
-        "return self._in_rounds(role, members, before) if", "return 1 if",
+        "else self._in_rounds(self._rounds, role, members, before)",
+        "else min(1, self._in_rounds(self._rounds, role, members, before))",
         (f"{DEALT_AHEAD}::test_a_round_costs_few_words_with_the_coordinator",)),
     Mutant("more-is-dealt-ahead-than-a-measure-allows", AHEAD, "coordination/dealing.py",
         "before - sum(map(self.held, members))", "math.inf",
@@ -102,6 +105,19 @@ MUTANTS = [
     Mutant("who-is-late-is-dealt-ahead-too", AHEAD, "strategies/parameter_server/settings.py",
         "return bool(self.backup_workers or self.quorum)", "return False",
         (f"{DEALT_AHEAD}::test_where_the_slow_are_left_behind_each_is_dealt_one_after_the_other",)),
+    Mutant("an-epoch-is-dealt-before-the-one-before-is-done", PART, "core/portions.py",
+        "if self._epoch == self.epoch < self.epochs else 0", "if self._epoch < self.epochs else 0",
+        (f"{ROUNDS}::test_only_the_last_round_of_an_epoch_is_smaller",)),
+    Mutant("who-asks-first-is-dealt-most", PART, "coordination/rounds_dealt.py",
+        "sum(replicas * max(0, own + count - at) for at, replicas in self._at.items())", "count",
+        (f"{ROUNDS}::test_as_many_replicas_as_minibatches_make_the_steps_of_the_whole_gradient",)),
+    Mutant("who-has-rested-is-not-waited-for-in-the-next-epoch", PART, "core/rounds.py",
+        "        self._members.update(over)\n", "",
+        (f"{ROUNDS}::test_as_many_replicas_as_minibatches_make_the_steps_of_the_whole_gradient",)),
+    Mutant("what-the-dead-held-is-dealt-while-a-round-may-hold-it", PART, "coordination/portion_work.py",
+        "if job.shards.counts_gone:", "if False:",
+        ("tests/machines/test_coordinator.py::"
+         "test_what_a_dead_replica_held_is_dealt_when_its_push_is_in_no_round_to_come",)),
     Mutant("the-mean-of-means-in-a-round", UNION, "core/rounds.py",
         "(key, (alike or self._weighed or self._here[key]) / (union or len(taken)))", "(key, 1.0 / len(taken))",
         (f"{CONSISTENCY}::test_synchronous_replicas_are_sgd_on_the_union_batch",)),
@@ -162,8 +178,8 @@ MUTANTS = [
         "            if state:\n                self._optimizer.state[piece.parameter] = state\n", "",
         (BY_SEED,)),
     Mutant("a-round-waits-for-the-dead", WAITING, "core/rounds.py",
-        "        self._members.discard(who)\n        self._coming.discard(who)\n",
-        "        self._coming.discard(who)\n",
+        "        self._members.discard(who)\n        self._coming.discard(who)\n        self._resting.pop(who, None)\n",
+        "        self._coming.discard(who)\n        self._resting.pop(who, None)\n",
         (f"{CONSISTENCY}::test_a_round_waits_for_the_slowest_and_not_for_the_dead",)),
     Mutant("a-bound-waits-for-those-who-have-left", WAITING, "core/consistency.py",
         "            self.members.pop(who, None)\n            self._rise()\n", "            pass\n",

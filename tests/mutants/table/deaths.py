@@ -146,8 +146,9 @@ MUTANTS = [
         "        self._clocks[who, partition] = (incarnation, last)\n",
         (BY_SEED,)),
     Mutant("what-a-dead-shard-had-not-acknowledged-is-not-pushed-again", AGAIN, "replica/downpour.py",
-        "            yield self._links.ask(shard, attendance.SitOut())\n"
-        "        yield from pushes\n", "            yield self._links.ask(shard, attendance.SitOut())\n",
+        "            yield self._links.ask(shard, attendance.SitOut(incarnation, self._rested))\n"
+        "        yield from pushes\n",
+        "            yield self._links.ask(shard, attendance.SitOut(incarnation, self._rested))\n",
         (BY_SEED,), hangs=True),
     Mutant("a-push-is-acknowledged-before-the-standby-has-it", STANDBY, "server/mirror.py",
         "        if not self.pending or not effects:\n", "        if True:\n",
