@@ -45,13 +45,13 @@ class Flow:
 
     def __init__(self, links: Route) -> None:
         self.links = links
-        self.held_by: SharedLink | None = None
+        self.held_by: MeteredLink | None = None
         self.began = self.done = self.part = 0.0
         """When it began; what its link has given to each when its piece is done; bytes per second as last settled."""
         self.settled = 0
 
 
-class SharedLink:
+class MeteredLink:
     """One directed link.
 
     Args:
@@ -90,8 +90,8 @@ class FairShares:
 
     def __init__(self, clock: FlowClock, capacities: Sequence[float], passed: Callable[[Any], float]) -> None:
         self._clock, self._passed = clock, passed
-        self._links = [SharedLink(capacity) for capacity in capacities]
-        self._used: dict[SharedLink, None] = {}
+        self._links = [MeteredLink(capacity) for capacity in capacities]
+        self._used: dict[MeteredLink, None] = {}
         """Those that a flow takes, or took when all parts were made."""
         self._count = self._order = self._round = 0
         self._shared_at, self._usual = math.inf, 0.0
@@ -99,7 +99,7 @@ class FairShares:
     def begin(self, flow: Flow, size: float) -> None:
         """Let a flow begin."""
         now, least, meets = self._clock.time, math.inf, False
-        holder: SharedLink | None = None
+        holder: MeteredLink | None = None
         for number in flow.links:
             link = self._links[number]
             part, flows = link.capacity, link.flows
@@ -133,7 +133,7 @@ class FairShares:
         if meets:
             self._share_soon(now)
 
-    def _come(self, flow: Flow, link: SharedLink, size: float) -> None:
+    def _come(self, flow: Flow, link: MeteredLink, size: float) -> None:
         self._order += 1
         flow.done = link.given + size
         heappush(link.coming, (flow.done, self._order, flow))
@@ -158,7 +158,7 @@ class FairShares:
         if meets:
             self._share_soon(now)
 
-    def _rate(self, link: SharedLink, now: float) -> None:
+    def _rate(self, link: MeteredLink, now: float) -> None:
         """Part a link anew among those that it holds."""
         link.given += link.rate * (now - link.since)
         link.since = now
@@ -166,7 +166,7 @@ class FairShares:
         link.rate = part if part > least else least
         self._plan(link, now)
 
-    def _plan(self, link: SharedLink, now: float) -> None:
+    def _plan(self, link: MeteredLink, now: float) -> None:
         """Look at a link when the next is done there; where it is looked at before, then again."""
         coming = link.coming
         while coming[0][2].held_by is not link or coming[0][2].done != coming[0][0]:
@@ -176,7 +176,7 @@ class FairShares:
             link.planned = due = due if due > now else now
             self._clock.call_at(due, self._look, (link, due))
 
-    def _look(self, planned: tuple[SharedLink, float]) -> None:
+    def _look(self, planned: tuple[MeteredLink, float]) -> None:
         link, moment = planned
         if moment != link.planned:
             return
@@ -240,7 +240,7 @@ class FairShares:
         for _, _, link in heap:
             link.rate = 0.0
 
-    def _hold(self, link: SharedLink, flows: list[Flow], room: float, now: float) -> None:
+    def _hold(self, link: MeteredLink, flows: list[Flow], room: float, now: float) -> None:
         """A link holds those flows, which have so much of it."""
         link.holds, link.elsewhere = len(flows), link.capacity - room
         link.rate = part = room / len(flows)
