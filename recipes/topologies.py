@@ -1,11 +1,11 @@
-"""What the order of hosts is worth on a tree of switches, and what switches are worth at equal cost of cables: simulated
-without computing; needs matplotlib.
+"""What the order of hosts is worth on a tree of switches, and what switches are worth at equal cost of cables:
+simulated without computing; needs matplotlib.
 
 python recipes/topologies.py docs/topologies.png
 
 Left: what an all-reduce of 100 MB puts on the busiest uplink of 8 racks of 8 hosts, and how long it takes where all
 cables have 10 Gbit/s. Right: AlexNet's samples a second on 128 hosts, minibatches of 32, by a tree, a fat tree and a
-Slim Fly. Each has cables of one speed, and all their cables together have the same: that of the fat tree's at 10 Gbit/s.
+Slim Fly. Each has cables of one speed, and all its cables together have that of the fat tree's at 10 Gbit/s.
 """
 
 import sys
@@ -20,6 +20,7 @@ from distbelief.network.routes import Routes, loads
 from distbelief.network.shapes import shape
 from distbelief.schedules.allreduce import schedule
 from distbelief.schedules.price import LinkModel, price_on
+from distbelief.strategies import Strategy
 
 LINE = LinkModel(latency=20e-6, bandwidth=1.25e9)
 SIZE, ALEXNET, STEP = 100e6, 61_100_840, 0.14
@@ -64,7 +65,7 @@ def bandwidth(name: str, hosts: int, like: str = "fat-tree:8") -> float:
     return LINE.bandwidth * cables(shape(like)) / cables(shape(name))
 
 
-def rate(strategy: db.Strategy, name: str, replicas: int, parameters: int, rounds: int) -> float:
+def rate(strategy: Strategy, name: str, replicas: int, parameters: int, rounds: int) -> float:
     """Samples a second."""
     data = db.TensorData(torch.zeros(32 * rounds * replicas, 1), torch.zeros(32 * rounds * replicas, dtype=torch.int64))
     task = db.Task(model=lambda: torch.nn.Linear(parameters, 1, bias=False), train=lambda: data)
@@ -90,7 +91,7 @@ def main(path: str, replicas: int = 128, parameters: int = ALEXNET, rounds: int 
     left.set(xlabel="times the vector, on the busiest uplink of tree:8x8", xlim=(0, 30))
     left.invert_yaxis()
     shards = min(16, replicas)
-    strategies: dict[str, db.Strategy] = {
+    strategies: dict[str, Strategy] = {
         "downpour": db.Downpour(replicas, shards=shards),
         "synchronous": db.Synchronous(replicas, shards=shards),
         "allreduce": db.Allreduce(replicas, algorithm="ring", bucket_mb=1e3),
