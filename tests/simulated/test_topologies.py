@@ -66,7 +66,7 @@ def test_the_busiest_link_of_a_parameter_server_is_the_shards_own() -> None:
     told = {shards: play(db.Synchronous(16, shards=shards), "fat-tree:4", 6)["network"] for shards in (1, 4)}
     one = told[1]["busiest"]
     assert "host 0" in one["link"]
-    assert one["busy"] > 0.8
+    assert 0.4 < one["busy"] < 0.6  # in rounds, half of the time it is sent to
     assert one["flows"] >= 30  # of 15 replicas pushes, fetches or their answers
     assert {role for source, target, _ in one["shared_by"] for role in (source, target)} >= {"shard 0"}
     assert told[1]["told"].count("no switch makes faster; more shards do") == 1
