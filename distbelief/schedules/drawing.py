@@ -82,25 +82,7 @@ def _price(schedule: Schedule, link: LinkModel, inside: LinkModel | None) -> str
 
 
 def draw_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: LinkModel) -> str:
-    """What a schedule puts on each link of a topology, in times of the vector, and the price of a megabyte.
-
-    Args:
-        schedule: that is played.
-        routes: through the topology.
-        hosts: that of each rank.
-        link: what a cable is like of which the topology says nothing; its latency is that of two.
-
-    >>> from distbelief.network.shapes import shape
-    >>> from distbelief.schedules.allreduce import schedule
-    >>> print(draw_on(schedule("ring", 4, 4), Routes(shape("tree:2x2")), range(4), LinkModel(20e-6, 1.25e9)))
-    ring on tree:2x2, in this order: host 0, host 1, host 2, host 3
-    a host sends at most 1.50 times the vector; the least is 1.50
-    the busiest link is host 0 to switch 1: 1.50 times the vector, by 0-1; it would be 1.50 by names, 1.50 at random
-      switch 0: switch 1 to switch 2 1.50 there, 1.50 back
-      switch 1: host 0 to host 1 1.50 there, 1.50 back
-      switch 2: host 2 to host 3 1.50 there, 1.50 back
-    price of 1 MB: 1.44 ms
-    """
+    """What a schedule puts on each link of a topology, by the host of each rank, and the price of a megabyte."""
     topology, names = routes.topology, routes.topology.hosts
     used = list(dict.fromkeys(hosts))
     carried = _carried(schedule, routes, hosts)
@@ -111,7 +93,10 @@ def draw_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: Link
         if busiest in routes.of(hosts[move.source], hosts[move.target])
     )  # fmt: skip
     sends = max(carried.get(2 * host, 0.0) for host in used)
-    others = {"by names": sorted(used, key=lambda host: names[host]), "at random": sorted(used, key=_drawn)}
+    others = {
+        "by names": sorted(used, key=lambda host: names[host]),
+        "at random": sorted(used, key=lambda host: crc32(f"{host}".encode())),
+    }
     most = {
         what: max(_carried(schedule, routes, [order[used.index(host)] for host in hosts]).values())
         for what, order in others.items()
@@ -132,10 +117,6 @@ def _carried(schedule: Schedule, routes: Routes, hosts: Sequence[int]) -> Mappin
     """Times the vector, by link."""
     length = max(1, schedule.length)
     return loads(routes, ((hosts[one.source], hosts[one.target], one.length / length) for one in schedule.moves))
-
-
-def _drawn(host: int) -> int:
-    return crc32(f"{host}".encode())
 
 
 def _switches(topology: Topology, carried: Mapping[int, float]) -> Iterator[str]:

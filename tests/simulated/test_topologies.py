@@ -109,7 +109,7 @@ REFUSED = {
     "simulate digits downpour --topology nowhere.conf": "nowhere.conf: cannot be read",
     "simulate digits downpour --topology topology.yaml": "topology.yaml: YAML is not read",
     "simulate digits downpour --topology tree:2 --hosts cores=2": "all roles are on one host",
-    "simulate digits hogwild --topology tree:2": "share one host's memory",
+    "simulate digits hogwild --topology tree:2": "all roles are on one host, which sends nothing",
     "simulate digits single --topology tree:2": "--topology",
     "plan digits --machines 8x2 --topology tree:2x2": "tree:2x2: has 4 hosts, and --machines 8x2 asks for 8",
     "plan digits --topology tree:2x2": "is between hosts, and there is one; name several, as --machines 4x8",
