@@ -523,8 +523,8 @@ def bench(args: list[str]) -> int:
 class DrawOptions:
     """What an all-reduce sends, step by step, and its price: drawn from the schedule that is played."""
 
-    ranks: int = 0
-    """How many add up, at most 26; 4 where 0, or all hosts of a topology, of which there may be more."""
+    ranks: int | None = None
+    """How many add up, at most 26; else 4, or as many as a topology has hosts."""
     topology: str = ""
     """Draw what each link of it carries: tree:8x8, fat-tree:4, torus:4x4x4, dragonfly:2, slim-fly:5, or a file as
     Slurm's topology.conf; ranks follow its walk."""
@@ -569,7 +569,7 @@ def draw(args: list[str]) -> int:
     asked = options.call_tyro(DrawOptions, prog, str(DrawOptions.__doc__), args[1:])
     graph = topology(asked.topology) if asked.topology else None
     per_host = asked.per_host or 1
-    ranks = asked.ranks or (len(graph.hosts) * per_host if graph else 4)
+    ranks = asked.ranks if asked.ranks is not None else len(graph.hosts) * per_host if graph else 4
     if not 1 <= ranks <= (MOST_RANKS if graph else len(LETTERS)):
         raise UsageError(f"--ranks {ranks}: must be from 1 to {MOST_RANKS if graph else len(LETTERS)}")
     check_hosts(args[0], asked.per_host, auto=False)
