@@ -26,6 +26,7 @@ from distbelief.core.records import (
     Ending,
     Finished,
     Iterated,
+    Json,
     Parted,
     Record,
     Rewound,
@@ -44,6 +45,7 @@ from distbelief.places.place import NEVER, Effect, Ended, Event, Interruption, M
 from distbelief.places.simulated.handling import INSTANT, HandlingCosts
 from distbelief.places.simulated.memory import ShardInMemory
 from distbelief.places.simulated.timed import phantom, timed, timed_work
+from distbelief.places.simulated.traffic import traffic
 from distbelief.places.simulated.virtual_cluster import VirtualCluster
 from distbelief.places.supervisor import Supervisor
 from distbelief.record.journal import Journal
@@ -70,6 +72,7 @@ from distbelief.tasks import Data, Task, resolve
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.worker import Trainer, build_model, check_measure, load, with_data
+from distbelief.transport.routed import RoutedNetwork
 from distbelief.transport.virtual import VirtualEndpoint, VirtualNetwork
 
 TOLD = (Started, Rewound, Ending, StandbyReady, Succeeded, Vacant, Finished)
@@ -148,15 +151,12 @@ class Simulation:
     def __post_init__(self) -> None:
         cluster, settings = self.cluster, self.settings
         self.players = self.job.strategy.players()
-        self.network = VirtualNetwork(
-            self.clock,
-            cluster.network,
-            self.job.seed,
-            cluster.phantom,
-            settings.strategy.host_replicas,
-            cluster.hosts,
+        like = (
+            self.clock, cluster.network, self.job.seed, cluster.phantom, settings.strategy.host_replicas, cluster.hosts,
             settings.replicas,
-        )
+        )  # fmt: skip
+        routed = cluster.routed(settings, self.job.seed)
+        self.network = RoutedNetwork(*like, *routed) if routed else VirtualNetwork(*like)
         self._lengths: dict[int, int] = {}
         """Bytes that each shard holds, by its number."""
         self._revives = self.settings.restarts > 0 and any(
@@ -202,6 +202,13 @@ class Simulation:
             torch.set_num_threads(threads)
         if self.supervisor.failure is not None:
             raise self.supervisor.failure
+
+    def traffic(self, steps: int) -> Json:
+        """What links between hosts have carried in so many steps, where there is a topology."""
+        if not (isinstance(self.network, RoutedNetwork) and steps):
+            return {}
+        size = sum(home.trained.size for home in self._layout.homes)
+        return {"network": traffic(self.network, self.clock.time, steps / self.settings.replicas, size)}
 
     def _play(self, heeding: bool = True) -> None:
         """Take turns while somebody is played, or is about to come again; heeding, until somebody stops the job."""

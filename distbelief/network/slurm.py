@@ -1,0 +1,143 @@
+"""Slurm's topology.conf: the switches of a cluster, what is under each, and how fast the links to that are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+from distbelief.errors import UsageError
+from distbelief.network.graph import MOST_HOSTS, Cable, Topology
+
+MBIT = 125e3
+_KNOWN = {"switchname", "switches", "nodes", "linkspeed", "level"}
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_WORD = re.compile(r"(?:[^\[\],]+|\[[0-9,-]+\])+")
+_PART = re.compile(r"\[([0-9,-]+)\]|([^\[\]]+)")
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+
+
+class SwitchLine(NamedTuple):
+    """A line of the file."""
+
+    where: str
+    switch: str
+    hosts: list[str]
+    switches: list[str]
+    bandwidth: float
+    """Of the links to these, in bytes per second; 0 where it says nothing."""
+
+
+def parse_topology(text: str, path: str) -> Topology:
+    r"""The tree in the text of a topology.conf.
+
+    A link's speed is in Mbit/s, which Slurm leaves open; 0 and 1 say nothing, since Slurm itself writes them so.
+
+    Raises:
+        UsageError: it is no tree; naming the line, and what to do.
+
+    >>> tree = parse_topology("SwitchName=s0 Nodes=a[1-2]\nSwitchName=s1 Nodes=b\nSwitchName=top Switches=s[0-1]", "f")
+    >>> [tree.hosts[host] for host in tree.walk], tree.switches
+    (['a1', 'a2', 'b'], ('s0', 's1', 'top'))
+    """
+    lines: dict[str, SwitchLine] = {}
+    for line in _lines(text, path):
+        if before := lines.get(line.switch):
+            raise UsageError(f"{line.where}: switch {line.switch} stands there twice, as in {before.where}; leave one")
+        lines[line.switch] = line
+    hosts, switches = _above(lines, "host"), _above(lines, "switch")
+    if not hosts:
+        raise UsageError(f"--topology {path}: names no host; write lines such as SwitchName=s0 Nodes=node[1-4]")
+    _check_tree(lines, switches)
+    vertex = {name: len(hosts) + number for number, name in enumerate(lines)}
+    cables = [Cable(number, vertex[line.switch], line.bandwidth) for number, line in enumerate(hosts.values())]
+    cables += [Cable(vertex[name], vertex[line.switch], line.bandwidth) for name, line in switches.items()]
+    return Topology(path, list(hosts), list(lines), cables)
+
+
+def _above(lines: dict[str, SwitchLine], kind: str) -> dict[str, SwitchLine]:
+    """The line under whose switch each host, or each switch, is."""
+    found: dict[str, SwitchLine] = {}
+    for line in lines.values():
+        for name in line.hosts if kind == "host" else line.switches:
+            if before := found.get(name):
+                told = f"under {line.switch}, and under {before.switch} by {before.where}"
+                raise UsageError(f"{line.where}: {kind} {name} is {told}; leave it under one of them")
+            if kind == "switch" and name not in lines:
+                raise UsageError(f"{line.where}: there is no line SwitchName={name}; add one, or take it away here")
+            found[name] = line
+    return found
+
+
+def _check_tree(lines: dict[str, SwitchLine], above: dict[str, SwitchLine]) -> None:
+    """Refuse a cycle, and switches that nothing joins."""
+    for line in lines.values():
+        way = [line.switch]
+        while (up := above.get(way[-1])) and up.switch not in way:
+            way.append(up.switch)
+        if up:
+            cycle = " under ".join([*way[way.index(up.switch) :], up.switch])
+            raise UsageError(f"{up.where}: a cycle, {cycle}; take {way[-1]} out of its Switches=")
+    top, *others = [line for line in lines.values() if line.switch not in above]
+    if others:
+        joining = f"SwitchName=all Switches={','.join(line.switch for line in (top, *others))}"
+        told = f"nothing joins switches {top.switch} and {others[0].switch}"
+        raise UsageError(f"{others[0].where}: {told}; add a line such as {joining}")
+
+
+def _lines(text: str, path: str) -> Iterator[SwitchLine]:
+    begun = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        whole = begun + line.partition("#")[0].rstrip()
+        begun = whole[:-1] + " " if whole.endswith("\\") else ""
+        where, words = f"--topology {path}, line {number}", whole.split()
+        if begun or not words:
+            continue
+        fields = {name.lower(): value for name, _, value in (word.partition("=") for word in words)}
+        if strange := [word for word in words if word.partition("=")[0].lower() not in _KNOWN]:
+            raise UsageError(f"{where}: {strange[0][:80]!r} belongs to no tree of switches; {_EXAMPLE}")
+        if len(fields) < len(words) or not fields.get("switchname") or not fields.keys() & {"nodes", "switches"}:
+            raise UsageError(f"{where}: names not one switch, and what is under it; {_EXAMPLE}")
+        speed = fields.get("linkspeed", "0")
+        if not (speed.isdecimal() and len(speed) < 10):
+            raise UsageError(f"{where}: LinkSpeed={speed[:80]} is no whole number of Mbit/s; write LinkSpeed=10000")
+        [switch, *more] = _names(fields["switchname"], where)
+        if more:
+            raise UsageError(f"{where}: names {1 + len(more)} switches; write a line for each")
+        inner = _names(fields["switches"], where) if "switches" in fields else []
+        # scontrol, which writes levels, lists at a switch also the nodes under the switches below it
+        hosts = [] if inner and "level" in fields else _names(fields["nodes"], where) if "nodes" in fields else []
+        yield SwitchLine(where, switch, hosts, inner, int(speed) * MBIT if int(speed) > 1 else 0.0)
+
+
+_EXAMPLE = "write lines such as SwitchName=s0 Nodes=node[1-4] LinkSpeed=10000 and SwitchName=top Switches=s[0-3]"
+
+
+def _names(text: str, where: str) -> list[str]:
+    """The names that Slurm writes as node[1-3,7],other."""
+    words = _WORD.findall(text)
+    if ",".join(words) != text:
+        raise UsageError(f"{where}: {text[:80]!r} are no names; write them as node[1-3,7],other")
+    found: list[str] = []
+    for word in words:
+        parts = [_numbers(inside, where) if inside else [plain] for inside, plain in _PART.findall(word)]
+        if len(found) + prod(map(len, parts)) > MOST_HOSTS:
+            raise UsageError(f"{where}: {text[:80]!r} are more than {MOST_HOSTS} names; there may be no more")
+        found += ["".join(one) for one in product(*parts)]
+    if strange := [name for name in found if not _NAME.fullmatch(name)]:
+        raise UsageError(f"{where}: {strange[0][:80]!r} is no name; write names as node[1-3,7],other")
+    return found
+
+
+def _numbers(text: str, where: str) -> list[str]:
+    """The numbers of a bracket, with as many digits as the first of each range."""
+    found: list[str] = []
+    for word in text.split(","):
+        match = _RANGE.fullmatch(word)
+        first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
+        if not 0 <= int(last) - int(first) < MOST_HOSTS - len(found):
+            raise UsageError(f"{where}: [{text[:80]}] are no numbers, or too many; write [1-4] or [01-16,20]")
+        found += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+    return found
