@@ -98,6 +98,10 @@ class VirtualOptions:
     """Latency, bandwidth and jitter (a fraction of the latency) of every link; local-latency and local-bandwidth of
     those inside a host (--hosts, or allreduce --per-host); reduce=10GB, how fast a gradient that arrives is added to
     another, where that is not the memory of --handling."""
+    topology: str = ""
+    """Switches and cables between hosts: tree:8x8, fat-tree:4, torus:4x4x4, dragonfly:2, slim-fly:5, or a file as
+    Slurm's topology.conf. Replicas follow each other along its walk, each on a host of its own where --hosts or
+    --per-host puts none together; shards are spread over switches."""
     compute: str = "lognormal:1ms:0.2"
     """Time of a step: 1ms, constant:1ms, exponential:1ms or lognormal:1ms:0.2."""
     handling: str = "message=6us,memory=26GB"

@@ -36,7 +36,8 @@ def cluster(virtual: VirtualOptions) -> Callable[[], Simulated]:
         return Simulated(
             NetworkModel(**line, **faults.delays, outages=outages), ComputeModel(**steps), crashes,
             phantom=virtual.phantom, keep=virtual.keep, handling=Handling(**handling),
-            hosts=Hosts(**hosts) if hosts else None, path=virtual.path, leaves=leaves, **faults.place,
+            hosts=Hosts(**hosts) if hosts else None, path=virtual.path, leaves=leaves,
+            topology=virtual.topology, **faults.place,
         )  # fmt: skip
 
     return make

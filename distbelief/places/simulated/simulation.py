@@ -70,6 +70,7 @@ from distbelief.tasks import Data, Task, resolve
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.worker import Trainer, build_model, check_measure, load, with_data
+from distbelief.transport.routed import RoutedNetwork
 from distbelief.transport.virtual import VirtualEndpoint, VirtualNetwork
 
 TOLD = (Started, Rewound, Ending, StandbyReady, Succeeded, Vacant, Finished)
@@ -148,15 +149,12 @@ class Simulation:
     def __post_init__(self) -> None:
         cluster, settings = self.cluster, self.settings
         self.players = self.job.strategy.players()
-        self.network = VirtualNetwork(
-            self.clock,
-            cluster.network,
-            self.job.seed,
-            cluster.phantom,
-            settings.strategy.host_replicas,
-            cluster.hosts,
+        like = (
+            self.clock, cluster.network, self.job.seed, cluster.phantom, settings.strategy.host_replicas, cluster.hosts,
             settings.replicas,
-        )
+        )  # fmt: skip
+        routed = cluster.routed(settings, self.job.seed)
+        self.network = RoutedNetwork(*like, *routed) if routed else VirtualNetwork(*like)
         self._lengths: dict[int, int] = {}
         """Bytes that each shard holds, by its number."""
         self._revives = self.settings.restarts > 0 and any(

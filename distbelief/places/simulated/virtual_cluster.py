@@ -16,9 +16,11 @@ from distbelief.core.settings import Settings, option
 from distbelief.core.values import Checked, CheckedStruct, admit, shown
 from distbelief.errors import UsageError
 from distbelief.job import Job
+from distbelief.network.routes import Routes
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.paths import AUTO, path_of
 from distbelief.places.simulated.handling import Handling
+from distbelief.places.topologies import topology
 from distbelief.strategies import Strategy
 from distbelief.transport.processors import Hosts
 from distbelief.transport.virtual import NetworkModel
@@ -38,7 +40,18 @@ any. A strategy names those of its own.
 """
 
 
-DESCRIBED = ("network", "compute", "handling", "hosts", "crashes", "leaves", "restart_seconds", "phantom", "path")
+DESCRIBED = (
+    "network",
+    "topology",
+    "compute",
+    "handling",
+    "hosts",
+    "crashes",
+    "leaves",
+    "restart_seconds",
+    "phantom",
+    "path",
+)
 """The options that say what a virtual cluster is like."""
 
 
@@ -88,6 +101,9 @@ class VirtualCluster(Checked):
     under the shards' locks), or auto (direct where the job allows it)."""
     leaves: tuple[LeavingHost, ...] = ()
     """Which replicas' hosts are told to go, and when."""
+    topology: str = ""
+    """Switches and cables between hosts: tree:8x8, fat-tree:4, torus:4x4x4, dragonfly:2, slim-fly:5, or Slurm's
+    topology.conf; each replica has a host where `hosts` says nothing else. None where it is empty."""
 
     def described(self) -> dict[str, Any]:
         """What this cluster is like, as results tell it."""
@@ -116,7 +132,34 @@ class VirtualCluster(Checked):
         self._check_leaves(job.strategy, settings)
         self._check_outages(job.strategy, settings)
         self.path_of(job.strategy, settings)
+        if self.topology and job.strategy.needs_memory(settings, "virtual"):
+            raise UsageError(
+                f"--topology {self.topology}: replicas of strategy {job.strategy.name} share one host's memory, and "
+                "send nothing over cables; leave it off"
+            )
+        self.routed(settings, job.seed)
         return settings
+
+    def routed(self, settings: Settings, seed: int) -> tuple[Routes, tuple[int, ...]] | None:
+        """The routes between the hosts of a job, and which hosts of the topology these are; None without one.
+
+        Raises:
+            UsageError: there is no such topology, it has too few hosts, or nothing would take it.
+        """
+        if not self.topology:
+            return None
+        if self.network.bandwidth == float("inf"):
+            raise UsageError(f"--topology {self.topology}: links have a bandwidth that is finite: give --network one")
+        found, per_host = topology(self.topology), settings.strategy.host_replicas or 1
+        if self.hosts:
+            per_host = self.hosts.replicas or settings.replicas
+        hosts = -(-settings.replicas // per_host)
+        if hosts == 1:
+            raise UsageError(
+                f"--topology {self.topology}: all roles are on one host, and nothing goes over its cables; have more "
+                "replicas or hosts, or leave it off"
+            )
+        return Routes(found, seed), found.first(hosts, f"a job of {settings.replicas} replicas, {per_host} a host,")
 
     @property
     def one_host(self) -> bool:
@@ -159,7 +202,7 @@ class VirtualCluster(Checked):
     @property
     def sends(self) -> bool:
         """Whether the network is another than usual."""
-        return self.network != NetworkModel()
+        return self.network != NetworkModel() or bool(self.topology)
 
     @property
     def messages(self) -> bool:

@@ -1,0 +1,252 @@
+"""What each of several flows is given of the links that they share: max-min fair.
+
+No flow can be given more without taking from one that has no more than it: each is held by one full link, and those
+that a link holds have equal parts of what the others on it leave. So a link counts what it has given to each that it
+holds, and knows when the next of them is done, however many they are.
+
+A flow that begins or ends changes the parts on its own links at once. What that changes further is worked out at once
+among few flows, and a little later among many.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Any, Protocol
+
+from distbelief.network.routes import Route
+
+FEW = 8
+"""Flows among which all parts are made at once whenever one begins or ends; among more, after this part of the time
+that the one takes at most."""
+LATE = 1 / 8
+EXACT = 0.01
+"""Bytes that are nothing: what is left of sums that are rounded."""
+
+
+class FlowClock(Protocol):
+    """The clock of a simulation."""
+
+    time: float
+
+    def call_at(self, moment: float, function: Callable[[Any], None], argument: Any) -> None:
+        """Call a function at a moment."""
+
+
+class Flow:
+    """Bytes on their way over some links, piece after piece.
+
+    Args:
+        links: all that it takes.
+    """
+
+    __slots__ = ("began", "done", "held_by", "links", "part", "settled")
+
+    def __init__(self, links: Route) -> None:
+        self.links = links
+        self.held_by: SharedLink | None = None
+        self.began = self.done = self.part = 0.0
+        """When it began; what its link has given to each when its piece is done; bytes per second as last settled."""
+        self.settled = 0
+
+
+class SharedLink:
+    """One directed link.
+
+    Args:
+        capacity: bytes per second.
+    """
+
+    __slots__ = ("capacity", "coming", "elsewhere", "flows", "given", "holds", "planned", "rate", "since")
+
+    def __init__(self, capacity: float) -> None:
+        self.capacity = capacity
+        self.flows: dict[Flow, None] = {}
+        self.holds = 0
+        """How many of these."""
+        self.elsewhere = 0.0
+        """What those have that other links hold; nobody asks where it holds none."""
+        self.rate = self.given = self.since = 0.0
+        """Bytes per second of each that it holds, bytes that one has had who was always held, and until when."""
+        self.coming: list[tuple[float, int, Flow]] = []
+        """By what is given then, whose piece is done: a heap, also of some that it holds no more."""
+        self.planned = math.inf
+
+    def settle(self, now: float) -> None:
+        """Give what is due until now."""
+        self.given += self.rate * (now - self.since)
+        self.since = now
+
+
+class FairShares:
+    """The shares of those that flow.
+
+    Args:
+        clock: of the simulation.
+        capacities: of all links, in bytes per second.
+        passed: is told of a flow whose piece has passed; returns the bytes of its next, 0 where there is none.
+    """
+
+    def __init__(self, clock: FlowClock, capacities: Sequence[float], passed: Callable[[Any], float]) -> None:
+        self._clock, self._passed = clock, passed
+        self._links = [SharedLink(capacity) for capacity in capacities]
+        self._used: dict[SharedLink, None] = {}
+        """Those that a flow takes, or took when all parts were made."""
+        self._count = self._order = self._round = 0
+        self._shared_at = math.inf
+
+    def begin(self, flow: Flow, size: float) -> None:
+        """Let a flow begin."""
+        now, least, meets = self._clock.time, math.inf, False
+        holder: SharedLink | None = None
+        for number in flow.links:
+            link = self._links[number]
+            part, flows = link.capacity, link.flows
+            if flows:
+                meets = True
+                part /= len(flows) + 1
+                if link.holds and (held := (link.capacity - link.elsewhere) / (link.holds + 1)) > part:
+                    part = held
+            else:
+                self._used[link] = None
+            if part < least:
+                least, holder = part, link
+        assert holder is not None, "it takes no link"
+        flow.held_by, flow.began, flow.part = holder, now, least
+        for number in flow.links:
+            link = self._links[number]
+            if link is holder:
+                if not link.holds:
+                    link.elsewhere = sum([other.part for other in link.flows])
+                    link.since = now
+                link.holds += 1
+            else:
+                link.elsewhere += least
+            link.flows[flow] = None
+            if link is not holder and link.holds:
+                self._rate(link, now)
+        self._count += 1
+        holder.settle(now)
+        self._come(flow, holder, size)
+        self._rate(holder, now)
+        if meets:
+            self._share_after(size / least)
+
+    def _come(self, flow: Flow, link: SharedLink, size: float) -> None:
+        self._order += 1
+        flow.done = link.given + size
+        heappush(link.coming, (flow.done, self._order, flow))
+
+    def _end(self, flow: Flow) -> None:
+        """A flow has nothing more."""
+        now, meets = self._clock.time, False
+        for number in flow.links:
+            link = self._links[number]
+            del link.flows[flow]
+            if link is flow.held_by:
+                link.holds -= 1
+            else:
+                link.elsewhere -= flow.part
+            if link.flows:
+                meets = True
+                if link.holds:
+                    self._rate(link, now)
+        flow.held_by = None
+        self._count -= 1
+        if meets:
+            self._share_after(now - flow.began)
+
+    def _rate(self, link: SharedLink, now: float) -> None:
+        """Part a link anew among those that it holds."""
+        link.given += link.rate * (now - link.since)
+        link.since = now
+        part, least = (link.capacity - link.elsewhere) / link.holds, link.capacity / len(link.flows)
+        link.rate = part if part > least else least
+        self._plan(link, now)
+
+    def _plan(self, link: SharedLink, now: float) -> None:
+        """Look at a link when the next is done there; where it is looked at before, then again."""
+        coming = link.coming
+        while coming[0][2].held_by is not link or coming[0][2].done != coming[0][0]:
+            heappop(coming)
+        due = now + (coming[0][0] - link.given) / link.rate
+        if due < link.planned:
+            link.planned = due = due if due > now else now
+            self._clock.call_at(due, self._look, (link, due))
+
+    def _look(self, planned: tuple[SharedLink, float]) -> None:
+        link, moment = planned
+        if moment != link.planned:
+            return
+        link.planned = math.inf
+        link.settle(moment)
+        while link.holds:
+            done, _, flow = link.coming[0]
+            if flow.held_by is not link or flow.done != done:
+                heappop(link.coming)
+            elif done > link.given + EXACT:
+                self._plan(link, moment)
+                return
+            else:
+                heappop(link.coming)
+                if size := self._passed(flow):
+                    self._come(flow, link, size)
+                else:
+                    self._end(flow)
+        link.coming.clear()
+        link.rate = 0.0
+
+    def _share_after(self, took: float) -> None:
+        """Make all parts anew, since a flow has begun or ended that takes so long."""
+        moment = self._clock.time + (took * LATE if self._count > FEW else 0.0)
+        if moment < self._shared_at:
+            self._shared_at = moment
+            self._clock.call_at(moment, self._share, moment)
+
+    def _share(self, now: float) -> None:
+        """Make all parts.
+
+        The link with the least for each of its flows is full, and holds those; what they leave of other links is for
+        the others there, which is never less for each than before.
+        """
+        if now != self._shared_at:
+            return
+        self._shared_at, self._round = math.inf, self._round + 1
+        settled, left = self._round, self._count
+        self._used = {link: None for link in self._used if link.flows}
+        heap = []
+        for order, link in enumerate(self._used):
+            link.settle(now)
+            link.holds = 0
+            heap.append((link.capacity / len(link.flows), order, link))
+        heapify(heap)
+        while left:
+            level, order, link = heap[0]
+            room, free = link.capacity, list[Flow]()
+            for flow in link.flows:
+                if flow.settled == settled:
+                    room -= flow.part
+                else:
+                    free.append(flow)
+            if free and (part := room / len(free)) > level:
+                heapreplace(heap, (part, order, link))
+                continue
+            heappop(heap)
+            if free:
+                left -= len(free)
+                self._hold(link, free, room, now)
+        for _, _, link in heap:
+            link.rate = 0.0
+
+    def _hold(self, link: SharedLink, flows: list[Flow], room: float, now: float) -> None:
+        """A link holds those flows, which have so much of it."""
+        link.holds, link.elsewhere = len(flows), link.capacity - room
+        link.rate = part = room / len(flows)
+        for flow in flows:
+            flow.settled, flow.part = self._round, part
+            if (before := flow.held_by) is not link:
+                assert before is not None
+                flow.held_by = link
+                self._come(flow, link, max(0.0, flow.done - before.given))
+        self._plan(link, now)

@@ -1,0 +1,154 @@
+"""The virtual network over a topology: what leaves a host takes its route's links, and has a fair share of each.
+
+A link between two roles is one flow: its messages leave one after another, at the share that the flow has, and arrive
+the latencies of its cables later (cut-through: a switch passes on what comes, and waits for no end of it). A message
+that fits a packet takes no share from others. Two roles of one host have its memory between them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from distbelief.core import roles
+from distbelief.core.effects import Arrival
+from distbelief.network.routes import Route, Routes
+from distbelief.network.shares import FairShares, Flow
+from distbelief.schedules.price import LinkModel
+from distbelief.transport.processors import Hosts, SimulatorClock
+from distbelief.transport.virtual import HEADER, MEMORY, NetworkModel, VirtualEndpoint, VirtualLink, VirtualNetwork
+
+PACKET = 1500
+"""Bytes of a message that takes no share."""
+
+
+class Stream(Flow):
+    """What one role sends another.
+
+    Args:
+        links: of its route.
+        link: that it leaves by.
+    """
+
+    __slots__ = ("ends", "latency", "link", "queue", "sent")
+
+    def __init__(self, links: Route, link: VirtualLink, latency: float) -> None:
+        super().__init__(links)
+        self.link, self.latency = link, latency
+        self.queue: deque[tuple[int, tuple[VirtualLink, Arrival]]] = deque()
+        """Messages that have not left, and the bytes of each; the first is leaving."""
+        self.ends = ""
+        """Why nothing more comes, which its receiver is told after all that was sent."""
+        self.sent = 0
+        """Bytes of all messages."""
+
+
+class RoutedNetwork(VirtualNetwork):
+    """A virtual network whose hosts are those of a topology.
+
+    Args:
+        clock, model, seed, phantom, per_host, hosts, replicas: as of any; the latency is that of two cables, so that
+            hosts at one switch are as far apart as without a topology.
+        routes: through the topology.
+        places: its hosts that are used, by the numbers of ours.
+    """
+
+    def __init__(
+        self, clock: SimulatorClock, model: NetworkModel, seed: int, phantom: bool, per_host: int, hosts: Hosts | None,
+        replicas: int, routes: Routes, places: Sequence[int],
+    ) -> None:  # fmt: skip
+        super().__init__(clock, model, seed, phantom, per_host, hosts, replicas)
+        self.inside = LinkModel(model.local_latency or MEMORY.latency, model.local_bandwidth or MEMORY.bandwidth)
+        self.routes, self.places = routes, places
+        self.per_host = (hosts.replicas or replicas) if hosts else per_host or 1
+        self._spread = routes.topology.spread(places)
+        self.capacities = [cable.bandwidth or model.bandwidth for cable in routes.topology.cables for _ in "12"]
+        self.shares = FairShares(clock, self.capacities, self._passed)
+        self.streams: dict[VirtualLink, Stream] = {}
+        """All that there were."""
+
+    def endpoint(self, role: str, incarnation: int = 0) -> VirtualEndpoint:
+        """The endpoint of a role."""
+        endpoint = self.endpoints[role] = RoutedEndpoint(role, self, incarnation)
+        return endpoint
+
+    def host_of(self, role: str) -> int:
+        """The number of a role's host: shards and standbys are spread over switches."""
+        one = roles.parse(role)
+        if one.kind is roles.Kind.REPLICA:
+            return one.index // self.per_host
+        if one.kind in (roles.Kind.SHARD, roles.Kind.STANDBY):
+            return self._spread[(one.index + (one.kind is roles.Kind.STANDBY)) % len(self._spread)]
+        return 0
+
+    def stream(self, link: VirtualLink) -> Stream:
+        """A new flow for a link between hosts."""
+        route = self.routes.of(self.places[link.own.host], self.places[link.peer.host])
+        stream = self.streams[link] = Stream(route, link, self.model.latency * len(route) / 2)
+        return stream
+
+    def _passed(self, stream: Stream) -> int:
+        """The first of its messages has left; returns the bytes of the next."""
+        queue = stream.queue
+        self.arrive(stream, queue.popleft()[1])
+        if queue:
+            return queue[0][0]
+        if stream.ends:
+            stream.link.peer._hear_of_end(stream.link.own, stream.ends, stream.link.last)
+        return 0
+
+    def arrive(self, stream: Stream, what: tuple[VirtualLink, Arrival], takes: float = 0.0) -> None:
+        """A message leaves its host in so many seconds, and arrives."""
+        link, arrival = what
+        clock, peer = self.clock, link.peer
+        arrives = clock.time + takes + stream.latency
+        if not self.plain:
+            link.own.port.leaves = clock.time + takes
+            arrives = self.delay(link.own, peer, arrival, arrives, link.last, takes, stream.latency)
+        link.last = arrives = arrives if arrives > link.last else link.last
+        clock.call_at(arrives, peer.take, what, peer.arriving)
+
+    def link_loads(self) -> dict[int, Counter[tuple[str, str]]]:
+        """The bytes that each directed link has carried, by who has sent them to whom."""
+        found: dict[int, Counter[tuple[str, str]]] = {}
+        for stream in self.streams.values():
+            for link in stream.links:
+                found.setdefault(link, Counter())[stream.link.own.role, stream.link.peer.role] += stream.sent
+        return found
+
+
+class RoutedEndpoint(VirtualEndpoint):
+    """One role's end of it."""
+
+    network: RoutedNetwork
+
+    def _leave(self, what: tuple[VirtualLink, Arrival]) -> None:
+        """The work for a message is done: it is the next of its flow."""
+        link, arrival = what
+        if self.host == link.peer.host:
+            super()._leave(what)
+            return
+        network = self.network
+        network.before_send(self.role, link.peer.role, arrival.event)  # type: ignore[arg-type]  # a message was sent
+        if self.ended or link.gone:
+            return
+        stream, payload = network.streams.get(link) or network.stream(link), arrival.payload
+        size = HEADER if payload is None else HEADER + payload.nbytes
+        stream.sent += size
+        link.last = max(link.last, 0.0)
+        if stream.queue:
+            stream.queue.append((size, what))
+        elif size <= PACKET:
+            network.arrive(stream, what, size / network.model.bandwidth)
+        else:
+            stream.queue.append((size, what))
+            network.shares.begin(stream, size)
+
+    def _hear_of_end(self, peer: VirtualEndpoint, reason: str, after: float) -> None:
+        """Hear that a peer has ended its link, after all that it has sent."""
+        theirs = peer.links.get(self.role)
+        stream = self.network.streams.get(theirs) if theirs else None
+        if stream is not None and stream.queue:
+            stream.ends = reason
+        else:
+            super()._hear_of_end(peer, reason, after)
