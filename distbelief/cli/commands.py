@@ -29,10 +29,12 @@ from distbelief.core.outcomes import Outcome
 from distbelief.core.records import Json
 from distbelief.core.settings import option
 from distbelief.errors import JobFailed, UsageError, unknown
+from distbelief.network.routes import Routes
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.script import name_of
+from distbelief.places.topologies import topology
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, check_algorithm, check_hosts, schedule
-from distbelief.schedules.drawing import LETTERS
+from distbelief.schedules.drawing import LETTERS, draw_on
 from distbelief.schedules.drawing import draw as draw_schedule
 from distbelief.schedules.pipeline import chain
 from distbelief.schedules.pipeline_drawing import draw_pipeline, draw_svg
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
 
 MOST_DRAWN = 64
 """Partitions, and microbatches, of a drawing."""
+MOST_RANKS = 512
+"""Of a drawing of what links carry."""
 
 
 def train(args: list[str]) -> int:
@@ -292,6 +296,9 @@ class PlanOptions:
     """Hosts and the cores of each, such as 4x8; this machine where none are given."""
     network: str = "latency=50us,bandwidth=10Gbit"
     """Latency and bandwidth between hosts."""
+    topology: str = ""
+    """Switches and cables between them: tree:8x8, fat-tree:4, torus:4x4x4, dragonfly:2, slim-fly:5, or a file as
+    Slurm's topology.conf."""
     stragglers: tuple[str, ...] = ()
     """Replicas on slower machines, such as 1:4: each step of replica 1 takes 4 times as long."""
     max_memory: str = ""
@@ -328,7 +335,8 @@ def plan(args: list[str]) -> int:
 
     with cost_tables.progress(f"planning {task}") as told:
         found = planning.plan(
-            task, asked.machines or None, NetworkModel(**line), slow=slow, strategies=asked.strategies or PLANNED,
+            task, asked.machines or None, NetworkModel(**line), topology=asked.topology, slow=slow,
+            strategies=asked.strategies or PLANNED,
             batch_size=asked.batch_size, optimizer=chosen, max_memory=memory, seconds=asked.seconds,
             data_dir=asked.data_dir, run=asked.run, calibration=asked.calibration or None, told=told,
         )  # fmt: skip
@@ -515,8 +523,11 @@ def bench(args: list[str]) -> int:
 class DrawOptions:
     """What an all-reduce sends, step by step, and its price: drawn from the schedule that is played."""
 
-    ranks: int = 4
-    """How many add up, at most 26."""
+    ranks: int = 0
+    """How many add up, at most 26; 4 where 0, or all hosts of a topology, of which there may be more."""
+    topology: str = ""
+    """Draw what each link of it carries: tree:8x8, fat-tree:4, torus:4x4x4, dragonfly:2, slim-fly:5, or a file as
+    Slurm's topology.conf; ranks follow its walk."""
     per_host: int = 0
     """Ranks on each host, for hierarchical; 0 for all on one."""
     network: str = "latency=20us,bandwidth=10Gbit"
@@ -556,24 +567,29 @@ def draw(args: list[str]) -> int:
     check_algorithm(args[0], PIPELINES)
     options.refuse(prog, args[1:], [option(field.name) for field in fields(DrawOptions)])
     asked = options.call_tyro(DrawOptions, prog, str(DrawOptions.__doc__), args[1:])
-    if not 1 <= asked.ranks <= len(LETTERS):
-        raise UsageError(f"--ranks {asked.ranks}: must be from 1 to {len(LETTERS)}")
+    graph = topology(asked.topology) if asked.topology else None
+    per_host = asked.per_host or 1
+    ranks = asked.ranks or (len(graph.hosts) * per_host if graph else 4)
+    if not 1 <= ranks <= (MOST_RANKS if graph else len(LETTERS)):
+        raise UsageError(f"--ranks {ranks}: must be from 1 to {MOST_RANKS if graph else len(LETTERS)}")
     check_hosts(args[0], asked.per_host, auto=False)
     given = words.network(asked.network)
     knows_hosts = args[0].startswith("hierarchical")
     for name in ("jitter", *(() if knows_hosts else ("local_latency", "local_bandwidth"))):
         if name in given:
             raise UsageError(f"--network {name.replace('_', '-')}: is in no price of {args[0]}; leave it off")
-    hosts = by_host(asked.ranks, asked.per_host) if knows_hosts else ()
+    hosts = by_host(ranks, asked.per_host) if knows_hosts else ()
     network = {"latency": 20e-6, "bandwidth": 1.25e9, "reduction": 0.0, **given}
     link = LinkModel(network["latency"], network["bandwidth"], network["reduction"])
     inside = LinkModel(
         network.get("local_latency", link.latency), network.get("local_bandwidth", link.bandwidth), link.reduction
     )
-    made = schedule(
-        args[0], asked.ranks, math.lcm(*range(1, asked.ranks + 1)) if asked.ranks < 10 else asked.ranks, hosts
-    )
-    print(draw_schedule(made, link, None if inside == link else inside))
+    made = schedule(args[0], ranks, math.lcm(*range(1, ranks + 1)) if ranks < 10 else ranks, hosts)
+    if graph:
+        walk = graph.first(-(-ranks // per_host), f"--ranks {ranks}")
+        print(draw_on(made, Routes(graph), [walk[rank // per_host] for rank in range(ranks)], link))
+    else:
+        print(draw_schedule(made, link, None if inside == link else inside))
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from zlib import crc32
+from hashlib import blake2b
 
 from distbelief.network.graph import Topology
 
@@ -54,14 +54,14 @@ class Routes:
         if source == target:
             return ()
         topology, links = self.topology, list[int]()
-        last, goal = topology.switch_of(target), target
-        distances, at = self.distances(last), source
+        last, at = topology.switch_of(target), source
+        distances = self.distances(last)
         while at != last:
             nearer = [(there, link) for there, link in topology.around[at] if distances[there] == distances[at] - 1]
-            choice = crc32(f"{self._seed} {source} {goal} {at}".encode()) if len(nearer) > 1 else 0
-            at, link = nearer[choice % len(nearer)]
+            drawn = blake2b(f"{self._seed} {source} {target} {at}".encode(), digest_size=4).digest()
+            at, link = nearer[int.from_bytes(drawn) % len(nearer)]
             links.append(link)
-        links += [link for there, link in topology.around[last] if there == goal]
+        links += [link for there, link in topology.around[last] if there == target]
         return tuple(links)
 
 

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 from distbelief.network.routes import Route
 
 FEW = 8
-"""Flows among which all parts are made at once whenever one begins or ends; among more, after this part of the time
-that the one takes at most."""
-LATE = 1 / 8
+"""Flows among which all parts are made at once whenever one begins or ends; among more this part of the time later that
+flows take, by the mean of the most recent."""
+LATE, RECENT = 1 / 16, 1 / 16
 EXACT = 0.01
 """Bytes that are nothing: what is left of sums that are rounded."""
 
@@ -94,7 +94,7 @@ class FairShares:
         self._used: dict[SharedLink, None] = {}
         """Those that a flow takes, or took when all parts were made."""
         self._count = self._order = self._round = 0
-        self._shared_at = math.inf
+        self._shared_at, self._usual = math.inf, 0.0
 
     def begin(self, flow: Flow, size: float) -> None:
         """Let a flow begin."""
@@ -131,7 +131,7 @@ class FairShares:
         self._come(flow, holder, size)
         self._rate(holder, now)
         if meets:
-            self._share_after(size / least)
+            self._share_soon(now)
 
     def _come(self, flow: Flow, link: SharedLink, size: float) -> None:
         self._order += 1
@@ -154,8 +154,9 @@ class FairShares:
                     self._rate(link, now)
         flow.held_by = None
         self._count -= 1
+        self._usual += (now - flow.began - self._usual) * RECENT
         if meets:
-            self._share_after(now - flow.began)
+            self._share_soon(now)
 
     def _rate(self, link: SharedLink, now: float) -> None:
         """Part a link anew among those that it holds."""
@@ -197,9 +198,9 @@ class FairShares:
         link.coming.clear()
         link.rate = 0.0
 
-    def _share_after(self, took: float) -> None:
-        """Make all parts anew, since a flow has begun or ended that takes so long."""
-        moment = self._clock.time + (took * LATE if self._count > FEW else 0.0)
+    def _share_soon(self, now: float) -> None:
+        """Make all parts anew, since a flow has begun or ended that met others."""
+        moment = now + (self._usual * LATE if self._count > FEW else 0.0)
         if moment < self._shared_at:
             self._shared_at = moment
             self._clock.call_at(moment, self._share, moment)

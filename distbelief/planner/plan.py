@@ -21,6 +21,7 @@ from distbelief.costs.profile import BUSY, ladder
 from distbelief.costs.splitting import SplitCost
 from distbelief.costs.trace import MemoryTrace, Tracer
 from distbelief.errors import DistbeliefError, Interrupted, UsageError
+from distbelief.places import topologies
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.handling import Handling
 from distbelief.planner import lockstep, trials, trips
@@ -101,6 +102,7 @@ def plan(
     machines: Machines | str | None = None,
     network: NetworkModel | None = None,
     *,
+    topology: str = "",
     slow: Mapping[int, float] | None = None,
     strategies: Sequence[str] = PLANNED,
     batch_size: int = 64,
@@ -118,6 +120,7 @@ def plan(
         task: what is trained.
         machines: hosts and their cores, such as "4x8"; this one where none are given.
         network: between hosts.
+        topology: switches and cables between hosts, such as tree:8x8; none where it is empty.
         slow: replicas that are on slower machines, and how many times longer their steps take.
         strategies: that may be chosen.
         batch_size: samples in a minibatch of a replica.
@@ -140,6 +143,7 @@ def plan(
     chosen, made = optimizer or optim("sgd"), resolve(task, data_dir) if isinstance(task, str) else task
     check_amounts(batch_size, 1, {"seconds": seconds, "max-memory": max_memory})
     (network or NetworkModel()).check()
+    _check_topology(topology, there)
     asked = _asked(there, strategies, chosen)
     _check_slow(slow or {}, run, asked.values())
     file = Path(calibration) if calibration else trials.usual_file()
@@ -151,6 +155,7 @@ def plan(
     splits = _splits(made, asked.values(), batch_size, chosen, here.handling, told)
     met = _lockstep(task, strategies, batch_size, chosen, asked.values(), pricing, here, splits, data_dir, told)
     cluster = here.cluster(there, network or NetworkModel(), splits, met.found, tuple((slow or {}).items()))
+    cluster = dataclasses.replace(cluster, topology=topology)
     raw = {name: _row(one, pricing, cluster, here.trace, here.process, max_memory, told) for name, one in asked.items()}
     own = [one for one in known if one.machine == trials.this_kind()] if there == this_machine() else []
     rows = ranked([_corrected(row, own, made.reference, batch_size, chosen) for row in raw.values()])
@@ -160,7 +165,7 @@ def plan(
     found = TrainingPlan(
         task=made.reference, machines=str(there), batch_size=batch_size, step=here.step, together=here.together,
         optimizer=chosen.name, max_memory=max_memory, rows=rows, why=_why(rows), changes=changes,
-        notes=[UNSEEN, *here.notes, *_met(met), *_calibrated(rows, known, file)],
+        notes=[UNSEEN, *_busiest(rows), *here.notes, *_met(met), *_calibrated(rows, known, file)],
     )  # fmt: skip
     if run:
         _try(found, run, task, asked, here, data_dir, told)
@@ -300,6 +305,16 @@ def _here(
     )
 
 
+def _check_topology(topology: str, there: Machines) -> None:
+    """Refuse one that has no room for the machines, or joins nobody."""
+    if topology:
+        if there.hosts == 1:
+            raise UsageError(
+                f"--topology {topology}: says what is between hosts, and there is one: name --machines 4x8"
+            )
+        topologies.topology(topology).first(there.hosts, f"--machines {there}")
+
+
 def _check_slow(slow: Mapping[int, float], run: int, asked: Iterable[PlanCandidate]) -> None:
     """Refuse slow replicas that cannot be."""
     most = max(one.replicas for one in asked)
@@ -383,6 +398,11 @@ def _corrected(row: Row, known: Sequence[trials.PlanTrial], task: str, batch_siz
     if row.terms is None or factor == 1.0:
         return row
     return msgspec.structs.replace(row, terms=trials.corrected(row.terms, factor), corrected=factor)
+
+
+def _busiest(rows: Sequence[Row]) -> list[str]:
+    """Which link each of the best loads most, where there is a topology."""
+    return [f"{row.what}, on {row.terms.network}" for row in rows[:CONTENDERS] if row.terms and row.terms.network]
 
 
 def _met(met: LockstepCosts) -> list[str]:
@@ -512,6 +532,7 @@ def _changes(
         "with twice the bandwidth": {"network": msgspec.structs.replace(network, bandwidth=2 * network.bandwidth)},
         "with half the latency": {"network": msgspec.structs.replace(network, latency=network.latency / 2)},
         straggler: {"slow": () if cluster.slow else ((0, 2.0),)},
+        **({"with all hosts at one switch": {"topology": ""}} if cluster.topology else {}),
     }
     for what, other in others.items():
         changed = dataclasses.replace(cluster, **other)

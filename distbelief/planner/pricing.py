@@ -89,6 +89,8 @@ class Terms(msgspec.Struct, frozen=True):
     """Of all replicas."""
     bytes_per_step: float
     """Of gradients and parameters that a replica sends and is sent; 0 where they stay in memory that it shares."""
+    network: str = ""
+    """Of a topology, which link is the busiest, and who shares it."""
     waits_for: str = ""
     """Whose words end the longest waits: shard, replica or coordinator."""
     spared: dict[str, float] = {}
@@ -121,7 +123,8 @@ def terms_of(result: Json) -> Terms:
     longest = max(told, key=lambda one: one["wait"])["waits_for"]
     parts = {part: sum(one[part] for one in told) / steps for part in PARTS}
     rate = float(result["samples_per_second"])
-    return Terms(**parts, samples_per_second=rate, bytes_per_step=sent, waits_for=longest)
+    network = result.get("network", {}).get("told", "")
+    return Terms(**parts, samples_per_second=rate, bytes_per_step=sent, network=network, waits_for=longest)
 
 
 def lasting(result: Json, batch_size: int, fetched_before: bool) -> Terms:
@@ -185,6 +188,8 @@ class PricedCluster:
     """What a model that is split over so many processes of one host costs, or why it cannot be split so."""
     lockstep: Mapping[tuple[str, bool], LockstepCost] = field(default_factory=dict)
     """What it costs to wait for each other, by the kind of candidate."""
+    topology: str = ""
+    """Between hosts; none where it is empty."""
 
     def lockstep_of(self, candidate: PlanCandidate) -> LockstepCost:
         """That of a candidate."""
@@ -223,7 +228,7 @@ class Pricing:
         """What a step would be shorter by without each, on machines that are alike."""
         samples = candidate.replicas * self._batch_size
         seconds = samples / found.samples_per_second
-        free = dataclasses.replace(cluster, network=NO_NETWORK)
+        free = dataclasses.replace(cluster, network=NO_NETWORK, topology="")
         without = min(seconds, samples / self.price(candidate, free).samples_per_second)
         bare = min(found.compute, without)
         varies = cluster.variation > 0 and self.meets(candidate)
@@ -249,7 +254,10 @@ class Pricing:
             return terms_of(_played(alone, job))
         hosts = _hosts(candidate, cluster.machines, cluster.together)
         handling = _handling(candidate, cluster, self.is_direct(candidate, cluster.machines))
-        place = Simulated(cluster.network, compute, phantom=True, hosts=hosts, handling=handling)
+        topology = cluster.topology if hosts.replicas else ""
+        place = Simulated(
+            cluster.network, compute, phantom=True, hosts=hosts, handling=handling, topology=topology
+        )  # fmt: skip
         return lasting(_played(place, job), self._batch_size, candidate.shards > 0)
 
     def is_direct(self, candidate: PlanCandidate, machines: Machines) -> bool:

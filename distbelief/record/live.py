@@ -413,6 +413,8 @@ def summary(result: Json, folder: str | Path | None = None) -> str:
         )
     if lost:
         rows.append(("dealt again", roles.named(lost, NAMES)))
+    if network := result.get("network"):
+        rows.append(("network", network["told"]))
     if cluster := result.get("cluster"):
         rows.append(("simulated", _cluster(cluster)))
     if folder is not None:
@@ -425,6 +427,7 @@ def _cluster(told: Json) -> str:
     handling, hosts = told["handling"], told["hosts"]
     memory = f"{handling['memory'] / 1e9:g} GB/s" if math.isfinite(handling["memory"]) else "no time"
     each = f"hosts of {_many(hosts['cores'], 'core')}" if hosts else "a machine for each role"
+    each = "a host for each replica" if told.get("topology") and not hosts else each
     return (
         f"steps of {_time(told['compute']['step'])}, {1e6 * handling['message']:g} us a message, {memory} for what is "
         f"read and written, {each}"

@@ -277,7 +277,7 @@ class Summary:
         return {
             **{key: self.job.get(key) for key in ("task", "strategy", "settings", "seed", "device")},
             "settings": {**self.settings, **({"batch_size": started.batch_size} if started else {})},
-            **{key: self.job[key] for key in ("cluster", "path", "carrier") if key in self.job},
+            **{key: self.job[key] for key in ("cluster", "path", "carrier", "network") if key in self.job},
             # which the shards step, whatever the path of a single one would be
             **({"models": started.models, "path": "served"} if started and started.models > 1 else {}),
             "replicas": replicas,

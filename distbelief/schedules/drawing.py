@@ -1,8 +1,17 @@
-"""Schedules as text: who holds the sum of whose elements after every step, as the symbolic executor has it."""
+"""Schedules as text: who holds the sum of whose elements after every step, as the symbolic executor has it; and what
+they put on the links of a topology.
+"""
 
 from __future__ import annotations
 
-from distbelief.schedules.price import LinkModel, formula, price
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from zlib import crc32
+
+from distbelief.network.graph import Topology
+from distbelief.network.routes import Routes, loads
+from distbelief.schedules.price import LinkModel, formula, price, price_on
 from distbelief.schedules.proof import SymbolicSum, execute, prove, wanted_ranks
 from distbelief.schedules.schedule import Schedule, Step
 
@@ -70,3 +79,76 @@ def _price(schedule: Schedule, link: LinkModel, inside: LinkModel | None) -> str
     if inside:
         between += f" between hosts, {inside.latency * 1e6:g} us and {inside.bandwidth / 1e9:g} GB/s inside"
     return f"price of 1 MB, {between}: {1e3 * price(schedule, 4, scaled, within):.2f} ms"
+
+
+def draw_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: LinkModel) -> str:
+    """What a schedule puts on each link of a topology, in times of the vector, and the price of a megabyte.
+
+    Args:
+        schedule: that is played.
+        routes: through the topology.
+        hosts: that of each rank.
+        link: what a cable is like of which the topology says nothing; its latency is that of two.
+
+    >>> from distbelief.network.shapes import shape
+    >>> from distbelief.schedules.allreduce import schedule
+    >>> print(draw_on(schedule("ring", 4, 4), Routes(shape("tree:2x2")), range(4), LinkModel(20e-6, 1.25e9)))
+    ring on tree:2x2, in this order: host 0, host 1, host 2, host 3
+    a host sends at most 1.50 times the vector; the least is 1.50
+    the busiest link is host 0 to switch 1: 1.50 times the vector, by 0-1; it would be 1.50 by names, 1.50 at random
+      switch 0: switch 1 to switch 2 1.50 there, 1.50 back
+      switch 1: host 0 to host 1 1.50 there, 1.50 back
+      switch 2: host 2 to host 3 1.50 there, 1.50 back
+    price of 1 MB: 1.44 ms
+    """
+    topology, names = routes.topology, routes.topology.hosts
+    used = list(dict.fromkeys(hosts))
+    carried = _carried(schedule, routes, hosts)
+    capacities = [cable.bandwidth or link.bandwidth for cable in topology.cables for _ in range(2)]
+    busiest = max(carried, key=lambda one: carried[one] / capacities[one], default=0)
+    pairs = Counter(
+        f"{move.source}-{move.target}" for move in schedule.moves
+        if busiest in routes.of(hosts[move.source], hosts[move.target])
+    )  # fmt: skip
+    sends = max(carried.get(2 * host, 0.0) for host in used)
+    others = {"by names": sorted(used, key=lambda host: names[host]), "at random": sorted(used, key=_drawn)}
+    most = {
+        what: max(_carried(schedule, routes, [order[used.index(host)] for host in hosts]).values())
+        for what, order in others.items()
+    }
+    more = f" and {len(pairs) - 8} more" if len(pairs) > 8 else ""
+    return "\n".join([
+        f"{schedule.algorithm} on {topology.name}, in this order: {', '.join(names[host] for host in used)}",
+        f"a host sends at most {sends:.2f} times the vector; the least is {2 * (len(used) - 1) / len(used):.2f}",
+        f"the busiest link is {topology.link_name(busiest)}: {carried.get(busiest, 0.0):.2f} times the vector, by "
+        f"{' '.join([*pairs][:8])}{more}; it would be "
+        f"{', '.join(f'{load:.2f} {what}' for what, load in most.items())}",
+        *_switches(topology, carried),
+        f"price of 1 MB: {1e3 * price_on(schedule, routes, hosts, link, 1e6):.2f} ms",
+    ])  # fmt: skip
+
+
+def _carried(schedule: Schedule, routes: Routes, hosts: Sequence[int]) -> Mapping[int, float]:
+    """Times the vector, by link."""
+    length = max(1, schedule.length)
+    return loads(routes, ((hosts[one.source], hosts[one.target], one.length / length) for one in schedule.moves))
+
+
+def _drawn(host: int) -> int:
+    return crc32(f"{host}".encode())
+
+
+def _switches(topology: Topology, carried: Mapping[int, float]) -> Iterator[str]:
+    """A line of each switch that passes something on: what goes to its hosts and later switches, and comes back."""
+    names = (*topology.hosts, *topology.switches)
+    for switch, name in enumerate(topology.switches, len(topology.hosts)):
+        rows = [
+            (f"{carried.get(link ^ 1, 0.0):.2f} there, {carried.get(link, 0.0):.2f} back", names[other])
+            for other, link in topology.around[switch] if not len(topology.hosts) <= other < switch
+        ]  # fmt: skip
+        told = []
+        for what, group in groupby(rows, key=lambda row: row[0]):
+            first, *rest = [other for _, other in group]
+            told.append(f"{first}{f' to {rest[-1]}' if rest else ''} {what}")
+        if any(carried.get(link) or carried.get(link ^ 1) for _, link in topology.around[switch]) and told:
+            yield f"  {name}: {'; '.join(told)}"

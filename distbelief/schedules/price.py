@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from distbelief.network.routes import Routes, loads
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, check_algorithm, schedule
 from distbelief.schedules.schedule import Schedule
 
@@ -93,6 +94,28 @@ def price(
             after[target] = max(after[target], arrives)
         ready = after
     return max(ready, default=0.0)
+
+
+def price_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: LinkModel, size: float) -> float:
+    """Seconds on a topology, where all ranks wait for the fullest link of each step.
+
+    Args:
+        schedule: what is played.
+        routes: through the topology.
+        hosts: that of each rank.
+        link: what a cable is like of which the topology says nothing; its latency is that of two.
+        size: bytes of the vector.
+    """
+    cables, seconds = routes.topology.cables, 0.0
+    for step in schedule.steps:
+        ways = [(hosts[source], hosts[target], stop - start) for source, target, start, stop, _ in step]
+        carried = loads(routes, ways)
+        fullest = max(
+            (load / (cables[one // 2].bandwidth or link.bandwidth) for one, load in carried.items()), default=0
+        )
+        longest = max(len(routes.of(source, target)) for source, target, _ in ways)
+        seconds += fullest * size / max(1, schedule.length) + link.latency * longest / 2
+    return seconds
 
 
 class Formula(msgspec.Struct, frozen=True):

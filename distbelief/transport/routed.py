@@ -28,13 +28,15 @@ class Stream(Flow):
     Args:
         links: of its route.
         link: that it leaves by.
+        latency: of all its cables.
+        packet: seconds of a byte that shares no link.
     """
 
-    __slots__ = ("ends", "latency", "link", "queue", "sent")
+    __slots__ = ("ends", "latency", "link", "packet", "queue", "sent")
 
-    def __init__(self, links: Route, link: VirtualLink, latency: float) -> None:
+    def __init__(self, links: Route, link: VirtualLink, latency: float, packet: float) -> None:
         super().__init__(links)
-        self.link, self.latency = link, latency
+        self.link, self.latency, self.packet = link, latency, packet
         self.queue: deque[tuple[int, tuple[VirtualLink, Arrival]]] = deque()
         """Messages that have not left, and the bytes of each; the first is leaving."""
         self.ends = ""
@@ -84,7 +86,8 @@ class RoutedNetwork(VirtualNetwork):
     def stream(self, link: VirtualLink) -> Stream:
         """A new flow for a link between hosts."""
         route = self.routes.of(self.places[link.own.host], self.places[link.peer.host])
-        stream = self.streams[link] = Stream(route, link, self.model.latency * len(route) / 2)
+        packet = 1 / min(self.capacities[one] for one in route)
+        stream = self.streams[link] = Stream(route, link, self.model.latency * len(route) / 2, packet)
         return stream
 
     def _passed(self, stream: Stream) -> int:
@@ -139,7 +142,7 @@ class RoutedEndpoint(VirtualEndpoint):
         if stream.queue:
             stream.queue.append((size, what))
         elif size <= PACKET:
-            network.arrive(stream, what, size / network.model.bandwidth)
+            network.arrive(stream, what, size * stream.packet)
         else:
             stream.queue.append((size, what))
             network.shares.begin(stream, size)

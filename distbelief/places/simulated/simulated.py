@@ -64,6 +64,7 @@ class Simulated(VirtualCluster):
                 attempt.live.ask = lambda: _tell_shards(simulation, attempt)
                 supervisor = simulation.supervisor
                 simulation.run()
+                attempt.recorder.job.update(simulation.traffic(attempt.recorder.summary.steps))
             else:
                 stopwatch, costs = (
                     self.compute.stopwatch(0, job.seed),

@@ -26,6 +26,7 @@ from distbelief.core.records import (
     Ending,
     Finished,
     Iterated,
+    Json,
     Parted,
     Record,
     Rewound,
@@ -44,6 +45,7 @@ from distbelief.places.place import NEVER, Effect, Ended, Event, Interruption, M
 from distbelief.places.simulated.handling import INSTANT, HandlingCosts
 from distbelief.places.simulated.memory import ShardInMemory
 from distbelief.places.simulated.timed import phantom, timed, timed_work
+from distbelief.places.simulated.traffic import traffic
 from distbelief.places.simulated.virtual_cluster import VirtualCluster
 from distbelief.places.supervisor import Supervisor
 from distbelief.record.journal import Journal
@@ -200,6 +202,13 @@ class Simulation:
             torch.set_num_threads(threads)
         if self.supervisor.failure is not None:
             raise self.supervisor.failure
+
+    def traffic(self, steps: int) -> Json:
+        """What links between hosts have carried in so many steps, where there is a topology."""
+        if not (isinstance(self.network, RoutedNetwork) and steps):
+            return {}
+        rounds = steps / self.settings.replicas
+        return {"network": traffic(self.network, self.clock.time, rounds, self._layout.trained.size)}
 
     def _play(self, heeding: bool = True) -> None:
         """Take turns while somebody is played, or is about to come again; heeding, until somebody stops the job."""

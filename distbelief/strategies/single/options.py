@@ -93,7 +93,8 @@ class Single(Partitioned, Scaled):
             return
         if cluster.sends:
             raise UsageError(
-                f"--network and delays mean nothing to strategy {self.name}, which sends nothing: leave them off"
+                f"--network, --topology and delays mean nothing to strategy {self.name}, which sends nothing: leave "
+                "them off"
             )
         if cluster.messages:
             raise UsageError(
