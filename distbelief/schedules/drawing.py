@@ -81,14 +81,15 @@ def _price(schedule: Schedule, link: LinkModel, inside: LinkModel | None) -> str
     return f"price of 1 MB, {between}: {1e3 * price(schedule, 4, scaled, within):.2f} ms"
 
 
-def draw_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: LinkModel) -> str:
+def draw_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: LinkModel | None) -> str:
     """What a schedule puts on each link of a topology, in times of the vector, and the price of a megabyte.
 
     Args:
         schedule: that is played.
         routes: through the topology.
         hosts: that of each rank.
-        link: what a cable is like of which the topology says nothing; its latency is that of two.
+        link: what a cable is like of which the topology says nothing; its latency is that of two. None where that is
+            not known: there is no price then.
 
     >>> from distbelief.network.shapes import shape
     >>> from distbelief.schedules.allreduce import schedule
@@ -104,8 +105,7 @@ def draw_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: Link
     topology, names = routes.topology, routes.topology.hosts
     used = list(dict.fromkeys(hosts))
     carried = _carried(schedule, routes, hosts)
-    capacities = [cable.bandwidth or link.bandwidth for cable in topology.cables for _ in range(2)]
-    busiest = max(carried, key=lambda one: carried[one] / capacities[one], default=0)
+    busiest = busiest_link(topology, carried, link.bandwidth if link else 0.0)
     pairs = Counter(
         f"{move.source}-{move.target}" for move in schedule.moves
         if busiest in routes.of(hosts[move.source], hosts[move.target])
@@ -113,7 +113,7 @@ def draw_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: Link
     sends = max(carried.get(2 * host, 0.0) for host in used)
     others = {"by names": sorted(used, key=lambda host: names[host]), "at random": sorted(used, key=_drawn)}
     most = {
-        what: max(_carried(schedule, routes, [order[used.index(host)] for host in hosts]).values())
+        what: max(_carried(schedule, routes, [order[used.index(host)] for host in hosts]).values(), default=0.0)
         for what, order in others.items()
     }
     more = f" and {len(pairs) - 8} more" if len(pairs) > 8 else ""
@@ -123,8 +123,8 @@ def draw_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: Link
         f"the busiest link is {topology.link_name(busiest)}: {carried.get(busiest, 0.0):.2f} times the vector, by "
         f"{' '.join([*pairs][:8])}{more}; it would be "
         f"{', '.join(f'{load:.2f} {what}' for what, load in most.items())}",
-        *_switches(topology, carried),
-        f"price of 1 MB: {1e3 * price_on(schedule, routes, hosts, link, 1e6):.2f} ms",
+        *switch_lines(topology, carried),
+        *([f"price of 1 MB: {1e3 * price_on(schedule, routes, hosts, link, 1e6):.2f} ms"] if link else []),
     ])  # fmt: skip
 
 
@@ -138,12 +138,24 @@ def _drawn(host: int) -> int:
     return crc32(f"{host}".encode())
 
 
-def _switches(topology: Topology, carried: Mapping[int, float]) -> Iterator[str]:
+def busiest_link(topology: Topology, carried: Mapping[int, float], usual: float = 0.0) -> int:
+    """Which link takes longest for what it carries.
+
+    Args:
+        topology: whose links they are.
+        carried: by each.
+        usual: bytes per second of a cable of which the topology says nothing; 0: as the fastest of the others.
+    """
+    usual = usual or max(cable.bandwidth for cable in topology.cables) or 1.0
+    return max(carried, key=lambda one: carried[one] / (topology.cables[one // 2].bandwidth or usual), default=0)
+
+
+def switch_lines(topology: Topology, carried: Mapping[int, float]) -> Iterator[str]:
     """A line of each switch that passes something on: what goes to its hosts and later switches, and comes back."""
     names = (*topology.hosts, *topology.switches)
     for switch, name in enumerate(topology.switches, len(topology.hosts)):
         rows = [
-            (f"{carried.get(link ^ 1, 0.0):.2f} there, {carried.get(link, 0.0):.2f} back", names[other])
+            (f"{carried.get(link, 0.0):.2f} there, {carried.get(link ^ 1, 0.0):.2f} back", names[other])
             for other, link in topology.around[switch] if not len(topology.hosts) <= other < switch
         ]  # fmt: skip
         told = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from distbelief.core import roles
@@ -15,7 +15,8 @@ from distbelief.network.slurm import parse_topology
 from distbelief.places.cluster.hosts import Host
 from distbelief.places.cluster.placement import HOME
 from distbelief.places.topologies import topology_file
-from distbelief.schedules.allreduce import PLACED, by_host, schedule
+from distbelief.schedules.allreduce import HIERARCHICAL, PLACED, by_host, schedule
+from distbelief.schedules.drawing import busiest_link, draw_on, switch_lines
 from distbelief.strategies.grouped.settings import reduction
 
 MOST_LOADED = 512
@@ -79,7 +80,7 @@ def _walk(hosts: Sequence[Host], topology: Topology) -> OrderedHosts:
 
 
 def lines(ordered: OrderedHosts, settings: Settings, where: Mapping[str, int]) -> list[str]:
-    """The order, what each link carries of what a step sends between hosts, and which link is the most loaded.
+    """The order, what each link carries of what a step sends between hosts, and which link is the busiest.
 
     Args:
         ordered: the hosts.
@@ -89,54 +90,35 @@ def lines(ordered: OrderedHosts, settings: Settings, where: Mapping[str, int]) -
     topology, told = ordered.topology, list(ordered.told)
     if topology is None:
         return told
-    cells = [role for role in where if roles.is_replica(role)]
-    if len(cells) > MOST_LOADED:
-        return [*told, f"the loads of links are shown of at most {MOST_LOADED} replicas"]
-    if servers := [role for role in where if roles.kind(role) in (roles.Kind.SHARD, roles.Kind.STANDBY)]:
+    if settings.mesh.size > MOST_LOADED:
+        return [*told, f"what links carry is shown of at most {MOST_LOADED} replicas and partitions"]
+    at, routes = {role: ordered.numbers[host] for role, host in where.items() if host != HOME}, Routes(topology)
+    if shards := [role for role in at if roles.kind(role) is roles.Kind.SHARD]:
         told.append(
             f"strategy {settings.strategy.name} has no order of hosts: replicas push to shards, and fetch; these are "
             "spread over switches"
         )
-        messages = _served(cells, servers, settings)
-    else:
-        own = reduction(settings)
-        native, name = own.algorithm in PLACED, "ring" if own.algorithm in PLACED else own.algorithm
-        told.append(f"gradients are added up by {name}{f', or as {own.algorithm} chooses' if native else ''}")
-        messages = _summed(settings, name, own.per_host)
-    at = {role: ordered.numbers[host] for role, host in where.items() if host != HOME}
-    carried = loads(Routes(topology), ((at[one], at[other], share) for one, other, share in messages))
-    if not carried:
-        return [*told, "nothing of a step goes between hosts"]
-    speed = [cable.bandwidth for cable in topology.cables]
-    usual = max(speed) or 1.0
-    for number, cable in enumerate(topology.cables):
-        up, down = carried.get(2 * number, 0.0), carried.get(2 * number + 1, 0.0)
-        if up or down:
-            speed_of = f" of {cable.bandwidth * 8e-6:.0f} Mbit/s" if cable.bandwidth else ""
-            told.append(f"link {topology.link_name(2 * number)}{speed_of}: {up:.2f} gradients a step, back {down:.2f}")
-    most = max(carried, key=lambda link: (carried[link] / (speed[link // 2] or usual), -link))
-    return [*told, f"most loaded: link {topology.link_name(most)}, {carried[most]:.2f} gradients a step"]
+        carried = loads(routes, ((at[one], at[other], share) for one, other, share in _served(at, shards, settings)))
+        busiest = busiest_link(topology, carried)
+        told.append(
+            f"the busiest link is {topology.link_name(busiest)}: {carried.get(busiest, 0.0):.2f} gradients a step"
+        )
+        return [*told, *switch_lines(topology, carried)]
+    own, ranks = reduction(settings), settings.replicas
+    if own.algorithm in PLACED:
+        told.append(f"--algorithm {own.algorithm} chooses later how gradients are added up; by a ring it would be:")
+    name = "ring" if own.algorithm in PLACED else own.algorithm
+    made = schedule(name, ranks, ELEMENTS, by_host(ranks, own.per_host) if name.startswith(HIERARCHICAL) else ())
+    drawn = draw_on(made, routes, [at[role] for role in roles.leads(settings.mesh)], None)
+    return [*told, *drawn.splitlines()]
 
 
-def _served(cells: Sequence[str], servers: Sequence[str], settings: Settings) -> Iterator[tuple[str, str, float]]:
+def _served(at: Collection[str], shards: Sequence[str], settings: Settings) -> Iterator[tuple[str, str, float]]:
     """What replicas push to shards and fetch, and these send to standbys: of the gradient, which part."""
-    shards = [role for role in servers if roles.kind(role) is roles.Kind.SHARD]
     share = 1 / len(shards)
     for shard in shards:
-        for cell in cells:
+        for cell in (role for role in at if roles.is_replica(role)):
             yield cell, shard, share / settings.partitions
             yield shard, cell, share / settings.partitions
-        if (standby := roles.standby_of(shard)) in servers:
+        if (standby := roles.standby_of(shard)) in at:
             yield shard, standby, share * (1 if settings.strategy.rounds else settings.replicas)
-
-
-def _summed(settings: Settings, algorithm: str, per_host: int) -> Iterator[tuple[str, str, float]]:
-    """What replicas send each other in an all-reduce, each partition to the same of others."""
-    mesh = settings.mesh
-    cells, ranks = roles.replicas(mesh), by_host(mesh.replicas, per_host)
-    hosts = ranks if algorithm.startswith("hierarchical") else ()
-    moves = list(schedule(algorithm, mesh.replicas, ELEMENTS, hosts).moves)
-    for partition in range(mesh.partitions):
-        for move in moves:
-            one, other = mesh.number(move.source, partition), mesh.number(move.target, partition)
-            yield cells[one], cells[other], move.length / (ELEMENTS * mesh.partitions)
