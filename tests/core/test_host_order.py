@@ -145,9 +145,11 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "switches"
 
 
-SCONTROL = """SwitchName=s0 Level=0 LinkSpeed=1 Nodes=a,c,e
+SCONTROL = """SwitchName=s0 Level=0 LinkSpeed=1 Nodes=a
 SwitchName=s1 Level=0 LinkSpeed=1 Nodes=b,d
-SwitchName=top Level=1 LinkSpeed=1 Nodes=a,b,c,d,e Switches=s0,s1
+SwitchName=s2 Level=0 LinkSpeed=1 Nodes=c,e
+SwitchName=left Level=1 LinkSpeed=1 Nodes=a,c,e Switches=s0,s2
+SwitchName=top Level=2 LinkSpeed=1 Nodes=a,b,c,d,e Switches=left,s1
 """
 
 
@@ -157,7 +159,7 @@ SwitchName=top Level=1 LinkSpeed=1 Nodes=a,b,c,d,e Switches=s0,s1
         (SCONTROL, "acbd", "order of hosts, by --topology of scontrol show topology: a, c, b, d"),
         ("No topology information available\n", "abcd", ""),
         (SCONTROL.replace("Nodes=b,d", "Nodes=b"), "abcd", "hosts are in Slurm's order: --topology of scontrol"),
-        (SCONTROL.rpartition("SwitchName")[0], "abcd", "nothing joins switches s0 and s1"),
+        (SCONTROL.rpartition("SwitchName")[0], "abcd", "nothing joins switches s1 and left"),
     ],
 )
 def test_inside_slurm_the_order_is_that_of_its_switches_where_it_has_a_tree(
