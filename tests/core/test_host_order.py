@@ -59,7 +59,7 @@ def test_replicas_follow_each_other_along_the_walk_and_those_of_a_host_stay_toge
         "host c, 2 slots: replica 2, replica 3",
         "host me@b, 2 slots: replica 4, replica 5",
         "host d, 2 slots: replica 6, replica 7",
-        f"order of hosts, by --topology {tree}: a, c, me@b, d",
+        f"order of hosts, by {tree}: a, c, me@b, d",
     ]
     assert busiest(said) == ("s0 to top", 1.75), "2 (p - 1) / p, once"
     assert "it would be 3.50 by names" in said
@@ -156,9 +156,9 @@ SwitchName=top Level=2 LinkSpeed=1 Nodes=a,b,c,d,e Switches=left,s1
 @pytest.mark.parametrize(
     ("switches", "hosts", "told"),
     [
-        (SCONTROL, "acbd", "order of hosts, by --topology of scontrol show topology: a, c, b, d"),
+        (SCONTROL, "acbd", "order of hosts, by scontrol show topology: a, c, b, d"),
         ("No topology information available\n", "abcd", ""),
-        (SCONTROL.replace("Nodes=b,d", "Nodes=b"), "abcd", "hosts are in Slurm's order: --topology of scontrol"),
+        (SCONTROL.replace("Nodes=b,d", "Nodes=b"), "abcd", "hosts are in Slurm's order: --topology scontrol"),
         (SCONTROL.rpartition("SwitchName")[0], "abcd", "nothing joins switches s1 and left"),
     ],
 )
@@ -170,6 +170,16 @@ def test_inside_slurm_the_order_is_that_of_its_switches_where_it_has_a_tree(
     assert re.findall(r"^host (\S+), ", said, re.MULTILINE) == list(hosts)
     assert told in said
     assert told or "rder" not in said
+
+
+def test_a_script_on_the_hosts_of_a_file_has_their_order_too(
+    tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "hosts").write_text("a\nb\nc\n".replace("\n", " slots=1\n"))
+    (tmp_path / "mine.py").touch()
+    words = f"launch allreduce --hostfile {tmp_path}/hosts --topology {tree} --dry-run {tmp_path}/mine.py"
+    assert main.run(words.split()) == 0
+    assert f"order of hosts, by {tree}: a, c, b" in capsys.readouterr().out
 
 
 def test_a_file_that_is_named_counts_before_slurms(slurm: Path, tree: Path, capsys: pytest.CaptureFixture[str]) -> None:

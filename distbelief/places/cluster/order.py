@@ -61,7 +61,7 @@ def order(hosts: Sequence[Host], path: str, slurm: str) -> OrderedHosts:
     if not slurm:
         return OrderedHosts(tuple(hosts))
     try:
-        return _walk(hosts, parse_topology(slurm, "of scontrol show topology"))
+        return _walk(hosts, parse_topology(slurm, "scontrol show topology"))
     except UsageError as error:
         return OrderedHosts(tuple(hosts), told=(f"hosts are in Slurm's order: {error}",))
 
@@ -75,7 +75,7 @@ def _walk(hosts: Sequence[Host], topology: Topology) -> OrderedHosts:
         if name == topology.hosts[number]
     ]
     ordered = tuple(host for host, _ in ranked)
-    told = f"order of hosts, by --topology {topology.name}: {', '.join(host.name for host in ordered)}"
+    told = f"order of hosts, by {topology.name}: {', '.join(host.name for host in ordered)}"
     return OrderedHosts(ordered, topology, tuple(number for _, number in ranked), (told,))
 
 

@@ -438,7 +438,7 @@ MUTANTS = [
         "dict.fromkeys(alone, HOME)", "dict.fromkeys(alone, 0)",
         (PLACED + "test_who_is_where_keeps_its_promises_whatever_host_is_lost",)),
     Mutant("a-host-without-a-number-has-one-slot", PLACES, "places/cluster/cluster.py",
-        "HostSlots(host.name, host.slots or own, greeting.keeps", "HostSlots(host.name, host.slots or 1, greeting.keeps",
+        "host.slots or own, greeting.keeps", "host.slots or 1, greeting.keeps",
         (PLACED + "test_a_host_without_a_number_has_as_many_slots_as_cores_or_gpus",)),
     Mutant("with-gpus-slots-are-cores", PLACES, "places/cluster/cluster.py",
         'own = greeting.gpus if job.device.startswith("cuda") else greeting.cores', "own = greeting.cores",
