@@ -575,9 +575,12 @@ def draw(args: list[str]) -> int:
     check_hosts(args[0], asked.per_host, auto=False)
     given = words.network(asked.network)
     knows_hosts = args[0].startswith("hierarchical")
-    for name in ("jitter", *(() if knows_hosts else ("local_latency", "local_bandwidth"))):
+    inner = ("local_latency", "local_bandwidth")
+    for name in ("jitter", *(() if knows_hosts and not graph else inner), *["reduction"] * bool(graph)):
         if name in given:
-            raise UsageError(f"--network {name.replace('_', '-')}: is in no price of {args[0]}; leave it off")
+            word = {"reduction": "reduce"}.get(name, name.replace("_", "-"))
+            where = f" on a topology, {asked.topology}" if graph else ""
+            raise UsageError(f"--network {word}: is in no price of {args[0]}{where}; leave it off")
     hosts = by_host(ranks, asked.per_host) if knows_hosts else ()
     network = {"latency": 20e-6, "bandwidth": 1.25e9, "reduction": 0.0, **given}
     link = LinkModel(network["latency"], network["bandwidth"], network["reduction"])

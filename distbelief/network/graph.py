@@ -99,14 +99,11 @@ class Topology:
         Raises:
             UsageError: one is not there.
         """
-        numbers = {name: number for number, name in enumerate(self.hosts)}
         for name in names:
-            if name not in numbers:
-                raise UsageError(
-                    f"--topology {self.name}: {unknown('host', name, self.hosts)}; add it to the Nodes= of its switch"
-                )
-        there = {numbers[name] for name in names}
-        return tuple(host for host in self.walk if host in there)
+            if name not in self.hosts:
+                known = unknown("host", name, self.hosts)
+                raise UsageError(f"--topology {self.name}: {known}; add it to the Nodes= of its switch")
+        return tuple(host for host in self.walk if self.hosts[host] in names)
 
     def switch_of(self, host: int) -> int:
         """The vertex at the other end of a host's cable."""

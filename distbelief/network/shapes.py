@@ -42,10 +42,9 @@ def shape(text: str) -> Topology:
     name, _, numbers = text.partition(":")
     if name not in SHAPES:
         raise unknown("topology", name, SHAPES)
-    sizes = [int(number) for number in numbers.split("x")] if _NUMBERS.fullmatch(numbers) else []
-    if not sizes or (len(sizes) > 1 and name not in ("tree", "torus")):
+    if not _NUMBERS.fullmatch(numbers) or ("x" in numbers and name not in ("tree", "torus")):
         raise UsageError(f"--topology {text[:80]}: write it as {EXAMPLES}")
-    return SHAPES[name](text, sizes)
+    return SHAPES[name](text, [int(number) for number in numbers.split("x")])
 
 
 def _few(name: str, hosts: int) -> None:
@@ -69,11 +68,8 @@ def tree(name: str, sizes: list[int]) -> Topology:
     _few(name, prod(sizes))
     levels = [prod(sizes[:depth]) for depth in range(len(sizes))]
     first = [sum(levels[:depth]) for depth in range(len(sizes))]
-    edges = [
-        (first[depth - 1] + number // sizes[depth - 1], first[depth] + number)
-        for depth in range(1, len(sizes))
-        for number in range(levels[depth])
-    ]
+    edges = [(first[depth - 1] + number // sizes[depth - 1], first[depth] + number)
+        for depth in range(1, len(sizes)) for number in range(levels[depth])]  # fmt: skip
     return _topology(name, [0] * first[-1] + [sizes[-1]] * levels[-1], edges)
 
 
@@ -94,11 +90,8 @@ def torus(name: str, sizes: list[int]) -> Topology:
     """A grid whose rows are rings, in each dimension."""
     _few(name, prod(sizes))
     numbers = {place: number for number, place in enumerate(product(*map(range, sizes)))}
-    edges = [
-        (number, numbers[(*place[:axis], (place[axis] + 1) % size, *place[axis + 1 :])])
-        for place, number in numbers.items()
-        for axis, size in enumerate(sizes)
-    ]
+    edges = [(number, numbers[(*place[:axis], (place[axis] + 1) % size, *place[axis + 1 :])])
+        for place, number in numbers.items() for axis, size in enumerate(sizes)]  # fmt: skip
     return _topology(name, [1] * len(numbers), edges)
 
 
@@ -127,8 +120,7 @@ def slim_fly(name: str, sizes: list[int]) -> Topology:
             f"--topology {name}: q must be the power of a prime, and more than 2: write {near[0]} or {near[1]}"
         )
     delta = {0: 0, 1: 1, 3: -1}[q % 4]
-    ports = (3 * q - delta) // 2
-    at_each = -(-ports // 2)
+    at_each = -(-(3 * q - delta) // 4)  # half of the ports between routers
     _few(name, at_each * 2 * q * q)
     field = GaloisField(q)
     powers = field.powers
@@ -139,14 +131,11 @@ def slim_fly(name: str, sizes: list[int]) -> Topology:
         w = (q + 1) // 4
         even = {powers[i % (q - 1)] for i in (*range(0, 2 * w - 1, 2), *range(2 * w - 1, 4 * w - 2, 2))}
         odd = {powers[i % (q - 1)] for i in (*range(1, 2 * w, 2), *range(2 * w, 4 * w - 1, 2))}
-    elements = range(q)
-    edges = [
-        (half * q * q + x * q + y, half * q * q + x * q + other)
-        for half, steps in enumerate((even, odd))
-        for x, y, other in product(elements, repeat=3)
-        if field.minus(y, other) in steps
-    ]
-    edges += [(x * q + field.plus(field.times(m, x), c), q * q + m * q + c) for x, m, c in product(elements, repeat=3)]
+    steps = [(half * q * q, y, other) for half, allowed in enumerate((even, odd)) for y in range(q)
+        for other in range(q) if field.plus(y, other, -1) in allowed]  # fmt: skip
+    edges = [(first + x * q + y, first + x * q + other) for first, y, other in steps for x in range(q)]
+    points = product(range(q), repeat=3)
+    edges += [(x * q + field.plus(field.times(m, x), c), q * q + m * q + c) for x, m, c in points]
     return _topology(name, [at_each] * 2 * q * q, edges)
 
 

@@ -35,38 +35,28 @@ class FlowClock(Protocol):
 
 
 class Flow:
-    """Bytes on their way over some links, piece after piece.
-
-    Args:
-        links: all that it takes.
-    """
+    """Bytes on their way over some links, piece after piece."""
 
     __slots__ = ("began", "done", "held_by", "links", "part", "settled")
 
     def __init__(self, links: Route) -> None:
         self.links = links
-        self.held_by: SharedLink | None = None
+        self.held_by: MeteredLink | None = None
         self.began = self.done = self.part = 0.0
         """When it began; what its link has given to each when its piece is done; bytes per second as last settled."""
         self.settled = 0
 
 
-class SharedLink:
-    """One directed link.
-
-    Args:
-        capacity: bytes per second.
-    """
+class MeteredLink:
+    """One directed link, of so many bytes per second."""
 
     __slots__ = ("capacity", "coming", "elsewhere", "flows", "given", "holds", "planned", "rate", "since")
 
     def __init__(self, capacity: float) -> None:
         self.capacity = capacity
         self.flows: dict[Flow, None] = {}
-        self.holds = 0
-        """How many of these."""
-        self.elsewhere = 0.0
-        """What those have that other links hold; nobody asks where it holds none."""
+        self.holds, self.elsewhere = 0, 0.0
+        """How many of these; what the others have, which nobody asks where it holds none."""
         self.rate = self.given = self.since = 0.0
         """Bytes per second of each that it holds, bytes that one has had who was always held, and until when."""
         self.coming: list[tuple[float, int, Flow]] = []
@@ -77,6 +67,13 @@ class SharedLink:
         """Give what is due until now."""
         self.given += self.rate * (now - self.since)
         self.since = now
+
+    def first(self) -> tuple[float, int, Flow]:
+        """Whose piece is done first, of those that it holds."""
+        coming = self.coming
+        while coming[0][2].held_by is not self or coming[0][2].done != coming[0][0]:
+            heappop(coming)
+        return coming[0]
 
 
 class FairShares:
@@ -90,61 +87,56 @@ class FairShares:
 
     def __init__(self, clock: FlowClock, capacities: Sequence[float], passed: Callable[[Any], float]) -> None:
         self._clock, self._passed = clock, passed
-        self._links = [SharedLink(capacity) for capacity in capacities]
-        self._used: dict[SharedLink, None] = {}
+        self._links = [MeteredLink(capacity) for capacity in capacities]
+        self._used: dict[MeteredLink, None] = {}
         """Those that a flow takes, or took when all parts were made."""
         self._count = self._order = self._round = 0
         self._shared_at, self._usual = math.inf, 0.0
 
     def begin(self, flow: Flow, size: float) -> None:
         """Let a flow begin."""
-        now, least, meets = self._clock.time, math.inf, False
-        holder: SharedLink | None = None
+        now, least, holder, meets = self._clock.time, math.inf, self._links[flow.links[0]], False
         for number in flow.links:
             link = self._links[number]
             part, flows = link.capacity, link.flows
             if flows:
                 meets = True
                 part /= len(flows) + 1
-                if link.holds and (held := (link.capacity - link.elsewhere) / (link.holds + 1)) > part:
-                    part = held
+                if link.holds:
+                    part = max(part, (link.capacity - link.elsewhere) / (link.holds + 1))
             else:
                 self._used[link] = None
             if part < least:
                 least, holder = part, link
-        assert holder is not None, "it takes no link"
         flow.held_by, flow.began, flow.part = holder, now, least
-        for number in flow.links:
-            link = self._links[number]
-            if link is holder:
-                if not link.holds:
-                    link.elsewhere = sum([other.part for other in link.flows])
-                    link.since = now
-                link.holds += 1
-            else:
-                link.elsewhere += least
-            link.flows[flow] = None
-            if link is not holder and link.holds:
-                self._rate(link, now)
-        self._count += 1
+        if not holder.holds:
+            holder.elsewhere, holder.since = sum([other.part for other in holder.flows]), now
+        holder.holds += 1
         holder.settle(now)
         self._come(flow, holder, size)
-        self._rate(holder, now)
+        for number in flow.links:
+            link = self._links[number]
+            link.flows[flow] = None
+            if link is not holder:
+                link.elsewhere += least
+            if link.holds:
+                self._rate(link, now)
+        self._count += 1
         if meets:
             self._share_soon(now)
 
-    def _come(self, flow: Flow, link: SharedLink, size: float) -> None:
+    def _come(self, flow: Flow, link: MeteredLink, size: float) -> None:
         self._order += 1
         flow.done = link.given + size
         heappush(link.coming, (flow.done, self._order, flow))
 
-    def _end(self, flow: Flow) -> None:
+    def _end(self, flow: Flow, now: float) -> None:
         """A flow has nothing more."""
-        now, meets = self._clock.time, False
+        holder, flow.held_by, meets = flow.held_by, None, False
         for number in flow.links:
             link = self._links[number]
             del link.flows[flow]
-            if link is flow.held_by:
+            if link is holder:
                 link.holds -= 1
             else:
                 link.elsewhere -= flow.part
@@ -152,49 +144,42 @@ class FairShares:
                 meets = True
                 if link.holds:
                     self._rate(link, now)
-        flow.held_by = None
         self._count -= 1
         self._usual += (now - flow.began - self._usual) * RECENT
         if meets:
             self._share_soon(now)
 
-    def _rate(self, link: SharedLink, now: float) -> None:
-        """Part a link anew among those that it holds."""
+    def _rate(self, link: MeteredLink, now: float) -> None:
+        """Part a link anew among those that it holds; what others have is of late, so nobody gets less than all do."""
         link.given += link.rate * (now - link.since)
         link.since = now
         part, least = (link.capacity - link.elsewhere) / link.holds, link.capacity / len(link.flows)
         link.rate = part if part > least else least
         self._plan(link, now)
 
-    def _plan(self, link: SharedLink, now: float) -> None:
+    def _plan(self, link: MeteredLink, now: float) -> None:
         """Look at a link when the next is done there; where it is looked at before, then again."""
-        coming = link.coming
-        while coming[0][2].held_by is not link or coming[0][2].done != coming[0][0]:
-            heappop(coming)
-        due = now + (coming[0][0] - link.given) / link.rate
+        due = max(now, now + (link.first()[0] - link.given) / link.rate)
         if due < link.planned:
-            link.planned = due = due if due > now else now
+            link.planned = due
             self._clock.call_at(due, self._look, (link, due))
 
-    def _look(self, planned: tuple[SharedLink, float]) -> None:
+    def _look(self, planned: tuple[MeteredLink, float]) -> None:
         link, moment = planned
         if moment != link.planned:
             return
         link.planned = math.inf
         link.settle(moment)
         while link.holds:
-            done, _, flow = link.coming[0]
-            if flow.held_by is not link or flow.done != done:
-                heappop(link.coming)
-            elif done > link.given + EXACT:
+            done, _, flow = link.first()
+            if done > link.given + EXACT:
                 self._plan(link, moment)
                 return
+            heappop(link.coming)
+            if size := self._passed(flow):
+                self._come(flow, link, size)
             else:
-                heappop(link.coming)
-                if size := self._passed(flow):
-                    self._come(flow, link, size)
-                else:
-                    self._end(flow)
+                self._end(flow, moment)
         link.coming.clear()
         link.rate = 0.0
 
@@ -206,10 +191,8 @@ class FairShares:
             self._clock.call_at(moment, self._share, moment)
 
     def _share(self, now: float) -> None:
-        """Make all parts.
-
-        The link with the least for each of its flows is full, and holds those; what they leave of other links is for
-        the others there, which is never less for each than before.
+        """Make all parts. The link with the least for each of its flows is full, and holds those; what they leave of
+        other links is for the others there, which is never less for each than before.
         """
         if now != self._shared_at:
             return
@@ -237,10 +220,8 @@ class FairShares:
             if free:
                 left -= len(free)
                 self._hold(link, free, room, now)
-        for _, _, link in heap:
-            link.rate = 0.0
 
-    def _hold(self, link: SharedLink, flows: list[Flow], room: float, now: float) -> None:
+    def _hold(self, link: MeteredLink, flows: list[Flow], room: float, now: float) -> None:
         """A link holds those flows, which have so much of it."""
         link.holds, link.elsewhere = len(flows), link.capacity - room
         link.rate = part = room / len(flows)

@@ -30,8 +30,7 @@ def topology_file(text: str) -> Topology:
     """
     if text.endswith((".yaml", ".yml")):
         raise UsageError(
-            f"--topology {text}: YAML is not read; write the same switches as a topology.conf: scontrol show topology "
-            "> topology.conf"
+            f"--topology {text}: YAML is not read; have a topology.conf written: scontrol show topology > topology.conf"
         )
     try:
         with Path(text).open(errors="replace") as file:

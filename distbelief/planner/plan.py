@@ -120,7 +120,7 @@ def plan(
         task: what is trained.
         machines: hosts and their cores, such as "4x8"; this one where none are given.
         network: between hosts.
-        topology: switches and cables between hosts, such as tree:8x8; none where it is empty.
+        topology: between hosts, such as tree:8x8; none where it is empty.
         slow: replicas that are on slower machines, and how many times longer their steps take.
         strategies: that may be chosen.
         batch_size: samples in a minibatch of a replica.
@@ -130,8 +130,7 @@ def plan(
         data_dir: folder with the data.
         run: so many of the best that this machine can hold are run for a short while, to see how well they are
             predicted.
-        calibration: the file that keeps what was seen so, by which plans for this machine are corrected; one in the
-            cache folder where none is named.
+        calibration: the file that keeps what was seen, which corrects plans for this machine; else one in the cache.
         told: is told what is done.
 
     Raises:
@@ -139,11 +138,10 @@ def plan(
         DataError: the task's data cannot be had.
         TrainingError: the model or the loss raised.
     """
-    there = parse_machines(machines) if isinstance(machines, str) else machines or this_machine()
+    there = _there(machines, topology)
     chosen, made = optimizer or optim("sgd"), resolve(task, data_dir) if isinstance(task, str) else task
     check_amounts(batch_size, 1, {"seconds": seconds, "max-memory": max_memory})
     (network or NetworkModel()).check()
-    _check_topology(topology, there)
     asked = _asked(there, strategies, chosen)
     _check_slow(slow or {}, run, asked.values())
     file = Path(calibration) if calibration else trials.usual_file()
@@ -154,14 +152,12 @@ def plan(
     here = _here(task, made, batch_size, chosen, there, seconds, data_dir, direct, told)
     splits = _splits(made, asked.values(), batch_size, chosen, here.handling, told)
     met = _lockstep(task, strategies, batch_size, chosen, asked.values(), pricing, here, splits, data_dir, told)
-    cluster = here.cluster(there, network or NetworkModel(), splits, met.found, tuple((slow or {}).items()))
-    cluster = dataclasses.replace(cluster, topology=topology)
+    cluster = here.cluster(there, network or NetworkModel(), splits, met.found, tuple((slow or {}).items()), topology)
     raw = {name: _row(one, pricing, cluster, here.trace, here.process, max_memory, told) for name, one in asked.items()}
     own = [one for one in known if one.machine == trials.this_kind()] if there == this_machine() else []
     rows = ranked([_corrected(row, own, made.reference, batch_size, chosen) for row in raw.values()])
     _check_first(rows, there)
-    told("what would change the answer")
-    changes = _changes([row for row in rows[:CONTENDERS] if row.terms], asked, pricing, cluster)
+    changes = _changes([row for row in rows[:CONTENDERS] if row.terms], asked, pricing, cluster, told)
     found = TrainingPlan(
         task=made.reference, machines=str(there), batch_size=batch_size, step=here.step, together=here.together,
         optimizer=chosen.name, max_memory=max_memory, rows=rows, why=_why(rows), changes=changes,
@@ -255,12 +251,12 @@ class _Here(NamedTuple):
 
     def cluster(
         self, there: Machines, network: NetworkModel, splits: Mapping[int, SplitCost | str],
-        lockstep: Mapping[tuple[str, bool], LockstepCost], slow: tuple[tuple[int, float], ...] = (),
+        lockstep: Mapping[tuple[str, bool], LockstepCost], slow: tuple[tuple[int, float], ...] = (), topology: str = "",
     ) -> PricedCluster:  # fmt: skip
         """Machines like this one."""
         return PricedCluster(
             there, network, self.step, self.handling, self.own, self.direct, self.together, self.variation,
-            slow=slow, splits=splits, lockstep=lockstep,
+            slow=slow, splits=splits, lockstep=lockstep, topology=topology,
         )  # fmt: skip
 
 
@@ -305,14 +301,14 @@ def _here(
     )
 
 
-def _check_topology(topology: str, there: Machines) -> None:
-    """Refuse one that has no room for the machines, or joins nobody."""
+def _there(machines: Machines | str | None, topology: str) -> Machines:
+    """The machines that are asked for, for which a topology must have room."""
+    there = parse_machines(machines) if isinstance(machines, str) else machines or this_machine()
+    if topology and there.hosts == 1:
+        raise UsageError(f"--topology {topology}: is between hosts, and there is one; name several, as --machines 4x8")
     if topology:
-        if there.hosts == 1:
-            raise UsageError(
-                f"--topology {topology}: says what is between hosts, and there is one: name --machines 4x8"
-            )
         topologies.topology(topology).first(there.hosts, f"--machines {there}")
+    return there
 
 
 def _check_slow(slow: Mapping[int, float], run: int, asked: Iterable[PlanCandidate]) -> None:
@@ -523,16 +519,18 @@ def _enough(rows: Sequence[Row], name: str, partitions: int = 1) -> str:
 
 
 def _changes(
-    best: Sequence[Row], asked: Mapping[str, PlanCandidate], pricing: Pricing, cluster: PricedCluster
-) -> list[str]:
+    best: Sequence[Row], asked: Mapping[str, PlanCandidate], pricing: Pricing, cluster: PricedCluster,
+    tell: Callable[[str], None],
+) -> list[str]:  # fmt: skip
     """What the answer would be with another network, and with a slow replica."""
+    tell("what would change the answer")
     network, told = cluster.network, []
     straggler = "without a straggler" if cluster.slow else "with a straggler (replica 0 half as fast)"
     others: Mapping[str, dict[str, Any]] = {
         "with twice the bandwidth": {"network": msgspec.structs.replace(network, bandwidth=2 * network.bandwidth)},
         "with half the latency": {"network": msgspec.structs.replace(network, latency=network.latency / 2)},
         straggler: {"slow": () if cluster.slow else ((0, 2.0),)},
-        **({"with all hosts at one switch": {"topology": ""}} if cluster.topology else {}),
+        **({"without the topology": {"topology": ""}} if cluster.topology else {}),
     }
     for what, other in others.items():
         changed = dataclasses.replace(cluster, **other)

@@ -22,7 +22,7 @@ PACKET = 1500
 """Bytes of a message that takes no share."""
 
 
-class Stream(Flow):
+class RoleFlow(Flow):
     """What one role sends another.
 
     Args:
@@ -66,7 +66,7 @@ class RoutedNetwork(VirtualNetwork):
         self._spread = routes.topology.spread(places)
         self.capacities = [cable.bandwidth or model.bandwidth for cable in routes.topology.cables for _ in "12"]
         self.shares = FairShares(clock, self.capacities, self._passed)
-        self.streams: dict[VirtualLink, Stream] = {}
+        self.flows: dict[VirtualLink, RoleFlow] = {}
         """All that there were."""
 
     def endpoint(self, role: str, incarnation: int = 0) -> VirtualEndpoint:
@@ -83,40 +83,40 @@ class RoutedNetwork(VirtualNetwork):
             return self._spread[(one.index + (one.kind is roles.Kind.STANDBY)) % len(self._spread)]
         return 0
 
-    def stream(self, link: VirtualLink) -> Stream:
+    def flow(self, link: VirtualLink) -> RoleFlow:
         """A new flow for a link between hosts."""
         route = self.routes.of(self.places[link.own.host], self.places[link.peer.host])
         packet = 1 / min(self.capacities[one] for one in route)
-        stream = self.streams[link] = Stream(route, link, self.model.latency * len(route) / 2, packet)
-        return stream
+        flow = self.flows[link] = RoleFlow(route, link, self.model.latency * len(route) / 2, packet)
+        return flow
 
-    def _passed(self, stream: Stream) -> int:
+    def _passed(self, flow: RoleFlow) -> int:
         """The first of its messages has left; returns the bytes of the next."""
-        queue = stream.queue
-        self.arrive(stream, queue.popleft()[1])
+        queue = flow.queue
+        self.arrive(flow, queue.popleft()[1])
         if queue:
             return queue[0][0]
-        if stream.ends:
-            stream.link.peer._hear_of_end(stream.link.own, stream.ends, stream.link.last)
+        if flow.ends:
+            flow.link.peer._hear_of_end(flow.link.own, flow.ends, flow.link.last)
         return 0
 
-    def arrive(self, stream: Stream, what: tuple[VirtualLink, Arrival], takes: float = 0.0) -> None:
+    def arrive(self, flow: RoleFlow, what: tuple[VirtualLink, Arrival], takes: float = 0.0) -> None:
         """A message leaves its host in so many seconds, and arrives."""
         link, arrival = what
         clock, peer = self.clock, link.peer
-        arrives = clock.time + takes + stream.latency
+        arrives = clock.time + takes + flow.latency
         if not self.plain:
             link.own.port.leaves = clock.time + takes
-            arrives = self.delay(link.own, peer, arrival, arrives, link.last, takes, stream.latency)
+            arrives = self.delay(link.own, peer, arrival, arrives, link.last, takes, flow.latency)
         link.last = arrives = arrives if arrives > link.last else link.last
         clock.call_at(arrives, peer.take, what, peer.arriving)
 
     def link_loads(self) -> dict[int, Counter[tuple[str, str]]]:
         """The bytes that each directed link has carried, by who has sent them to whom."""
         found: dict[int, Counter[tuple[str, str]]] = {}
-        for stream in self.streams.values():
-            for link in stream.links:
-                found.setdefault(link, Counter())[stream.link.own.role, stream.link.peer.role] += stream.sent
+        for flow in self.flows.values():
+            for link in flow.links:
+                found.setdefault(link, Counter())[flow.link.own.role, flow.link.peer.role] += flow.sent
         return found
 
 
@@ -135,23 +135,23 @@ class RoutedEndpoint(VirtualEndpoint):
         network.before_send(self.role, link.peer.role, arrival.event)  # type: ignore[arg-type]  # a message was sent
         if self.ended or link.gone:
             return
-        stream, payload = network.streams.get(link) or network.stream(link), arrival.payload
+        flow, payload = network.flows.get(link) or network.flow(link), arrival.payload
         size = HEADER if payload is None else HEADER + payload.nbytes
-        stream.sent += size
+        flow.sent += size
         link.last = max(link.last, 0.0)
-        if stream.queue:
-            stream.queue.append((size, what))
+        if flow.queue:
+            flow.queue.append((size, what))
         elif size <= PACKET:
-            network.arrive(stream, what, size * stream.packet)
+            network.arrive(flow, what, size * flow.packet)
         else:
-            stream.queue.append((size, what))
-            network.shares.begin(stream, size)
+            flow.queue.append((size, what))
+            network.shares.begin(flow, size)
 
     def _hear_of_end(self, peer: VirtualEndpoint, reason: str, after: float) -> None:
         """Hear that a peer has ended its link, after all that it has sent."""
         theirs = peer.links.get(self.role)
-        stream = self.network.streams.get(theirs) if theirs else None
-        if stream is not None and stream.queue:
-            stream.ends = reason
+        flow = self.network.flows.get(theirs) if theirs else None
+        if flow is not None and flow.queue:
+            flow.ends = reason
         else:
             super()._hear_of_end(peer, reason, after)

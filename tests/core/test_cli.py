@@ -48,7 +48,7 @@ OWN = {
     "softsync": f"{CADENCE} --n",
     "bounded": f"{CADENCE} --staleness",
 }
-VIRTUAL = "--network --handling --hosts --compute --stragglers --faults --phantom --keep --sweep"
+VIRTUAL = "--network --topology --handling --hosts --compute --stragglers --faults --phantom --keep --sweep"
 LOCAL = (
     "--transport --bind --advertise --insecure --tls --listen --logs --pad --straggle "
     "--hosts --hostfile --on --remote-shell --topology --interface --tickets --oversubscribe --ship-data "
@@ -388,7 +388,7 @@ REFUSED = {
     "simulate digits downpour --sweep 2 "
     "--keep": "--keep: --sweep 2 leaves no run folder; leave --keep off, or run one seed with it",
     "simulate digits downpour --sweep 2 --out x": "--out: --sweep 2 leaves no run folder",
-    "simulate digits single --network latency=1ms": "--network and delays mean nothing to strategy single",
+    "simulate digits single --network latency=1ms": "--network, --topology and delays mean nothing to strategy single",
     "simulate digits single --handling message=1ms": "--handling message means nothing to strategy single",
     "simulate digits single --hosts cores=2": "--hosts means nothing to strategy single",
     "simulate digits single --faults crash=0@5": "--faults crash and restart mean nothing to strategy single",

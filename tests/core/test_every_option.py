@@ -84,6 +84,7 @@ def test_no_option_of_processes_is_dead(name: str) -> None:
 
 WORDS: dict[str, str] = {
     "network": "latency=1ms",
+    "topology": "tree:8x8",
     "compute": "2ms",
     "handling": "message=1ms",
     "hosts": "cores=2",
@@ -167,7 +168,7 @@ SMALL: dict[str, dict[str, str]] = {
         "leave_within": "30",
         "quiet": "",
     },
-    "draw": {"ranks": "6", "per_host": "2", "network": "latency=1ms"},
+    "draw": {"ranks": "6", "per_host": "2", "network": "latency=1ms", "topology": "tree:2x4"},
     "draw 1f1b": {"partitions": "3", "microbatches": "5", "weight_gradients": "once", "svg": "drawn.svg"},
     "cost": {
         "batch_size": "8",
@@ -200,6 +201,7 @@ SMALL: dict[str, dict[str, str]] = {
     },
     "plan": {
         "machines": "4x8",
+        "topology": "tree:2x2",
         "stragglers": "1:4",
         "network": "latency=1ms",
         "max_memory": "2GB",

@@ -207,8 +207,8 @@ class Simulation:
         """What links between hosts have carried in so many steps, where there is a topology."""
         if not (isinstance(self.network, RoutedNetwork) and steps):
             return {}
-        rounds = steps / self.settings.replicas
-        return {"network": traffic(self.network, self.clock.time, rounds, self._layout.trained.size)}
+        size = sum(home.trained.size for home in self._layout.homes)
+        return {"network": traffic(self.network, self.clock.time, steps / self.settings.replicas, size)}
 
     def _play(self, heeding: bool = True) -> None:
         """Take turns while somebody is played, or is about to come again; heeding, until somebody stops the job."""

@@ -36,7 +36,7 @@ def traffic(network: RoutedNetwork, seconds: float, rounds: float, size: int) ->
     kinds: Counter[str] = Counter()
     for (source, target), bytes_ in flows.items():
         kinds[f"{roles.kind(source)} to {roles.kind(target)}"] += bytes_
-    shared = ", ".join(f"{kind} {part / total:.0%}" for kind, part in kinds.most_common(2))
+    shared = ", ".join(f"{kind} {part / total:.0%}" for kind, part in kinds.most_common(2) if part > total / 200)
     why = ""
     if topology.ends_at_host(busiest):
         shards = any(roles.kind(role) is roles.Kind.SHARD for pair in flows for role in pair)
