@@ -88,7 +88,7 @@ def main(path: str, replicas: int = 128, parameters: int = ALEXNET, rounds: int 
         print(f"{name}: {load:.2f} times the vector on an uplink, {1e3 * seconds:.0f} ms")
     bars = left.barh([*found], [load for load, _ in found.values()])
     left.bar_label(bars, [f"{load:.2f}, {1e3 * seconds:.0f} ms" for load, seconds in found.values()], padding=3)
-    left.set(xlabel="times the vector, on the busiest uplink of tree:8x8", xlim=(0, 30))
+    left.set(xlabel="times the vector, on the busiest uplink of tree:8x8", xlim=(0, 36))
     left.invert_yaxis()
     shards = min(16, replicas)
     strategies: dict[str, Strategy] = {

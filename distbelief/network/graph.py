@@ -23,13 +23,7 @@ class Cable(NamedTuple):
 
 
 class Topology:
-    """Hosts and switches are vertices, hosts first, and numbered in their order.
-
-    Args:
-        name: how the user wrote it.
-        hosts: their names.
-        switches: their names.
-        cables: between vertices; a host has one.
+    """Hosts, each of which has one cable, and switches, by their names: vertices, hosts first, numbered in that order.
 
     Raises:
         UsageError: there are no hosts, or too many.
@@ -78,10 +72,6 @@ class Topology:
 
     def first(self, count: int, asked: str) -> tuple[int, ...]:
         """So many hosts, the first of the walk.
-
-        Args:
-            count: of hosts.
-            asked: who wants them, such as "--machines 4x8".
 
         Raises:
             UsageError: there are fewer.

@@ -24,11 +24,8 @@ class Group(NamedTuple):
 def measured_topology(hosts: Sequence[str], bandwidths: Mapping[tuple[str, str], float]) -> str:
     """The text of a topology.conf, whose walk has those together that are near each other.
 
-    Those two groups of hosts are joined first between which it is fastest on average.
-
-    Args:
-        hosts: their names, two or more.
-        bandwidths: between each two of them, in their order.
+    Those two groups of hosts are joined first between which it is fastest on average; each two hosts have a bandwidth,
+    in their order.
 
     >>> near, far = 1.25e8, 3e7
     >>> pairs = {("a", "b"): far, ("a", "c"): near, ("b", "c"): far}
@@ -40,9 +37,7 @@ def measured_topology(hosts: Sequence[str], bandwidths: Mapping[tuple[str, str],
     <BLANKLINE>
     """
     groups = {number: Group([host]) for number, host in enumerate(hosts)}
-    sums = {
-        (one, other): bandwidths[hosts[one], hosts[other]] for one, other in combinations(range(len(hosts)), 2)
-    }  # of all pairs between two groups
+    sums = dict(zip(combinations(groups, 2), (bandwidths[pair] for pair in combinations(hosts, 2)), strict=True))
 
     def mean(pair: tuple[int, int]) -> float:
         return sums[pair] / (len(groups[pair[0]].hosts) * len(groups[pair[1]].hosts))
@@ -75,9 +70,8 @@ def _joined(one: Group, other: Group, bandwidth: float) -> Group:
 def _write(group: Group, lines: list[str], above: float = 0.0) -> str:
     """Add the lines of a group's switches; returns the name of its own."""
     speed = max(2, round((group.bandwidth or above) / MBIT))
-    if all(not part.parts for part in group.parts):
-        under = f"Nodes={','.join(group.hosts)}"
-    else:
+    under = f"Nodes={','.join(group.hosts)}"
+    if any(part.parts for part in group.parts):
         under = f"Switches={','.join([_write(part, lines, group.bandwidth) for part in group.parts])}"
     name = f"s{len(lines) - 1}"
     lines.append(f"SwitchName={name} LinkSpeed={speed} {under}")

@@ -15,10 +15,6 @@ Route = tuple[int, ...]
 class Routes:
     """The shortest; of those that are equally short one for each pair of hosts, by the seed.
 
-    Args:
-        topology: through which.
-        seed: of the choice.
-
     >>> from distbelief.network.shapes import shape
     >>> topology = shape("tree:2x2")
     >>> [topology.link_name(link) for link in Routes(topology).of(1, 2)]

@@ -20,7 +20,7 @@ from distbelief.network.routes import Route
 FEW = 8
 """Flows among which all parts are made at once whenever one begins or ends; among more this part of the time later that
 flows take, by the mean of the most recent."""
-LATE, RECENT = 1 / 16, 1 / 16
+LATE, RECENT = 1 / 4, 1 / 16
 EXACT = 0.01
 """Bytes that are nothing: what is left of sums that are rounded."""
 
@@ -37,11 +37,12 @@ class FlowClock(Protocol):
 class Flow:
     """Bytes on their way over some links, piece after piece."""
 
-    __slots__ = ("began", "done", "held_by", "links", "part", "settled")
+    __slots__ = ("began", "done", "held_by", "links", "narrowest", "part", "settled")
 
     def __init__(self, links: Route) -> None:
         self.links = links
         self.held_by: MeteredLink | None = None
+        self.narrowest: MeteredLink | None = None
         self.began = self.done = self.part = 0.0
         """When it began; what its link has given to each when its piece is done; bytes per second as last settled."""
         self.settled = 0
@@ -88,6 +89,7 @@ class FairShares:
     def __init__(self, clock: FlowClock, capacities: Sequence[float], passed: Callable[[Any], float]) -> None:
         self._clock, self._passed = clock, passed
         self._links = [MeteredLink(capacity) for capacity in capacities]
+        self._uneven = len({*capacities}) > 1
         self._used: dict[MeteredLink, None] = {}
         """Those that a flow takes, or took when all parts were made."""
         self._count = self._order = self._round = 0
@@ -102,13 +104,15 @@ class FairShares:
             if flows:
                 meets = True
                 part /= len(flows) + 1
-                if link.holds:
-                    part = max(part, (link.capacity - link.elsewhere) / (link.holds + 1))
+                if link.holds and (more := (link.capacity - link.elsewhere) / (link.holds + 1)) > part:
+                    part = more
             else:
                 self._used[link] = None
             if part < least:
                 least, holder = part, link
         flow.held_by, flow.began, flow.part = holder, now, least
+        if flow.narrowest is None:
+            flow.narrowest = min([self._links[number] for number in flow.links], key=lambda link: link.capacity)
         if not holder.holds:
             holder.elsewhere, holder.since = sum([other.part for other in holder.flows]), now
         holder.holds += 1
@@ -197,15 +201,19 @@ class FairShares:
         if now != self._shared_at:
             return
         self._shared_at, self._round = math.inf, self._round + 1
-        settled, left = self._round, self._count
+        settled, heap, single = self._round, list[tuple[float, int, MeteredLink]](), list[MeteredLink]()
         self._used = {link: None for link in self._used if link.flows}
-        heap = []
         for order, link in enumerate(self._used):
-            link.settle(now)
-            link.holds = 0
-            heap.append((link.capacity / len(link.flows), order, link))
+            if link.holds:
+                link.settle(now)
+                link.holds = 0
+            link.since = now
+            if len(link.flows) > 1:
+                heap.append((link.capacity / len(link.flows), order, link))
+            else:
+                single.append(link)
         heapify(heap)
-        while left:
+        while heap:
             level, order, link = heap[0]
             room, free = link.capacity, list[Flow]()
             for flow in link.flows:
@@ -215,11 +223,19 @@ class FairShares:
                     free.append(flow)
             if free and (part := room / len(free)) > level:
                 heapreplace(heap, (part, order, link))
-                continue
-            heappop(heap)
-            if free:
-                left -= len(free)
-                self._hold(link, free, room, now)
+            elif self._uneven and (slow := [one for one in free if one.narrowest and one.narrowest.capacity < level]):
+                self._hold_alone(slow, now)
+            else:
+                heappop(heap)
+                if free:
+                    self._hold(link, free, room, now)
+        self._hold_alone([flow for link in single for flow in link.flows if flow.settled != settled], now)
+
+    def _hold_alone(self, flows: Sequence[Flow], now: float) -> None:
+        """Each has all of its narrowest link, where nobody else is."""
+        for flow in dict.fromkeys(flows):
+            if (link := flow.narrowest) is not None:
+                self._hold(link, [flow], link.capacity, now)
 
     def _hold(self, link: MeteredLink, flows: list[Flow], room: float, now: float) -> None:
         """A link holds those flows, which have so much of it."""

@@ -35,10 +35,6 @@ def parse_topology(text: str, path: str) -> Topology:
 
     A link's speed is in Mbit/s, which Slurm leaves open; 0 and 1 say nothing, since Slurm itself writes them so.
 
-    Args:
-        text: all of it.
-        path: of the file, for errors.
-
     Raises:
         UsageError: it is no tree; naming the line, and what to do.
 
@@ -66,11 +62,9 @@ def _above(lines: dict[str, SwitchLine], kind: str) -> dict[str, SwitchLine]:
     found: dict[str, SwitchLine] = {}
     for line in lines.values():
         for name in line.hosts if kind == "host" else line.switches:
-            if name in found:
-                raise UsageError(
-                    f"{line.where}: {kind} {name} is under {line.switch}, and under {found[name].switch} by "
-                    f"{found[name].where}; leave it under one of them"
-                )
+            if before := found.get(name):
+                told = f"under {line.switch}, and under {before.switch} by {before.where}"
+                raise UsageError(f"{line.where}: {kind} {name} is {told}; leave it under one of them")
             if kind == "switch" and name not in lines:
                 raise UsageError(f"{line.where}: there is no line SwitchName={name}; add one, or take it away here")
             found[name] = line
@@ -84,17 +78,13 @@ def _check_tree(lines: dict[str, SwitchLine], above: dict[str, SwitchLine]) -> N
         while (up := above.get(way[-1])) and up.switch not in way:
             way.append(up.switch)
         if up:
-            raise UsageError(
-                f"{up.where}: a cycle, {' under '.join([*way[way.index(up.switch) :], up.switch])}; take "
-                f"{way[-1]} out of its Switches="
-            )
+            cycle = " under ".join([*way[way.index(up.switch) :], up.switch])
+            raise UsageError(f"{up.where}: a cycle, {cycle}; take {way[-1]} out of its Switches=")
     top, *others = [line for line in lines.values() if line.switch not in above]
     if others:
-        names = ",".join(line.switch for line in (top, *others))
-        raise UsageError(
-            f"{others[0].where}: nothing joins switches {top.switch} and {others[0].switch}; add a line such as "
-            f"SwitchName=all Switches={names}"
-        )
+        joining = f"SwitchName=all Switches={','.join(line.switch for line in (top, *others))}"
+        told = f"nothing joins switches {top.switch} and {others[0].switch}"
+        raise UsageError(f"{others[0].where}: {told}; add a line such as {joining}")
 
 
 def _lines(text: str, path: str) -> Iterator[SwitchLine]:

@@ -19,15 +19,8 @@ def topology(text: str) -> Topology:
     Raises:
         UsageError: there is none; of a file the line is named, and what to do.
     """
-    return shape(text) if is_shape(text) else topology_file(text)
-
-
-def topology_file(text: str) -> Topology:
-    """The topology of a file of Slurm's.
-
-    Raises:
-        UsageError: as above.
-    """
+    if is_shape(text):
+        return shape(text)
     if text.endswith((".yaml", ".yml")):
         raise UsageError(
             f"--topology {text}: YAML is not read; have a topology.conf written: scontrol show topology > topology.conf"

@@ -82,25 +82,8 @@ def _price(schedule: Schedule, link: LinkModel, inside: LinkModel | None) -> str
 
 
 def draw_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: LinkModel | None) -> str:
-    """What a schedule puts on each link of a topology, in times of the vector, and the price of a megabyte.
-
-    Args:
-        schedule: that is played.
-        routes: through the topology.
-        hosts: that of each rank.
-        link: what a cable is like of which the topology says nothing; its latency is that of two. None where that is
-            not known: there is no price then.
-
-    >>> from distbelief.network.shapes import shape
-    >>> from distbelief.schedules.allreduce import schedule
-    >>> print(draw_on(schedule("ring", 4, 4), Routes(shape("tree:2x2")), range(4), LinkModel(20e-6, 1.25e9)))
-    ring on tree:2x2, in this order: host 0, host 1, host 2, host 3
-    a host sends at most 1.50 times the vector; the least is 1.50
-    the busiest link is host 0 to switch 1: 1.50 times the vector, by 0-1; it would be 1.50 by names, 1.50 at random
-      switch 0: switch 1 to switch 2 1.50 there, 1.50 back
-      switch 1: host 0 to host 1 1.50 there, 1.50 back
-      switch 2: host 2 to host 3 1.50 there, 1.50 back
-    price of 1 MB: 1.44 ms
+    """What a schedule puts on each link of a topology, by the host of each rank; and the price of a megabyte, where
+    it is known what other cables are like than those of which the topology says that.
     """
     topology, names = routes.topology, routes.topology.hosts
     used = list(dict.fromkeys(hosts))
@@ -111,7 +94,10 @@ def draw_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: Link
         if busiest in routes.of(hosts[move.source], hosts[move.target])
     )  # fmt: skip
     sends = max(carried.get(2 * host, 0.0) for host in used)
-    others = {"by names": sorted(used, key=lambda host: names[host]), "at random": sorted(used, key=_drawn)}
+    others = {
+        "by names": sorted(used, key=lambda host: names[host]),
+        "at random": sorted(used, key=lambda host: crc32(f"{host}".encode())),
+    }
     most = {
         what: max(_carried(schedule, routes, [order[used.index(host)] for host in hosts]).values(), default=0.0)
         for what, order in others.items()
@@ -134,18 +120,8 @@ def _carried(schedule: Schedule, routes: Routes, hosts: Sequence[int]) -> Mappin
     return loads(routes, ((hosts[one.source], hosts[one.target], one.length / length) for one in schedule.moves))
 
 
-def _drawn(host: int) -> int:
-    return crc32(f"{host}".encode())
-
-
 def busiest_link(topology: Topology, carried: Mapping[int, float], usual: float = 0.0) -> int:
-    """Which link takes longest for what it carries.
-
-    Args:
-        topology: whose links they are.
-        carried: by each.
-        usual: bytes per second of a cable of which the topology says nothing; 0: as the fastest of the others.
-    """
+    """Which link takes longest for what it carries, with what is usual where nothing is said: else the most."""
     usual = usual or max(cable.bandwidth for cable in topology.cables) or 1.0
     return max(carried, key=lambda one: carried[one] / (topology.cables[one // 2].bandwidth or usual), default=0)
 

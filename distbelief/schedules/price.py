@@ -97,14 +97,8 @@ def price(
 
 
 def price_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: LinkModel, size: float) -> float:
-    """Seconds on a topology, where all ranks wait for the fullest link of each step.
-
-    Args:
-        schedule: what is played.
-        routes: through the topology.
-        hosts: that of each rank.
-        link: what a cable is like of which the topology says nothing; its latency is that of two.
-        size: bytes of the vector.
+    """Seconds for so many bytes on a topology, by the host of each rank, where all wait for the fullest link of each
+    step; the link's latency is that of two cables, and its bandwidth that of those of which the topology says nothing.
     """
     cables, seconds = routes.topology.cables, 0.0
     for step in schedule.steps:

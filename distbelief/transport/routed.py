@@ -23,13 +23,8 @@ PACKET = 1500
 
 
 class RoleFlow(Flow):
-    """What one role sends another.
-
-    Args:
-        links: of its route.
-        link: that it leaves by.
-        latency: of all its cables.
-        packet: seconds of a byte that shares no link.
+    """What one role sends another over some links, by its link to that; the latency is that of all cables, and a packet
+    takes so many seconds for each byte.
     """
 
     __slots__ = ("ends", "latency", "link", "packet", "queue", "sent")
@@ -46,13 +41,8 @@ class RoleFlow(Flow):
 
 
 class RoutedNetwork(VirtualNetwork):
-    """A virtual network whose hosts are those of a topology.
-
-    Args:
-        clock, model, seed, phantom, per_host, hosts, replicas: as of any; the latency is that of two cables, so that
-            hosts at one switch are as far apart as without a topology.
-        routes: through the topology.
-        places: its hosts that are used, by the numbers of ours.
+    """A virtual network whose hosts are at some places of a topology; the latency is that of two cables, so that hosts
+    at one switch are as far apart as without a topology.
     """
 
     def __init__(

@@ -37,7 +37,13 @@ def lines(recipe: Path, command: str) -> list[str]:
 RECIPES = sorted((ROOT / "recipes").glob("*.py"))
 
 
-DRAWS = {"collectives.py": (0.001, 1), "figure3.py": (), "scaling.py": (), "stragglers.py": (0.001, 1)}
+DRAWS = {
+    "collectives.py": (0.001, 1),
+    "figure3.py": (),
+    "scaling.py": (),
+    "stragglers.py": (0.001, 1),
+    "topologies.py": (2, 100, 1),
+}
 """Those that are told where to, and what makes them short."""
 
 

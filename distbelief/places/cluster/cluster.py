@@ -218,11 +218,7 @@ class Cluster(Local):
         return self._place(settings, everybody, sites)
 
     def preview(self, settings: Settings, everybody: Sequence[str]) -> list[str]:
-        """Who would be where, and what the links between hosts would carry.
-
-        Raises:
-            UsageError: as of `plan`.
-        """
+        """Who would be where, and what the links between hosts would carry."""
         placement = self.plan(settings, everybody)
         return [*placement.lines(), *lines(self.ordered, settings, placement.where)]
 

@@ -14,7 +14,7 @@ from distbelief.network.shapes import is_shape
 from distbelief.network.slurm import parse_topology
 from distbelief.places.cluster.hosts import Host
 from distbelief.places.cluster.placement import HOME
-from distbelief.places.topologies import topology_file
+from distbelief.places.topologies import topology as topology_of
 from distbelief.schedules.allreduce import HIERARCHICAL, PLACED, by_host, schedule
 from distbelief.schedules.drawing import busiest_link, draw_on, switch_lines
 from distbelief.strategies.grouped.settings import reduction
@@ -41,12 +41,7 @@ class OrderedHosts(NamedTuple):
 
 
 def order(hosts: Sequence[Host], path: str, slurm: str) -> OrderedHosts:
-    """The hosts in the order of a topology.
-
-    Args:
-        hosts: as they are written.
-        path: of a file that has it; "" for none.
-        slurm: what Slurm says of it, which counts where there is no file; "" for nothing.
+    """The hosts in the order of a topology: of the file at a path, or where that is "" of what Slurm says, if anything.
 
     Raises:
         UsageError: the file cannot be used, or lacks a host. What Slurm says is passed over then, which that tells.
@@ -57,7 +52,7 @@ def order(hosts: Sequence[Host], path: str, slurm: str) -> OrderedHosts:
                 f"--topology {path}: real hosts have names: name a file as Slurm's topology.conf, which distbelief "
                 f"check --hosts {hosts[0].name},... --topology-out FILE measures"
             )
-        return _walk(hosts, topology_file(path))
+        return _walk(hosts, topology_of(path))
     if not slurm:
         return OrderedHosts(tuple(hosts))
     try:
@@ -82,10 +77,7 @@ def _walk(hosts: Sequence[Host], topology: Topology) -> OrderedHosts:
 def lines(ordered: OrderedHosts, settings: Settings, where: Mapping[str, int]) -> list[str]:
     """The order, what each link carries of what a step sends between hosts, and which link is the busiest.
 
-    Args:
-        ordered: the hosts.
-        settings: of the job.
-        where: the host of each role, by its number among these.
+    `where` has the host of each role, by its number among those.
     """
     topology, told = ordered.topology, list(ordered.told)
     if topology is None:
@@ -100,10 +92,8 @@ def lines(ordered: OrderedHosts, settings: Settings, where: Mapping[str, int]) -
         )
         carried = loads(routes, ((at[one], at[other], share) for one, other, share in _served(at, shards, settings)))
         busiest = busiest_link(topology, carried)
-        told.append(
-            f"the busiest link is {topology.link_name(busiest)}: {carried.get(busiest, 0.0):.2f} gradients a step"
-        )
-        return [*told, *switch_lines(topology, carried)]
+        most = f"{topology.link_name(busiest)}: {carried.get(busiest, 0.0):.2f} gradients a step"
+        return [*told, f"the busiest link is {most}", *switch_lines(topology, carried)]
     own, ranks = reduction(settings), settings.replicas
     if own.algorithm in PLACED:
         told.append(f"--algorithm {own.algorithm} chooses later how gradients are added up; by a ring it would be:")

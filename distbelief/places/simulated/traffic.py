@@ -15,17 +15,10 @@ NAMED = 8
 
 
 def traffic(network: RoutedNetwork, seconds: float, rounds: float, size: int) -> Json:
-    """What `result.json` has of it.
-
-    Args:
-        network: after the job.
-        seconds: of the job.
-        rounds: steps of each replica.
-        size: bytes of the model's gradients.
-    """
+    """What `result.json` has of it, by the seconds of the job, the steps of each replica and the model's bytes."""
     topology, found = network.routes.topology, network.link_loads()
     hosts = len(network.places)
-    told = {"topology": topology.name, "hosts": hosts, "of": len(topology.hosts)}
+    told: Json = {"topology": topology.name, "hosts": hosts, "of": len(topology.hosts)}
     sums = {link: sum(flows.values()) / network.capacities[link] for link, flows in found.items()}
     if not sums or not seconds:
         return {**told, "told": f"{topology.name}: nothing went from host to host"}

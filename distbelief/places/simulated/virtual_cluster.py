@@ -132,16 +132,12 @@ class VirtualCluster(Checked):
         self._check_leaves(job.strategy, settings)
         self._check_outages(job.strategy, settings)
         self.path_of(job.strategy, settings)
-        if self.topology and job.strategy.needs_memory(settings, "virtual"):
-            raise UsageError(
-                f"--topology {self.topology}: replicas of strategy {job.strategy.name} share one host's memory, and "
-                "send nothing over cables; leave it off"
-            )
-        self.routed(settings, job.seed)
+        self.routed(settings, job.seed, job.strategy.needs_memory(settings, "virtual"))
         return settings
 
-    def routed(self, settings: Settings, seed: int) -> tuple[Routes, tuple[int, ...]] | None:
-        """The routes between the hosts of a job, and which hosts of the topology these are; None without one.
+    def routed(self, settings: Settings, seed: int, shared: bool = False) -> tuple[Routes, tuple[int, ...]] | None:
+        """The routes between the hosts of a job, and which hosts of the topology these are; None without one. A job
+        whose replicas have shared memory has one host.
 
         Raises:
             UsageError: there is no such topology, it has too few hosts, or nothing would take it.
@@ -153,11 +149,10 @@ class VirtualCluster(Checked):
         found, per_host = topology(self.topology), settings.strategy.host_replicas or 1
         if self.hosts:
             per_host = self.hosts.replicas or settings.replicas
-        hosts = -(-settings.replicas // per_host)
+        hosts = 1 if shared else -(-settings.replicas // per_host)
         if hosts == 1:
             raise UsageError(
-                f"--topology {self.topology}: all roles are on one host, and nothing goes over its cables; have more "
-                "replicas or hosts, or leave it off"
+                f"--topology {self.topology}: all roles are on one host, which sends nothing; leave it off"
             )
         return Routes(found, seed), found.first(hosts, f"a job of {settings.replicas} replicas, {per_host} a host,")
 

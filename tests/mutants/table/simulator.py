@@ -6,7 +6,23 @@ SEED = "The same seed gives the same simulated trace"
 TRACES = "tests/simulated/test_traces.py::"
 COSTS = "In simulation a role does one thing at a time"
 
+SHARED = "On a topology a ring in walk order takes each directed link of a tree of switches once a step"
+
 MUTANTS = [
+    Mutant("a-walk-does-not-go-down-at-once", SHARED, "network/graph.py",
+        "                        stack.append(iter(self.around[vertex]))\n                        break",
+        "                        stack.insert(0, iter(self.around[vertex]))",
+        ("tests/core/test_topologies.py::test_a_ring_in_walk_order_takes_each_directed_link_of_a_tree_once",)),
+    Mutant("slim-flies-are-of-whole-numbers", SHARED, "network/shapes.py",
+        "field.plus(field.times(m, x), c)", "(m * x + c) % q",
+        ("tests/core/test_topologies.py::test_a_slim_fly_is_that_of_the_paper",)),
+    Mutant("what-others-leave-of-a-link-is-nobodys", SHARED, "network/shares.py",
+        "                    room -= flow.part", "                    room -= link.capacity / len(link.flows)",
+        ("tests/machines/test_shares.py::test_shares_are_max_min_fair",)),
+    Mutant("what-is-sent-next-overtakes", SHARED, "transport/routed.py",
+        "        if flow.queue:\n            flow.queue.append((size, what))\n        elif size <= PACKET:",
+        "        if size <= PACKET:",
+        ("tests/machines/test_shares.py::test_what_fits_a_packet_waits_for_nobody_but_its_own_link",)),
     Mutant("the-network-has-a-chance-of-its-own", SEED, "transport/virtual.py",
         "self.chance = random.Random(seed)", "self.chance = random.Random()",
         (
