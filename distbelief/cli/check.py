@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 import msgspec
 
@@ -30,6 +31,8 @@ class CheckOptions:
     """The network interface by whose address hosts are reached, such as eth1."""
     data_dir: str = ""
     """Folder with the task's data; else $DISTBELIEF_DATA, else the cache."""
+    topology_out: str = ""
+    """Write a file for --topology, with the switches that the bandwidths between each two hosts tell of."""
     json: bool = False
     """Show what is found as JSON."""
 
@@ -48,13 +51,17 @@ def check(args: list[str]) -> int:
         check_task(task)
     elif asked.data_dir:
         raise UsageError(f"--data-dir {asked.data_dir}: of which task? Write it first: distbelief check mnist ...")
-    from distbelief.places.cluster.checking import lines
+    if (out := Path(asked.topology_out)).name and (out.exists() or not out.absolute().parent.is_dir()):
+        raise UsageError(f"--topology-out {out}: is there already, or its folder is not; name a new file")
+    from distbelief.places.cluster.checking import lines, topology_of
     from distbelief.places.cluster.cluster import Cluster
 
     place = Cluster(
         hosts=asked.hosts, hostfile=asked.hostfile, on=asked.on, remote_shell=asked.remote_shell,
         interface=asked.interface,
     )  # fmt: skip
-    reports = place.check(task, asked.data_dir)
+    reports = place.check(task, asked.data_dir, bool(asked.topology_out))
     print(msgspec.json.encode(reports).decode() if asked.json else "\n".join(lines(reports)))
+    if asked.topology_out:
+        out.write_text(topology_of(reports))
     return int(any(report.problems for report in reports))

@@ -94,7 +94,7 @@ def launch(args: list[str]) -> int:
 
 def _dry_run(place: Any, job: Job, settings: Settings) -> int:
     """Show who would be where on several hosts."""
-    for line in place.plan(settings, job.strategy.roles(measured=settings.evaluates)).lines():
+    for line in place.preview(settings, job.strategy.roles(measured=settings.evaluates)):
         print(line)
     links = "TLS" if place.encrypted else "plain TCP (--insecure)"
     print(f"links: {links}, each role at a free port of its host's address, which is found when the job starts")

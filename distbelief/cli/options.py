@@ -500,7 +500,7 @@ class Options:
             cluster = Cluster(**own, compute=compute)
             cluster.attend()
             return cluster
-        for name in ("tickets", "remote_shell", "interface", "oversubscribe", "ship_data", "leave_within", "dry_run"):
+        for name in (*(field.name for field in fields_of(Cluster, tuple(documents(Local)))), "dry_run"):
             if (value := self.values.get(name)) and value != getattr(Cluster, name, False):
                 raise UsageError(f"{option(name)} {value}: is of several hosts; name them with --hosts or --hostfile")
         return Local(**self._of(Local), compute=compute)

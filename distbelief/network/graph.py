@@ -106,11 +106,7 @@ class Topology:
         >>> shape("tree:2x3").spread([0, 1, 2, 3, 4])
         [0, 3, 1, 4, 2]
         """
-        groups: dict[int, list[int]] = {}
-        for place, host in enumerate(hosts):
-            groups.setdefault(self.switch_of(host), []).append(place)
-        rounds = zip_longest(*_far_apart(list(groups.values())))
-        return [place for place in chain.from_iterable(rounds) if place is not None]
+        return spread([self.switch_of(host) for host in hosts])
 
     def link_name(self, link: int) -> str:
         """From whom to whom a link goes."""
@@ -122,6 +118,19 @@ class Topology:
         """Whether it is a host's own, which no switch shares out among several hosts."""
         cable = self.cables[link // 2]
         return min(cable.one, cable.other) < len(self.hosts)
+
+
+def spread(switches: Sequence[int]) -> list[int]:
+    """The places of these switches in such an order that those that follow each other are different ones.
+
+    >>> spread([7, 7, 7, 8, 8])
+    [0, 3, 1, 4, 2]
+    """
+    groups: dict[int, list[int]] = {}
+    for place, switch in enumerate(switches):
+        groups.setdefault(switch, []).append(place)
+    rounds = zip_longest(*_far_apart(list(groups.values())))
+    return [place for place in chain.from_iterable(rounds) if place is not None]
 
 
 def _far_apart(groups: list[list[int]]) -> list[list[int]]:

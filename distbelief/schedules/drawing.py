@@ -81,13 +81,14 @@ def _price(schedule: Schedule, link: LinkModel, inside: LinkModel | None) -> str
     return f"price of 1 MB, {between}: {1e3 * price(schedule, 4, scaled, within):.2f} ms"
 
 
-def draw_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: LinkModel) -> str:
-    """What a schedule puts on each link of a topology, by the host of each rank, and the price of a megabyte."""
+def draw_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: LinkModel | None) -> str:
+    """What a schedule puts on each link of a topology, by the host of each rank; and the price of a megabyte, where
+    it is known what other cables are like than those of which the topology says that.
+    """
     topology, names = routes.topology, routes.topology.hosts
     used = list(dict.fromkeys(hosts))
     carried = _carried(schedule, routes, hosts)
-    capacities = [cable.bandwidth or link.bandwidth for cable in topology.cables for _ in range(2)]
-    busiest = max(carried, key=lambda one: carried[one] / capacities[one], default=0)
+    busiest = busiest_link(topology, carried, link.bandwidth if link else 0.0)
     pairs = Counter(
         f"{move.source}-{move.target}" for move in schedule.moves
         if busiest in routes.of(hosts[move.source], hosts[move.target])
@@ -98,7 +99,7 @@ def draw_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: Link
         "at random": sorted(used, key=lambda host: crc32(f"{host}".encode())),
     }
     most = {
-        what: max(_carried(schedule, routes, [order[used.index(host)] for host in hosts]).values())
+        what: max(_carried(schedule, routes, [order[used.index(host)] for host in hosts]).values(), default=0.0)
         for what, order in others.items()
     }
     more = f" and {len(pairs) - 8} more" if len(pairs) > 8 else ""
@@ -108,8 +109,8 @@ def draw_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: Link
         f"the busiest link is {topology.link_name(busiest)}: {carried.get(busiest, 0.0):.2f} times the vector, by "
         f"{' '.join([*pairs][:8])}{more}; it would be "
         f"{', '.join(f'{load:.2f} {what}' for what, load in most.items())}",
-        *_switches(topology, carried),
-        f"price of 1 MB: {1e3 * price_on(schedule, routes, hosts, link, 1e6):.2f} ms",
+        *switch_lines(topology, carried),
+        *([f"price of 1 MB: {1e3 * price_on(schedule, routes, hosts, link, 1e6):.2f} ms"] if link else []),
     ])  # fmt: skip
 
 
@@ -119,12 +120,18 @@ def _carried(schedule: Schedule, routes: Routes, hosts: Sequence[int]) -> Mappin
     return loads(routes, ((hosts[one.source], hosts[one.target], one.length / length) for one in schedule.moves))
 
 
-def _switches(topology: Topology, carried: Mapping[int, float]) -> Iterator[str]:
+def busiest_link(topology: Topology, carried: Mapping[int, float], usual: float = 0.0) -> int:
+    """Which link takes longest for what it carries, with what is usual where nothing is said: else the most."""
+    usual = usual or max(cable.bandwidth for cable in topology.cables) or 1.0
+    return max(carried, key=lambda one: carried[one] / (topology.cables[one // 2].bandwidth or usual), default=0)
+
+
+def switch_lines(topology: Topology, carried: Mapping[int, float]) -> Iterator[str]:
     """A line of each switch that passes something on: what goes to its hosts and later switches, and comes back."""
     names = (*topology.hosts, *topology.switches)
     for switch, name in enumerate(topology.switches, len(topology.hosts)):
         rows = [
-            (f"{carried.get(link ^ 1, 0.0):.2f} there, {carried.get(link, 0.0):.2f} back", names[other])
+            (f"{carried.get(link, 0.0):.2f} there, {carried.get(link ^ 1, 0.0):.2f} back", names[other])
             for other, link in topology.around[switch] if not len(topology.hosts) <= other < switch
         ]  # fmt: skip
         told = []

@@ -7,6 +7,7 @@ that fits a packet takes no share from others. Two roles of one host have its me
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Sequence
 
@@ -51,11 +52,12 @@ class RoutedNetwork(VirtualNetwork):
     ) -> None:  # fmt: skip
         super().__init__(clock, model, seed, phantom, per_host, hosts, replicas)
         self.inside = LinkModel(model.local_latency or MEMORY.latency, model.local_bandwidth or MEMORY.bandwidth)
+        self.shares = self.inside.bandwidth == math.inf
         self.routes, self.places = routes, places
         self.per_host = (hosts.replicas or replicas) if hosts else per_host or 1
         self._spread = routes.topology.spread(places)
         self.capacities = [cable.bandwidth or model.bandwidth for cable in routes.topology.cables for _ in "12"]
-        self.shares = FairShares(clock, self.capacities, self._passed)
+        self.fair = FairShares(clock, self.capacities, self._passed)
         self.flows: dict[VirtualLink, RoleFlow] = {}
         """All that there were."""
 
@@ -127,6 +129,7 @@ class RoutedEndpoint(VirtualEndpoint):
             return
         flow, payload = network.flows.get(link) or network.flow(link), arrival.payload
         size = HEADER if payload is None else HEADER + payload.nbytes
+        self._count(link.peer, arrival.event, payload, shares=False)  # type: ignore[arg-type]  # as above
         flow.sent += size
         link.last = max(link.last, 0.0)
         if flow.queue:
@@ -135,7 +138,7 @@ class RoutedEndpoint(VirtualEndpoint):
             network.arrive(flow, what, size * flow.packet)
         else:
             flow.queue.append((size, what))
-            network.shares.begin(flow, size)
+            network.fair.begin(flow, size)
 
     def _hear_of_end(self, peer: VirtualEndpoint, reason: str, after: float) -> None:
         """Hear that a peer has ended its link, after all that it has sent."""

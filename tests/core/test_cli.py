@@ -53,7 +53,8 @@ OWN = {
 VIRTUAL = "--network --topology --handling --hosts --compute --stragglers --faults --phantom --keep --sweep"
 LOCAL = (
     "--transport --bind --advertise --insecure --tls --listen --logs --pad --straggle "
-    "--hosts --hostfile --on --remote-shell --interface --tickets --oversubscribe --ship-data --leave-within --dry-run"
+    "--hosts --hostfile --on --remote-shell --topology --interface --tickets --oversubscribe --ship-data "
+    "--leave-within --dry-run"
 )
 DEALT = "--order --data"
 """Of strategies that deal a minibatch to one replica."""

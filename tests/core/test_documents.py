@@ -16,6 +16,7 @@ import pytest
 import distbelief as db
 from distbelief.bench import BENCHES, Bench
 from distbelief.cli import commands, cost_tables, main, options, plan_tables, split_tables
+from distbelief.cli.check import CheckOptions
 from distbelief.cli.compress import CompressOptions, ExpandOptions
 from distbelief.cli.predict import PredictOptions
 from distbelief.cli.reports import ReportOptions, RunsOptions
@@ -157,6 +158,7 @@ def test_an_option_that_is_named_is_one() -> None:
         ReportOptions,
         RunsOptions,
         commands.StatusOptions,
+        CheckOptions,
         commands.JoinOptions,
         commands.DrawPipelineOptions,
         commands.CostOptions,

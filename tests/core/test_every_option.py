@@ -143,6 +143,7 @@ SMALL: dict[str, dict[str, str]] = {
         "remote_shell": "sh",
         "interface": "eth1",
         "data_dir": "there",
+        "topology_out": "measured.conf",
         "json": "",
     },
     "evaluate": {"data_dir": "there", "device": "cuda:1", "inference": "int8", "task": "mine:task", "json": ""},

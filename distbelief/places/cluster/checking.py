@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from multiprocessing.connection import Connection, wait
 
 import msgspec
 
-from distbelief.errors import DistbeliefError, Interrupted
+from distbelief.errors import DistbeliefError, Interrupted, UsageError
+from distbelief.network.measured import measured_topology
 from distbelief.places.cluster import opening
 from distbelief.places.cluster.engines import Engine, passed_on
 from distbelief.places.cluster.opening import Opened
@@ -20,6 +22,8 @@ CLOCK_SECONDS = 5.0
 """A clock that is further off than this is told of."""
 MEMORY = 1 << 30
 """Less free memory than this is told of, in bytes: what a few processes with torch need."""
+MOST_MEASURED = 64
+"""Hosts of which each two are measured, in some minutes."""
 
 
 class HostReport(msgspec.Struct):
@@ -46,7 +50,7 @@ Reports = dict[str, HostReport]
 
 
 def check_hosts(
-    engine: Engine, names: Sequence[str], interface: str, task: str, data_dir: str, woken: Connection
+    engine: Engine, names: Sequence[str], interface: str, task: str, data_dir: str, every_two: bool, woken: Connection
 ) -> list[HostReport]:
     """Start an agent on each host, have it look, and end it; what is wrong with one keeps nobody from the others.
 
@@ -56,12 +60,18 @@ def check_hosts(
         interface: by whose address they reach each other; "" for any.
         task: whose data are looked for; "" for none.
         data_dir: where; "" for where a job would.
+        every_two: measure the way between each two, however many they are.
         woken: ready when a signal has come.
 
     Raises:
-        UsageError: the engine is not installed.
+        UsageError: the engine is not installed, or there are too many hosts to measure each two.
         Interrupted: by a signal.
     """
+    if every_two and len(names) > MOST_MEASURED:
+        raise UsageError(
+            f"{len(names)} hosts: of at most {MOST_MEASURED} each two are measured; name fewer, and write the others "
+            "into the file"
+        )
     reports = {name: HostReport(name, ways={}, problems=[]) for name in names}
     opened = Opened(woken)
     every: list[RemoteAgent] = []
@@ -83,7 +93,7 @@ def check_hosts(
         same = [agent for agent in there if agent.greeting and agent.greeting.version == opening.VERSION]
         opened.agents = same
         _look(same, task, data_dir, reports, woken)
-        _measure(opened, interface, reports, woken)
+        _measure(opened, interface, every_two, reports, woken)
     finally:
         opened.agents = every
         opened.close()
@@ -149,7 +159,7 @@ def _look(agents: Sequence[RemoteAgent], task: str, data_dir: str, reports: Repo
             reports[agent.name].problems.append(agent.looked.lacks)
 
 
-def _measure(opened: Opened, interface: str, reports: Reports, woken: Connection) -> None:
+def _measure(opened: Opened, interface: str, every_two: bool, reports: Reports, woken: Connection) -> None:
     """Find by which address each is reached, and measure the ways between them, one host after the other."""
     opened.agents = [agent for agent in opened.agents if agent.looked and not agent.gone]
     if not opened.agents:
@@ -164,8 +174,9 @@ def _measure(opened: Opened, interface: str, reports: Reports, woken: Connection
     for agent in opened.agents:
         reports[agent.name].address = agent.address
     for number, agent in enumerate(opened.agents):
-        others = [*opened.agents[number + 1 :], *opened.agents[:number]]
-        chosen = others if len(opened.agents) <= opening.ALL_PAIRS else others[:2]
+        after = opened.agents[number + 1 :]
+        others = [*after, *opened.agents[:number]]
+        chosen = others if len(opened.agents) <= opening.ALL_PAIRS else after if every_two else others[:2]
         where = {one.name: joined(one.address, one.greeting.port) for one in chosen if one.greeting}
         agent.line.say(MeasureWays(where))
         _hear([agent], lambda one: one.measured is not None, reports, woken)
@@ -175,6 +186,31 @@ def _measure(opened: Opened, interface: str, reports: Reports, woken: Connection
                 reports[agent.name].problems.append(
                     f"host {name} does not answer it at {where[name]}: open the ports between them, or mend the route"
                 )
+
+
+def topology_of(reports: Sequence[HostReport]) -> str:
+    """The text of a topology.conf by the bandwidths that are measured; the faster of both ways counts, as whatever else
+    the hosts do makes one slower.
+
+    Raises:
+        UsageError: there is one host, or two between which none was measured.
+    """
+    bandwidths: dict[tuple[str, str], float] = {}
+    for one, other in combinations(reports, 2):
+        ways = [way for way in (one.ways.get(other.name), other.ways.get(one.name)) if way]
+        if not ways:
+            raise UsageError(
+                f"no bandwidth was measured between hosts {one.name} and {other.name}: mend what is WRONG there"
+            )
+        bandwidths[_bare(one), _bare(other)] = max(way.bandwidth for way in ways)
+    if not bandwidths:
+        raise UsageError("of a single host there is nothing to measure: name more with --hosts")
+    return measured_topology([_bare(report) for report in reports], bandwidths)
+
+
+def _bare(report: HostReport) -> str:
+    """The name of a host without who logs in there."""
+    return report.name.rpartition("@")[2]
 
 
 def lines(reports: Sequence[HostReport]) -> list[str]:

@@ -23,10 +23,11 @@ from distbelief.places.cluster.engines import Engine, RemoteShell
 from distbelief.places.cluster.host_processes import HostProcesses
 from distbelief.places.cluster.hosts import Host, parse_hostfile, parse_hosts
 from distbelief.places.cluster.opening import Opened, open_hosts
+from distbelief.places.cluster.order import OrderedHosts, lines, order
 from distbelief.places.cluster.placement import HostSlots, Placement
 from distbelief.places.cluster.ray_cluster import address_of
 from distbelief.places.cluster.shipping import data_folder, list_data, ship
-from distbelief.places.cluster.slurm import SlurmSteps, allocated_hosts, is_allocated
+from distbelief.places.cluster.slurm import SlurmSteps, allocated_hosts, is_allocated, show_topology
 from distbelief.places.place import check_leave_within
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.processes import Hooks
@@ -50,6 +51,10 @@ class Cluster(Local):
     on: str = ""
     """What starts a job on its hosts: ssh; slurm, inside an allocation of several nodes (which is seen), whose nodes
     are the hosts; or ray, or ray:HOST:PORT, on the nodes of a running cluster of Ray."""
+    topology: str = ""
+    """The switches between the hosts, in a file as Slurm's topology.conf: replicas follow each other along a walk over
+    these, so that a ring takes each link once, and shards and standbys are spread over them. Inside Slurm it is what
+    Slurm says of its own, where no file is named."""
     interface: str = ""
     """The network interface by whose address hosts are reached, such as eth1; else each is tried until one answers."""
     tickets: str = ""
@@ -66,11 +71,26 @@ class Cluster(Local):
 
     @property
     def named(self) -> tuple[Host, ...]:
-        """The hosts, as they are written.
+        """The hosts, in their order.
 
         Raises:
-            UsageError: none are, or both ways, or not as hosts are written.
+            UsageError: as of `ordered`.
         """
+        return self.ordered.hosts
+
+    @property
+    def ordered(self) -> OrderedHosts:
+        """The hosts in the order of the topology, where there is one, else as they are written.
+
+        Raises:
+            UsageError: none are written, or both ways, or not as hosts are; or the topology cannot be used.
+        """
+        asked = self.engine == "slurm" or (self.engine == LAUNCHED and "SLURM_JOB_ID" in os.environ)
+        return order(self._written, self.topology, show_topology() if asked and not self.topology else "")
+
+    @property
+    def _written(self) -> tuple[Host, ...]:
+        """The hosts, as they are written."""
         if self.engine == RAY and (self.hosts or self.hostfile):
             named = f"--hosts {self.hosts}" if self.hosts else f"--hostfile {self.hostfile}"
             raise UsageError(f"{named}: with --on {self.on} the hosts are the nodes of the cluster; leave one off")
@@ -194,7 +214,14 @@ class Cluster(Local):
         if not self.slots:
             bare = next(host.name for host in self.named if not host.slots)
             raise UsageError(f"how many slots has host {bare}? Without asking it, that must be written: {bare}:4")
-        return self._place(settings, everybody, [HostSlots(host.name, host.slots) for host in self.named])
+        ordered = self.ordered
+        sites = [HostSlots(host.name, host.slots, True, ordered.switch_of(at)) for at, host in enumerate(ordered.hosts)]
+        return self._place(settings, everybody, sites)
+
+    def preview(self, settings: Settings, everybody: Sequence[str]) -> list[str]:
+        """Who would be where, and what the links between hosts would carry."""
+        placement = self.plan(settings, everybody)
+        return [*placement.lines(), *lines(self.ordered, settings, placement.where)]
 
     def _place(self, settings: Settings, everybody: Sequence[str], sites: Sequence[HostSlots]) -> Placement:
         servers = [role for role in everybody if roles.kind(role) in (roles.Kind.SHARD, roles.Kind.STANDBY)]
@@ -243,12 +270,13 @@ class Cluster(Local):
             raise UsageError(f"--remote-shell {self.remote_shell}: Slurm starts the agents; leave it off, or --on ssh")
         return SlurmSteps({host.name: host.slots for host in self.named})
 
-    def check(self, task: str = "", data_dir: str = "") -> list[HostReport]:
+    def check(self, task: str = "", data_dir: str = "", every_two: bool = False) -> list[HostReport]:
         """Whether the hosts are ready for a job: what each is like, and what is wrong there, with what to do.
 
         Args:
             task: whose data are looked for; "" for none.
             data_dir: where; "" for where a job would.
+            every_two: measure the way between each two hosts, however many they are.
 
         Raises:
             UsageError: hosts are not written well, or the engine is not installed.
@@ -257,7 +285,7 @@ class Cluster(Local):
         with signals.waitable() as woken:
             names = [host.name for host in self.named]
             try:
-                return check_hosts(self._starter(), names, self.interface, task, data_dir, woken)
+                return check_hosts(self._starter(), names, self.interface, task, data_dir, every_two, woken)
             finally:
                 if self.engine in (LAUNCHED, RAY):
                     self._meeting().dismiss(0)
@@ -268,12 +296,15 @@ class Cluster(Local):
         """What makes the place of a job's processes."""
         everybody, run = job.strategy.roles(evaluated), attempt.folder.path if attempt.folder else Path()
 
+        ordered = self.ordered
+
         def begin(woken: Connection) -> Opened:
             mark = run.absolute() / f".hosts-{secrets.token_hex(8)}"
             mark.touch()
             try:
-                names = [host.name for host in self.named]
+                names = [host.name for host in ordered.hosts]
                 opened = open_hosts(self._starter(), names, str(mark), self.interface, woken)
+                opened.told += ordered.told
             finally:
                 mark.unlink(missing_ok=True)
             try:
@@ -286,11 +317,11 @@ class Cluster(Local):
 
         def place(opened: Opened) -> Placement:
             sites = []
-            for host, agent in zip(self.named, opened.agents, strict=True):
+            for at, (host, agent) in enumerate(zip(ordered.hosts, opened.agents, strict=True)):
                 greeting = agent.greeting
                 assert greeting
                 own = greeting.gpus if job.device.startswith("cuda") else greeting.cores
-                sites.append(HostSlots(host.name, host.slots or own, greeting.keeps))
+                sites.append(HostSlots(host.name, host.slots or own, greeting.keeps, ordered.switch_of(at)))
             return self._place(settings, everybody, sites)
 
         return lambda hooks: HostProcesses(hooks, begin, place, self.leave_within)

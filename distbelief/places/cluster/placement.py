@@ -1,8 +1,8 @@
 """Who is where: the roles of a job on hosts with slots, and where one goes whose host is gone. Pure.
 
 Replicas take slots, as many as they have partitions, which are together; all others take none. Shards are spread over
-the hosts that see the run folder, a standby is on another host than its shard, and the coordinator and the evaluator
-are at home, where the supervisor is.
+the hosts that see the run folder, and over their switches; a standby is on another host than its shard, at another
+switch where there is one, and the coordinator and the evaluator are at home, where the supervisor is.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 
 from distbelief.core import roles
 from distbelief.errors import UsageError
+from distbelief.network.graph import spread
 from distbelief.sharding.mesh import Mesh
 
 HOME = -1
@@ -28,6 +29,8 @@ class HostSlots(msgspec.Struct, frozen=True):
     slots: int
     keeps: bool = True
     """Whether it sees the run folder, where shards write their parts of checkpoints."""
+    switch: int = 0
+    """At which it is; all are at one where no topology says otherwise."""
 
 
 class Placement:
@@ -66,7 +69,8 @@ class Placement:
         self._check(mesh)
         self._place_replicas(mesh)
         self._servers: Counter[int] = Counter()
-        self._keepers = [at for at, site in enumerate(self.sites) if site.keeps]
+        keepers = [at for at, site in enumerate(self.sites) if site.keeps]
+        self._keepers = [keepers[place] for place in spread([self.sites[at].switch for at in keepers])]
         if servers and not self._keepers:
             raise UsageError(
                 "no host sees the run folder, where shards write their parts of checkpoints: name one with --out that "
@@ -118,15 +122,18 @@ class Placement:
         self._servers[at] += 1
 
     def _beside(self, standby: str) -> int:
-        """The host of a standby: another than its shard's, where there is one."""
+        """The host of a standby: another than its shard's, and at another switch, where there is one."""
         shard = self.where.get(roles.shard_of(standby), HOME)
         number = self._keepers.index(shard) if shard in self._keepers else 0
         turned = [*self._keepers[number + 1 :], *self._keepers[: number + 1]]
         there = [at for at in turned if at not in self._lost and at != shard] or [
             at for at in turned if at not in self._lost
         ]
-        least = min(self._servers[at] for at in there)
-        return next(at for at in there if self._servers[at] == least)
+        return min(there, key=lambda at: (self._is_near(at, shard), self._servers[at]))
+
+    def _is_near(self, at: int, other: int) -> bool:
+        """Whether two hosts are at one switch."""
+        return other != HOME and self.sites[at].switch == self.sites[other].switch
 
     # what is asked
 
@@ -177,7 +184,9 @@ class Placement:
         else:
             keepers = self._alive(self._keepers)
             twin = self.where.get(roles.standby_of(role), HOME)
-            found = min(keepers, key=lambda one: (one == twin, self._servers[one], one), default=None)
+            found = min(
+                keepers, key=lambda one: (one == twin, self._is_near(one, twin), self._servers[one], one), default=None
+            )
         if found is None:
             return None
         if roles.is_replica(role):
@@ -197,4 +206,9 @@ class Placement:
         free = [at for at in alive if self._loads[at] < self.sites[at].slots]
         if not free and self._oversubscribe:
             free = alive
-        return min(free, key=lambda at: (at not in together, self._fullness(at), at), default=None)
+        was = self.where.get(role, HOME)
+        return min(
+            free,
+            key=lambda at: (at not in together, not self._is_near(at, was), self._fullness(at), at),
+            default=None,
+        )

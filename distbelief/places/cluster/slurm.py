@@ -59,6 +59,16 @@ def allocated_hosts(environment: Mapping[str, str]) -> tuple[Host, ...]:
     return tuple(Host(name, count) for name, count in zip(names, cores, strict=True))
 
 
+def show_topology() -> str:
+    """What Slurm says of its switches; "" where it knows of none, or is not here."""
+    if shutil.which("scontrol") is None:
+        return ""
+    told = subprocess.run(
+        ["scontrol", "show", "topology"], capture_output=True, text=True, timeout=LIST_SECONDS, check=False
+    )
+    return told.stdout if not told.returncode and "SwitchName=" in told.stdout else ""
+
+
 class SlurmSteps:
     """Starts an agent as a step of the allocation, on one of its nodes.
 

@@ -27,6 +27,8 @@ REACHED = "Each host is told by an address that all who have tried it reach"
 PLACED = "tests/core/test_hosts.py::"
 CONTAINER, CONTAINED = "What processes may have of a machine", "tests/core/test_container.py::"
 WHY = "Why a process has died is what whoever started it says"
+ORDERED = "On several hosts replicas follow each other along a walk"
+ORDER = "tests/core/test_host_order.py::"
 
 OWNED = "The model of a script is the script's"
 SENDS = "A loader's worker sends what it has made"
@@ -409,17 +411,31 @@ MUTANTS = [
         "if at not in self._lost and at != shard] or [", "if at not in self._lost] or [",
         (PLACED + "test_a_standby_is_never_on_its_shards_host_where_there_is_another",)),
     Mutant("standbys-are-on-the-first-host-that-is-another", PLACES, "places/cluster/placement.py",
-        "return next(at for at in there if self._servers[at] == least)", "return there[0] if least >= 0 else least",
+        "return min(there, key=lambda at: (self._is_near(at, shard), self._servers[at]))", "return there[0]",
         (
             PLACED + "test_a_standby_is_never_on_its_shards_host_where_there_is_another",
             PLACED + "test_the_document_shows_what_a_dry_run_of_its_command_shows",
         )),
     Mutant("a-shard-begins-again-beside-its-standby", PLACES, "places/cluster/placement.py",
-        "(one == twin, self._servers[one], one)", "(self._servers[one], one)",
+        "(one == twin, self._is_near(one, twin), self._servers[one], one)", "(self._servers[one], one)",
         (PLACED + "test_a_standby_is_never_on_its_shards_host_where_there_is_another",)),
     Mutant("shards-begin-again-on-the-first-host", PLACES, "places/cluster/placement.py",
-        "(one == twin, self._servers[one], one)", "(one == twin, one)",
+        "(one == twin, self._is_near(one, twin), self._servers[one], one)", "(one == twin, one)",
         (PLACED + "test_shards_and_standbys_are_only_where_the_run_folder_is_seen_and_no_other_host_can_take_them",)),
+    Mutant("hosts-are-in-the-order-of-the-file", ORDERED, "places/cluster/order.py",
+        "for number in topology.named(names)", "for number in sorted(topology.named(names))",
+        (ORDER + "test_inside_slurm_the_order_is_that_of_its_switches_where_it_has_a_tree",)),
+    Mutant("a-fault-of-slurms-ends-the-job", ORDERED, "places/cluster/order.py",
+        "    except UsageError as error:\n", "    except ValueError as error:\n",
+        (ORDER + "test_inside_slurm_the_order_is_that_of_its_switches_where_it_has_a_tree",)),
+    Mutant("shards-are-on-neighbours", ORDERED, "places/cluster/placement.py",
+        "spread([self.sites[at].switch for at in keepers])", "range(len(keepers))",
+        (ORDER + "test_shards_take_turns_at_switches_and_each_standby_is_at_another",)),
+    Mutant("a-standby-is-at-its-shards-switch", ORDERED, "places/cluster/placement.py",
+        "(self._is_near(at, shard), self._servers[at])", "self._servers[at]",
+        (ORDER + "test_shards_take_turns_at_switches_and_each_standby_is_at_another",)),
+    Mutant("every-bandwidth-is-another-switch", ORDERED, "network/measured.py", "ALIKE = 1.5", "ALIKE = 1.0",
+        (ORDER + "test_the_tree_of_hosts_is_found_by_what_is_measured",)),
     Mutant("shards-are-where-nobody-sees-the-run-folder", PLACES, "places/cluster/placement.py",
         "if site.keeps]", "if site.slots]",
         (
@@ -458,10 +474,10 @@ MUTANTS = [
         "if self._loads[at] < self.sites[at].slots]", "if self._loads[at] <= self.sites[at].slots]",
         (PLACED + "test_who_is_where_keeps_its_promises_whatever_host_is_lost",)),
     Mutant("partitions-begin-again-apart", PLACES, "places/cluster/placement.py",
-        "key=lambda at: (at not in together, self._fullness(at), at)", "key=lambda at: (self._fullness(at), at)",
+        "(at not in together, not self._is_near(at, was), self._fullness(at), at)", "(self._fullness(at), at)",
         (PLACED + "test_replicas_are_spread_by_slots_and_all_of_one_begins_again_together_where_most_are_left",)),
     Mutant("replicas-begin-again-on-the-first-host", PLACES, "places/cluster/placement.py",
-        "key=lambda at: (at not in together, self._fullness(at), at)", "key=lambda at: (at not in together, at)",
+        "(at not in together, not self._is_near(at, was), self._fullness(at), at)", "(at not in together, at)",
         (PLACED + "test_replicas_are_spread_by_slots_and_all_of_one_begins_again_together_where_most_are_left",)),
     Mutant("the-first-host-is-filled-first", PLACES, "places/cluster/placement.py",
         "heapq.heappush(heap, (self._fullness(at, mesh.partitions), at))",
@@ -471,8 +487,7 @@ MUTANTS = [
         "dict.fromkeys(alone, HOME)", "dict.fromkeys(alone, 0)",
         (PLACED + "test_who_is_where_keeps_its_promises_whatever_host_is_lost",)),
     Mutant("a-host-without-a-number-has-one-slot", PLACES, "places/cluster/cluster.py",
-        "HostSlots(host.name, host.slots or own, greeting.keeps)",
-        "HostSlots(host.name, host.slots or 1, greeting.keeps)",
+        "host.slots or own, greeting.keeps", "host.slots or 1, greeting.keeps",
         (PLACED + "test_a_host_without_a_number_has_as_many_slots_as_cores_or_gpus",)),
     Mutant("with-gpus-slots-are-cores", PLACES, "places/cluster/cluster.py",
         'own = greeting.gpus if job.device.startswith("cuda") else greeting.cores', "own = greeting.cores",
