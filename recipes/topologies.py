@@ -8,7 +8,7 @@ cables have 10 Gbit/s. Right: AlexNet's samples a second on 128 hosts, minibatch
 Slim Fly. Each has cables of one speed, and all its cables together have that of the fat tree's at 10 Gbit/s.
 """
 
-import sys
+import argparse
 from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
@@ -109,4 +109,6 @@ def main(path: str, replicas: int = 128, parameters: int = ALEXNET, rounds: int 
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    asked.add_argument("path", help="of the picture, such as docs/topologies.png")
+    main(**vars(asked.parse_args()))

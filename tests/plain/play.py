@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, def
 
 from distbelief.core import roles
 from distbelief.core.conversations.membership import Here
+from distbelief.core.messages import Traffic
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import ANEW
 from distbelief.job import Job
@@ -332,7 +333,7 @@ class _Beneath(InlineEndpoint):
 
     def __init__(self, role: str, network: Inline, _: int = 0) -> None:
         self.role, self.zeros, self.arena, self._delivered = role, in_memory, EMPTY, False
-        self.network, self.links, self.cut = network, set(), set()
+        self.network, self.links, self.cut, self.traffic = network, set(), set(), Traffic()
         network.endpoints[role] = self
 
     def allocate(self, held: Range, gradients: int, parameters: int) -> Arena:
@@ -366,6 +367,7 @@ class _Role(_Process):
         self.role, self.incarnation, self.spec, self.room = role, 0, spec, room
         direct = spec.direct and roles.is_replica(role)
         self.endpoint: Any = _Direct(role, room.network) if direct else room.network.endpoint(role)  # type: ignore[arg-type]
+        self.traffic = [self.endpoint.traffic]
         self.clock: Any = room
         self.driver = Driver(self.clock, lambda *_: None)
 

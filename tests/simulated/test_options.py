@@ -466,6 +466,7 @@ PLACES: dict[type, dict[str, tuple[tuple[Any, str, Mapping[str, Any], Strategy],
         "keep": ((True, "files", {}, Downpour()),),
         "handling": ((Handling(message=1e-3), "traffic", {}, Downpour()),),
         "hosts": ((Hosts(cores=2), "traffic", {}, Downpour()),),
+        "topology": (("tree:2x2", "traffic", {}, Downpour()),),
         "path": (("served", "traffic", {"hosts": Hosts(cores=2)}, Downpour()),),
     },
 }
