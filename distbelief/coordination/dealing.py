@@ -282,6 +282,8 @@ class Dealing:
         -1 where nobody knows.
         """
         self._absent.discard(role)
+        if self._rounds is not None:
+            self._rounds.remove(role)  # for whom rounds were counted that it will not come to
         return self.dealer.give_up(role) if isinstance(self.dealer, Allotments) else 0
 
     def waiting(self, members: Collection[str]) -> list[str]:

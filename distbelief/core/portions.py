@@ -340,13 +340,15 @@ class RoundDealer(Dealer):
         return super().undealt(who) + len(self._free)
 
     def position(self) -> Position:
-        """As of any, with what is free in runs."""
+        """As of any, with what is free, and what replicas have of rounds, in runs that any dealer goes on with."""
         self._collect()
         position = super().position()
+        apart = [portion for portion in position.undone if portion.every > 1]
         runs: list[Portion] = []
-        for number in sorted(self._free):
+        for number in sorted(self._free.union(*(portion.numbers for portion in apart))):
             if runs and runs[-1].numbers.stop == number:
                 runs[-1] = Portion(self.epoch, runs[-1].first, runs[-1].count + 1)
             else:
                 runs.append(Portion(self.epoch, number, 1))
-        return Position(position.epoch, position.batch, (*runs, *position.undone))
+        rest = [portion for portion in position.undone if portion.every == 1]
+        return Position(position.epoch, position.batch, (*runs, *rest))

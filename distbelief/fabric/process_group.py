@@ -80,7 +80,8 @@ class ProcessGroup(InOrder):
                 choice.of(b.length, b.item) if b.adds else broadcast(ranks, b.length) for b in self._buckets
             ]
         except (OSError, RuntimeError, ValueError) as error:
-            self.fault = f"its part in the group could not be made: {str(error).splitlines()[0]}"
+            why = str(error) or type(error).__name__
+            self.fault = f"its part in the group could not be made: {why.splitlines()[0]}"
             return False
         self._begin_round()
         return True

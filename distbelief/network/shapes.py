@@ -23,10 +23,10 @@ _NUMBERS = re.compile(r"[1-9][0-9]{0,4}(x[1-9][0-9]{0,4}){0,7}")
 def is_shape(text: str) -> bool:
     """Whether it is one of these, and no file.
 
-    >>> is_shape("tree:2x2"), is_shape("topology.conf")
-    (True, False)
+    >>> is_shape("tree:2x2"), is_shape("topology.conf"), is_shape("./10:30/topology.conf")
+    (True, False, False)
     """
-    return ":" in text or text in SHAPES
+    return (":" in text and "/" not in text) or text in SHAPES
 
 
 def shape(text: str) -> Topology:

@@ -73,13 +73,18 @@ def _above(lines: dict[str, SwitchLine], kind: str) -> dict[str, SwitchLine]:
 
 def _check_tree(lines: dict[str, SwitchLine], above: dict[str, SwitchLine]) -> None:
     """Refuse a cycle, and switches that nothing joins."""
+    known = set[str]()
+    """Switches that are under a top."""
     for line in lines.values():
-        way = [line.switch]
-        while (up := above.get(way[-1])) and up.switch not in way:
-            way.append(up.switch)
-        if up:
-            cycle = " under ".join([*way[way.index(up.switch) :], up.switch])
-            raise UsageError(f"{up.where}: a cycle, {cycle}; take {way[-1]} out of its Switches=")
+        way, up = {line.switch: None}, above.get(line.switch)
+        while up and up.switch not in known:
+            if up.switch in way:
+                names = [*way]
+                cycle = " under ".join([*names[names.index(up.switch) :], up.switch])
+                raise UsageError(f"{up.where}: a cycle, {cycle}; take {names[-1]} out of its Switches=")
+            way[up.switch] = None
+            up = above.get(up.switch)
+        known.update(way)
     top, *others = [line for line in lines.values() if line.switch not in above]
     if others:
         joining = f"SwitchName=all Switches={','.join(line.switch for line in (top, *others))}"

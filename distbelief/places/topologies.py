@@ -26,7 +26,7 @@ def topology(text: str) -> Topology:
             f"--topology {text}: YAML is not read; have a topology.conf written: scontrol show topology > topology.conf"
         )
     try:
-        with Path(text).open(errors="replace") as file:
+        with Path(text).open(encoding="utf-8-sig", errors="replace") as file:
             content = file.read(MOST_CHARACTERS + 1)
     except (OSError, ValueError) as error:
         raise UsageError(

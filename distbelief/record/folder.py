@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
-import torch
 
 from distbelief.core.records import Json
 from distbelief.errors import CheckpointError, UsageError, limit
@@ -91,6 +90,8 @@ def _sync(descriptor: int) -> None:
 
 def versions() -> dict[str, str]:
     """What ran: the versions of distbelief, torch and Python."""
+    import torch  # late: who writes a ticket need not wait for it
+
     return {
         "distbelief": metadata.version("distbelief"),
         "torch": str(torch.__version__),

@@ -76,6 +76,7 @@ class Recorder:
             self._recent.clear()
             if isinstance(record, records.Started):
                 self.summary = deepcopy(self._settled)
+                self.summary.job = self.job
         self.summary.take(seconds, record)
         self._write(line(seconds, record))
         if self.folder:
@@ -94,6 +95,12 @@ class Recorder:
             samples = read_manifest(checkpoint).samples
             while self._recent and self._recent[0][2] <= samples:
                 self._settled.take(*self._recent.popleft()[:2])
+            for _ in range(len(self._recent)):  # what was sent stays sent, whatever is gone back on
+                one = self._recent.popleft()
+                if isinstance(one[1], records.BytesCounted):
+                    self._settled.take(*one[:2])
+                else:
+                    self._recent.append(one)
             if self._settled.samples <= samples:
                 sums = CheckpointSums(msgspec.structs.replace(self._settled, job={}), self.summary.samples)
                 write_atomically(checkpoint / SUMS, msgspec.msgpack.encode(sums))

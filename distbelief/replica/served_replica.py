@@ -53,7 +53,6 @@ class ModelView:
     def __init__(self, parts: list[tuple[str, Range]], vectors: Vectors, slots: int) -> None:
         self.parts = parts
         self.moving = [part for _, part in parts if part.size]
-        """Bytes of a push."""
         self.outgoing: list[list[Payload]] = [
             [vectors.outgoing(slot, part) for _, part in parts] for slot in range(slots)
         ]

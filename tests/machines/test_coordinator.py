@@ -422,6 +422,16 @@ def test_what_a_dead_replica_held_is_dealt_when_its_push_is_in_no_round_to_come(
     assert told.said(dealing.Deal, "replica 1") == [dealing.Deal(Portion(0, 2, 1))]
 
 
+def test_rounds_wait_for_no_replica_that_is_gone_for_good_before_it_has_come() -> None:
+    """What was left for it is dealt to the others, who were told that there is nothing."""
+    office = Office(made(strategy="synchronous", restarts=0)).training(samples=4)
+    office.tell("replica 0", progress(wants=True), progress(wants=True))
+    assert office.said(dealing.Drain, "replica 0") == [dealing.Drain(0)]
+    office.said(dealing.Deal)
+    told = office.tell("replica 1", events.Lost("killed", 0))
+    assert told.said(dealing.Deal, "replica 0") == [dealing.Deal(Portion(0, 1, 1))]
+
+
 def test_what_was_dealt_ahead_in_rounds_is_given_back_for_a_checkpoint_and_dealt_next() -> None:
     office = kept(samples=200)
     dealt = office.tell("replica 0", progress(wants=True), progress(wants=True)).said(dealing.Deal, "replica 0")

@@ -60,12 +60,15 @@ def start(traces: bool = False, tasks: int = 0) -> None:
     Raises:
         UsageError: this machine refuses what every process of ours needs.
     """
-    if _server()._forkserver_pid is None:
-        _check_machine(tasks)
+    first = _server()._forkserver_pid is None
+    if first:
+        _check_machine()
+    if first or tasks:
+        _try_threads(tasks + OWN_TASKS)
     preloaded = context()
     # which is for a thread: another than the main one may end before the processes do
-    first = ENDS_WITH_PARENT if threading.current_thread() is threading.main_thread() else []
-    preloaded.set_forkserver_preload([*first, *PRELOADED, *(TRACING if traces else [])])
+    begun = ENDS_WITH_PARENT if threading.current_thread() is threading.main_thread() else []
+    preloaded.set_forkserver_preload([*begun, *PRELOADED, *(TRACING if traces else [])])
     # a Ctrl-C reaches every process of the terminal, and a scheduler's SIGTERM the whole group: those of a job leave
     # them to their supervisor from
     # their first moment. What is blocked here is so in a process that is begun here, for good, and is kept for this one
@@ -78,7 +81,7 @@ def start(traces: bool = False, tasks: int = 0) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _check_machine(tasks: int) -> None:
+def _check_machine() -> None:
     """Refuse a machine that lacks what every process of ours needs: what a first process could not do, all would fail
     with.
     """
@@ -102,7 +105,6 @@ def _check_machine(tasks: int) -> None:
         tempfile.gettempdir()
     except OSError as error:
         raise UsageError(f"{error.strerror}: name a folder that can be written, with $TMPDIR") from error
-    _try_threads(tasks + OWN_TASKS)
 
 
 def _try_threads(count: int) -> None:
