@@ -223,10 +223,6 @@ MUTANTS = [
         'return shared and self.cluster.one_host and not self._direct', "return False and not self._direct",
         ("tests/simulated/test_handling.py::"
          "test_who_shares_a_host_with_the_shards_is_sent_no_parameters_in_rounds_of_all",)),
-    Mutant("a-script-keeps-a-model-that-others-step", FROZEN, "places/processes/process.py",
-        'bool(spec.script or spec.device != "cpu")', "False",
-        (f"{PROCESSES}test_scripts.py::"
-         "test_a_model_whose_script_has_left_its_loop_is_changed_by_nobody_who_goes_on",), seconds=15),
     Mutant("nobody-finds-what-he-asks-for", FROZEN, "transport/shared.py",
         "            if not self.finds(link.role):\n", "            if True:\n",
         (f"{PROCESSES}test_shared.py::"
