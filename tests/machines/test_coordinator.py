@@ -428,7 +428,8 @@ def test_rounds_wait_for_no_replica_that_is_gone_for_good_before_it_has_come() -
     office.tell("replica 0", progress(wants=True), progress(wants=True))
     assert office.said(dealing.Drain, "replica 0") == [dealing.Drain(0)]
     office.said(dealing.Deal)
-    told = office.tell("replica 1", events.Lost("killed", 0))
+    assert office.tell("replica 1", events.Lost("killed", 0)).said(dealing.Deal) == []
+    told = office.tell("shard 0", attendance.Departed("replica 1", 0))
     assert told.said(dealing.Deal, "replica 0") == [dealing.Deal(Portion(0, 1, 1))]
 
 
