@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 MOST_DRAWN = 64
 """Partitions, and microbatches, of a drawing."""
 MOST_RANKS = 512
-"""Of a drawing of what links carry."""
+"""Ranks in a drawing of the loads of links."""
 
 
 def train(args: list[str]) -> int:

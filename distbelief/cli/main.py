@@ -115,7 +115,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def _place(error: Exception) -> str:
-    """Where an error that nobody has expected was raised: the last line of ours."""
+    """The last line of ours that an unexpected error came through."""
     import traceback
 
     package = str(Path(__file__).parents[1])

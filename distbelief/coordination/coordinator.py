@@ -148,9 +148,7 @@ class Coordinator(Answering):
             checkpointing.ScriptSaved: self._on_script,
             scripting.AskReached: self._on_ask,
             checkpointing.Description: self._on_description,
-            attendance.Departed: lambda _sender, event: (
-                self.shards.departed(event.who, event.incarnation) or self.deal()
-            ),
+            attendance.Departed: self._on_departed,
             evaluating.Evaluated: self._on_evaluated,
             events.Saved: self._on_saved,
             events.Woke: self._on_woke,
@@ -458,6 +456,10 @@ class Coordinator(Answering):
         if roles.is_replica(sender) or sender == roles.EVALUATOR:
             return self._without(roles.lead_of(sender), event.reason, event.incarnation, died=True)
         return self.holders.lost(self, sender, event)
+
+    def _on_departed(self, _: str, event: attendance.Departed) -> list[Effect]:
+        self.shards.departed(event.who, event.incarnation)
+        return self.deal()
 
     def _without(self, role: str, reason: str, incarnation: int, died: bool) -> list[Effect]:
         """Go on without a replica or the evaluator."""

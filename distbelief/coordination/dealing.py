@@ -86,7 +86,7 @@ class Dealing:
         self._rounds = RoundsDealt() if strategy.rounds else None
         self._leaves_behind = strategy.leaves_behind
         self._absent = {role for role in roles.leads(settings.mesh) if role not in over}
-        """Who has not been there, and will come."""
+        """Replicas that have not come yet, and will."""
         self.dealer: Dealer | Allotments
         if plan.allotted:
             in_order = settings.data.order == SEQUENTIAL

@@ -44,14 +44,13 @@ class ShardRegistry:
 
     @property
     def counts_gone(self) -> bool:
-        """Whether the gradient of one who is gone may be in a round to come."""
+        """True while a round to come may hold the gradient of a replica that is gone."""
         return bool(self._departing)
 
-    def departed(self, who: str, incarnation: int) -> list[Effect]:
-        """The shard that rules has heard that a life of a replica is over."""
+    def departed(self, who: str, incarnation: int) -> None:
+        """Note that the shard that rules has heard of the end of a replica's life."""
         if self._departing.get(roles.lead_of(who), incarnation) <= incarnation:
             self._departing.pop(roles.lead_of(who), None)
-        return []
 
     def here(self, role: str, place: Address) -> bool:
         """A shard is there, in some life; whether that is the one that is to be.

@@ -12,7 +12,7 @@ import msgspec
 from distbelief.core.records import BytesCounted
 
 KINDS = PUSH, FETCH, ALL_REDUCE, PARTITIONS, CONTROL = ("push", "fetch", "all_reduce", "partitions", "control")
-"""What bytes are for: gradients to the shards, parameters that a fetch asked for, sums of gradients, what crosses
+"""Purposes of bytes: gradients to the shards, parameters that a fetch asked for, sums of gradients, what crosses
 between the partitions of a replica, and all else.
 """
 WAYS = ("sent", "received", "shared_memory")
@@ -104,11 +104,11 @@ class Traffic:
         self.sent = dict.fromkeys(KINDS, 0)
         self.received = dict.fromkeys(KINDS, 0)
         self.shared_memory = dict.fromkeys(KINDS, 0)
-        """What was read there."""
+        """Bytes that were read there."""
         self._told = {way: dict.fromkeys(KINDS, 0) for way in WAYS}
 
     def tell(self, role: str) -> BytesCounted | None:
-        """What was counted since this was last asked; None where nothing was."""
+        """Return the counts since the last call; None where there are none."""
         new = {way: self._new(getattr(self, way), self._told[way]) for way in WAYS}
         return BytesCounted(role, **new) if any(new.values()) else None
 

@@ -40,7 +40,7 @@ class Portion(msgspec.Struct, frozen=True, array_like=True, repr_omit_defaults=T
 
     @property
     def numbers(self) -> range:
-        """Of its minibatches."""
+        """The numbers of its minibatches."""
         return range(self.first, self.first + self.count * self.every, self.every)
 
     def cut(self, count: int) -> tuple[Portion, Portion]:

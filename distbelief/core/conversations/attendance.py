@@ -13,7 +13,7 @@ class Attend(Message, frozen=True, array_like=True, tag=True, gc=False):
     incarnation: int
     tick: int
     epoch: int = 0
-    """Of which it has minibatches."""
+    """The epoch of its minibatches."""
 
 
 class Admitted(Message, frozen=True, array_like=True, tag=True, gc=False):

@@ -47,7 +47,7 @@ class Drain(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Nothing to deal at present: push what is accrued, or bring back what is under way, report it and wait."""
 
     epoch: int = 0
-    """Of which there is nothing."""
+    """The epoch that has nothing left to deal."""
 
 
 class Recall(Message, frozen=True, array_like=True, tag=True, gc=False):

@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,7 +79,7 @@ class Cluster(Local):
         """
         return self.ordered.hosts
 
-    @property
+    @cached_property  # it reads a file, or asks Slurm
     def ordered(self) -> OrderedHosts:
         """The hosts in the order of the topology, where there is one, else as they are written.
 
@@ -295,7 +296,6 @@ class Cluster(Local):
     ) -> Callable[[Hooks], HostProcesses]:
         """What makes the place of a job's processes."""
         everybody, run = job.strategy.roles(evaluated), attempt.folder.path if attempt.folder else Path()
-
         ordered = self.ordered
 
         def begin(woken: Connection) -> Opened:

@@ -63,15 +63,11 @@ def order(hosts: Sequence[Host], path: str, slurm: str) -> OrderedHosts:
 
 def _walk(hosts: Sequence[Host], topology: Topology) -> OrderedHosts:
     names = [host.name.rpartition("@")[2] for host in hosts]
-    ranked = [
-        (host, number)
-        for number in topology.named(names)
-        for name, host in zip(names, hosts, strict=True)
-        if name == topology.hosts[number]
-    ]
-    ordered = tuple(host for host, _ in ranked)
+    places = {topology.hosts[number]: (place, number) for place, number in enumerate(topology.named(names))}
+    ranked = sorted(zip(names, hosts, strict=True), key=lambda pair: places[pair[0]])
+    ordered = tuple(host for _, host in ranked)
     told = f"order of hosts, by {topology.name}: {', '.join(host.name for host in ordered)}"
-    return OrderedHosts(ordered, topology, tuple(number for _, number in ranked), (told,))
+    return OrderedHosts(ordered, topology, tuple(places[name][1] for name, _ in ranked), (told,))
 
 
 def lines(ordered: OrderedHosts, settings: Settings, where: Mapping[str, int]) -> list[str]:

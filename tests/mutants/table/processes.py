@@ -423,7 +423,7 @@ MUTANTS = [
         "(one == twin, self._is_near(one, twin), self._servers[one], one)", "(one == twin, one)",
         (PLACED + "test_shards_and_standbys_are_only_where_the_run_folder_is_seen_and_no_other_host_can_take_them",)),
     Mutant("hosts-are-in-the-order-of-the-file", ORDERED, "places/cluster/order.py",
-        "for number in topology.named(names)", "for number in sorted(topology.named(names))",
+        "enumerate(topology.named(names))", "enumerate(sorted(topology.named(names)))",
         (ORDER + "test_inside_slurm_the_order_is_that_of_its_switches_where_it_has_a_tree",)),
     Mutant("a-fault-of-slurms-ends-the-job", ORDERED, "places/cluster/order.py",
         "    except UsageError as error:\n", "    except ValueError as error:\n",
