@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from distbelief import integrations, split, tasks
-    from distbelief.compression.compressing import compress
-    from distbelief.compression.expanding import expand
-    from distbelief.compression.options import Compression
     from distbelief.core.optimizer import optim
     from distbelief.core.records import Json
     from distbelief.errors import CheckpointError, DataError, DistbeliefError, JobFailed, TrainingError, UsageError
     from distbelief.fabric.hook import Reduce, comm_hook
     from distbelief.job import Job
+    from distbelief.lab.compress.compressing import compress
+    from distbelief.lab.compress.expanding import expand
+    from distbelief.lab.compress.options import Compression
+    from distbelief.lab.plan.plan import plan
     from distbelief.places.cluster.cluster import Cluster, Ray, Slurm
     from distbelief.places.compute_model import ComputeModel
     from distbelief.places.evaluate import evaluate
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from distbelief.places.simulated.simulated import Simulated
     from distbelief.places.simulated.virtual_cluster import Crash, LeavingHost
     from distbelief.places.view import View
-    from distbelief.planner.plan import plan
     from distbelief.runtime.loop import join
     from distbelief.split.options import Split
     from distbelief.strategies import (
@@ -71,11 +71,11 @@ _PLACES = {
     **dict.fromkeys(("Reduce", "comm_hook"), "fabric.hook"),
     "evaluate": "places.evaluate",
     "predict": "places.prediction.predict",
-    "compress": "compression.compressing",
-    "expand": "compression.expanding",
-    "Compression": "compression.options",
+    "compress": "lab.compress.compressing",
+    "expand": "lab.compress.expanding",
+    "Compression": "lab.compress.options",
     "load": "tasks.files.loading",
-    "plan": "planner.plan",
+    "plan": "lab.plan.plan",
     "Job": "job",
     **dict.fromkeys(
         ("Allreduce", "Bounded", "Downpour", "Hogwild", "Locking", "Sandblaster", "Single", "Softsync", "Synchronous"),

@@ -1,14 +1,47 @@
-"""What a user names as `module:name`: something of his own, in a module as `import` would find it."""
+"""References to tasks and strategies: the name of a task of the package, or `module:name` of the user's own."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from types import ModuleType
 
-from distbelief.errors import UsageError
+from distbelief.errors import UsageError, unknown
+
+TASKS: Mapping[str, str] = {
+    "digits": "tasks.digits",
+    "mnist": "tasks.mnist",
+    "mnist-lenet": "tasks.mnist",
+    "mnist-alexnet": "zoo.alexnet",
+    "mnist-inception": "zoo.inception",
+    "mnist-siamese": "zoo.siamese",
+    "mnist-gru": "zoo.gru",
+    "mnist-local": "zoo.local",
+    "mnist-squeezenet": "zoo.convnets",
+    "alexnet": "zoo.alexnet",
+    "vgg16": "zoo.convnets",
+    "inception-v1": "zoo.convnets",
+    "squeezenet": "zoo.convnets",
+    "gpt-tiny": "zoo.gpt",
+    "sparse-svm": "zoo.svm",
+    "dense-svm": "zoo.svm",
+}
+"""The module of each task that has a name: its function is called so, with underscores."""
+
+
+def check_task(task: str) -> None:
+    """Refuse what is no task's name.
+
+    Raises:
+        UsageError: with the nearest name.
+    """
+    named = task.partition("@")[0]
+    check_no_path("task", named, "function")
+    if named not in TASKS and ":" not in named:
+        raise unknown("task", named, [*TASKS, "module:function"])
 
 
 def check_no_path(what: str, reference: str, kind: str) -> None:

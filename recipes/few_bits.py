@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 import torch
 
 from distbelief.codecs.file import ModelFile
-from distbelief.compression import shrinking
 from distbelief.core.effects import Batch
+from distbelief.lab.compress import shrinking
 from distbelief.tasks import Task, as_data, resolve
 from distbelief.tasks.files.constrained import fill, layers
 from distbelief.tasks.files.lean import held_bytes, lean

@@ -14,9 +14,9 @@ import sys
 from functools import partial
 
 import distbelief as db
-from distbelief.tasks.alexnet import convolutional
-from distbelief.tasks.data.images import draw
 from distbelief.tasks.task import Task
+from distbelief.zoo.alexnet import convolutional
+from distbelief.zoo.images import draw
 
 FILTERS = (64, 192, 384, 384, 256)
 """Of the paper's one column."""

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import torch
 
-from distbelief.costs.cost import sample_of
-from distbelief.costs.trace import Tracer
+from distbelief.lab.cost.cost import sample_of
+from distbelief.lab.cost.trace import Tracer
+from distbelief.lab.plan.candidates import Machines, PlanCandidate
+from distbelief.lab.plan.pricing import STEPS, PricedCluster, Pricing
 from distbelief.places.simulated.handling import Handling
-from distbelief.planner.candidates import Machines, PlanCandidate
-from distbelief.planner.pricing import STEPS, PricedCluster, Pricing
 from distbelief.strategies import Allreduce, Single
 from distbelief.tasks import as_data, resolve
 from distbelief.transport.virtual import NetworkModel

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from distbelief.study.definition import Arm, Study
-from distbelief.study.figures import Report
-from distbelief.study.report import make_report
-from distbelief.study.trials import PARTS, Point, Trial
+from distbelief.lab.study.definition import Arm, Study
+from distbelief.lab.study.figures import Report
+from distbelief.lab.study.report import make_report
+from distbelief.lab.study.trials import PARTS, Point, Trial
 
 TARGETS = (0.9, 0.95)
 

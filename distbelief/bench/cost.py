@@ -13,10 +13,10 @@ from distbelief.bench.parts import iterations
 from distbelief.bench.parts.timing import check_models, figure, finish, number, show
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Json
-from distbelief.costs import profile
-from distbelief.costs.cost import sample_of
-from distbelief.costs.profile import ladder
-from distbelief.costs.trace import Tracer
+from distbelief.lab.cost import profile
+from distbelief.lab.cost.cost import sample_of
+from distbelief.lab.cost.profile import ladder
+from distbelief.lab.cost.trace import Tracer
 from distbelief.record.machine import machine
 from distbelief.tasks import as_data, resolve
 

@@ -17,11 +17,11 @@ from typing import ClassVar, NamedTuple
 from distbelief.bench.parts.timing import Figure, check_models, check_repeats, figure, finish, number, show, spread
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Json
-from distbelief.planner import trials
-from distbelief.planner.candidates import PLANNED, candidates
-from distbelief.planner.plan import TrainingPlan, plan, this_machine
-from distbelief.planner.pricing import PARTS, Terms
-from distbelief.planner.trials import PlanTrial
+from distbelief.lab.plan import trials
+from distbelief.lab.plan.candidates import PLANNED, candidates
+from distbelief.lab.plan.plan import TrainingPlan, plan, this_machine
+from distbelief.lab.plan.pricing import PARTS, Terms
+from distbelief.lab.plan.trials import PlanTrial
 from distbelief.record.machine import machine
 from distbelief.tasks import as_data, resolve
 

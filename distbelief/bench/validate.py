@@ -21,11 +21,11 @@ from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
 from distbelief.job import Job
+from distbelief.lab.plan import trips
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.processes.local import Local
 from distbelief.places.simulated.handling import Handling
 from distbelief.places.simulated.simulated import Simulated
-from distbelief.planner import trips
 from distbelief.strategies import Allreduce, Downpour, Single, Strategy, Synchronous
 from distbelief.tasks import as_data, resolve
 from distbelief.tasks.flat import layout_of

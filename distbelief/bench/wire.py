@@ -15,8 +15,8 @@ from distbelief.bench.parts import limits
 from distbelief.bench.parts.timing import Figure, figure, finish, interleave, number, ratio, show, spread
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
+from distbelief.lab.plan.shards import Ours
 from distbelief.places.processes.peers import Peers
-from distbelief.planner.shards import Ours
 from distbelief.record.machine import machine
 
 OURS = (

@@ -39,7 +39,7 @@ def chosen(task: str, rest: Sequence[str]) -> list[str]:
                 "off"
             )
     from distbelief.cli.cost_tables import progress
-    from distbelief.planner import plan as planning
+    from distbelief.lab.plan import plan as planning
 
     with progress(f"planning {task}") as told:
         found = planning.plan(

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from distbelief.cli import options
-from distbelief.cli.task_names import check_task
 from distbelief.core.settings import option
 from distbelief.errors import UsageError
+from distbelief.references import check_task
 
 
 @dataclass(frozen=True)

@@ -21,23 +21,24 @@ from distbelief.cli.compress import compress, expand
 from distbelief.cli.predict import predict
 from distbelief.cli.reports import report, runs
 from distbelief.cli.study import study
-from distbelief.cli.task_names import TASKS, check_task
 from distbelief.cli.virtual import cluster
 from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Outcome
 from distbelief.core.records import Json
 from distbelief.core.settings import option
 from distbelief.errors import JobFailed, UsageError, unknown
+from distbelief.lab.draw.allreduce import LETTERS
+from distbelief.lab.draw.allreduce import draw as draw_schedule
+from distbelief.lab.draw.pipeline import draw_pipeline, draw_svg
 from distbelief.network.routes import Routes
 from distbelief.places import signals
 from distbelief.places.processes.script import name_of
 from distbelief.places.topologies import topology
 from distbelief.places.view import View
+from distbelief.references import TASKS, check_task
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, check_algorithm, check_hosts, schedule
-from distbelief.schedules.drawing import LETTERS, draw_on
-from distbelief.schedules.drawing import draw as draw_schedule
+from distbelief.schedules.on_topology import draw_on
 from distbelief.schedules.pipeline import chain
-from distbelief.schedules.pipeline_drawing import draw_pipeline, draw_svg
 from distbelief.schedules.pipeline_price import SegmentCost, price_pipeline
 from distbelief.schedules.pipelines import PIPELINES, check_pipeline, pipeline
 from distbelief.schedules.price import LinkModel
@@ -269,7 +270,7 @@ def cost(args: list[str]) -> int:
     chosen = optim(asked.optimizer)
     memory = words.size(asked.max_memory, "--max-memory") if asked.max_memory else None
     from distbelief.cli import cost_tables
-    from distbelief.costs.cost import measure
+    from distbelief.lab.cost.cost import measure
     from distbelief.tasks import resolve
 
     with cost_tables.progress(f"what {task} costs") as told:
@@ -326,8 +327,8 @@ def plan(args: list[str]) -> int:
     memory = words.size(asked.max_memory, "--max-memory") if asked.max_memory else None
     slow = words.slow_replicas(asked.stragglers)
     from distbelief.cli import cost_tables, plan_tables
-    from distbelief.planner import plan as planning
-    from distbelief.planner.candidates import PLANNED
+    from distbelief.lab.plan import plan as planning
+    from distbelief.lab.plan.candidates import PLANNED
     from distbelief.transport.virtual import NetworkModel
 
     with cost_tables.progress(f"planning {task}") as told:
@@ -392,8 +393,8 @@ def split(args: list[str]) -> int:
     line: dict[str, Any] = dict(words.network(asked.network))
     link = LinkModel(line.get("latency", 0.0), line.get("bandwidth", math.inf))
     from distbelief.cli import cost_tables, split_tables
-    from distbelief.costs import splitting
-    from distbelief.split.drawing import draw_split
+    from distbelief.lab.cost import splitting
+    from distbelief.lab.draw.split import draw_split
     from distbelief.tasks import resolve
 
     with cost_tables.progress(f"splitting {task}") as told:

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from distbelief.cli import options
-from distbelief.compression.options import Compression
 from distbelief.core.records import Json
 from distbelief.core.settings import option
 from distbelief.errors import UsageError
+from distbelief.lab.compress.options import Compression
 from distbelief.places import signals
 from distbelief.places.processes import forkserver
 
@@ -35,7 +35,7 @@ def compress(args: list[str]) -> int:
     """`distbelief compress RUN [options]`."""
     run, asked = _first("compress", "RUN", CompressOptions, args)
     forkserver.start()
-    from distbelief.compression.compressing import compress as make
+    from distbelief.lab.compress.compressing import compress as make
 
     chosen = Compression(**{field.name: getattr(asked, field.name) for field in fields(Compression)})
     with signals.raised():
@@ -88,7 +88,7 @@ class ExpandOptions:
 def expand(args: list[str]) -> int:
     """`distbelief expand FILE [options]`."""
     file, asked = _first("expand", "FILE", ExpandOptions, args)
-    from distbelief.compression.expanding import expand as write
+    from distbelief.lab.compress.expanding import expand as write
 
     print(write(file, asked.out or None))
     return 0

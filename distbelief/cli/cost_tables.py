@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 
 from distbelief.bench.parts.timing import number, show
-from distbelief.costs.cost import MARGIN, SPARE, TrainingCost
-from distbelief.costs.trace import KINDS, REST
+from distbelief.lab.cost.cost import MARGIN, SPARE, TrainingCost
+from distbelief.lab.cost.trace import KINDS, REST
 
 
 @contextlib.contextmanager

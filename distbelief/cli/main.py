@@ -152,7 +152,7 @@ def _command(args: list[str]) -> int:
 def usage() -> str:
     """What `distbelief --help` shows."""
     from distbelief.bench import BENCHES
-    from distbelief.cli.task_names import TASKS
+    from distbelief.references import TASKS
     from distbelief.strategies import STRATEGIES
 
     return USAGE.format(tasks=", ".join(TASKS), strategies=", ".join(STRATEGIES), benches=", ".join(BENCHES))

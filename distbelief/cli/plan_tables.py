@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distbelief.bench.parts.timing import number, show
-from distbelief.planner.plan import Row, TrainingPlan
+from distbelief.lab.plan.plan import Row, TrainingPlan
 
 COLUMNS = ("", "what", "step, ms", "compute", "update", "communicate", "wait", "for", "samples/s", "memory, GB",
            "MB a step", "binds")  # fmt: skip

@@ -8,11 +8,11 @@ from dataclasses import dataclass, fields
 import msgspec
 
 from distbelief.cli import options
-from distbelief.cli.task_names import check_task
 from distbelief.core.settings import option
 from distbelief.errors import UsageError
 from distbelief.places import signals
 from distbelief.places.processes import forkserver
+from distbelief.references import check_task
 from distbelief.split.options import AUTO
 
 

@@ -32,11 +32,11 @@ def report(args: list[str]) -> int:
     named, asked = _names_and_options(prog, ReportOptions, args)
     if not named:
         raise UsageError(f"which runs? Write their folders, or that of a study: {prog}")
-    from distbelief.study.figures import Report
-    from distbelief.study.page import PAGE, write_page, write_picture
-    from distbelief.study.report import make_report, write_report
-    from distbelief.study.running import STUDY, StudyFolder, kept_trials
-    from distbelief.study.runs import study_of
+    from distbelief.lab.study.figures import Report
+    from distbelief.lab.study.page import PAGE, write_page, write_picture
+    from distbelief.lab.study.report import make_report, write_report
+    from distbelief.lab.study.running import STUDY, StudyFolder, kept_trials
+    from distbelief.lab.study.runs import study_of
 
     first = Path(named[0])
     if (first / STUDY).is_file():
@@ -80,8 +80,8 @@ def runs(args: list[str]) -> int:
     named, asked = _names_and_options(prog, RunsOptions, args)
     if len(named) > 1:
         raise UsageError(f"{named[1]!r} is one word too many: name one folder, {prog}")
-    from distbelief.study.figures import number, percent
-    from distbelief.study.runs import COLUMNS, choose, list_runs
+    from distbelief.lab.study.figures import number, percent
+    from distbelief.lab.study.runs import COLUMNS, choose, list_runs
 
     kept = {"task": asked.task, "strategy": asked.strategy, "state": asked.state}
     found = choose(list_runs(Path(named[0] if named else "runs")), kept, asked.sort)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from distbelief.bench.parts.timing import number, show
-from distbelief.costs.splitting import KINDS, HomeCost, SplitCost
-from distbelief.costs.trace import WHOLE
+from distbelief.lab.cost.splitting import KINDS, HomeCost, SplitCost
+from distbelief.lab.cost.trace import WHOLE
 
 
 def show_split(cost: SplitCost) -> None:

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 from distbelief.cli import options, virtual
 from distbelief.cli.compress import parse_compression
-from distbelief.cli.task_names import check_task
 from distbelief.core.settings import option
 from distbelief.errors import UsageError
+from distbelief.lab.study import definition
+from distbelief.lab.study.definition import Arm, Study
 from distbelief.places import signals
 from distbelief.places.processes import forkserver
-from distbelief.study import definition
-from distbelief.study.definition import Arm, Study
+from distbelief.references import check_task
 
 if TYPE_CHECKING:
-    from distbelief.study.running import Prepare, Prepared, PreparedCompression
+    from distbelief.lab.study.running import Prepare, Prepared, PreparedCompression
 
 KEPT = ("--out", "--resume", "--seed", "--target-loss", "--keep-checkpoints", "--keep", "--sweep", "--phantom",
         "--target-accuracy", "--json", "--quiet")  # fmt: skip
@@ -64,9 +64,9 @@ def study(args: list[str]) -> int:
     check(read, file, more)
     out = Path(asked.out or f"studies/{file.stem}")
     forkserver.start()
-    from distbelief.study.page import PAGE, write_page, write_picture
-    from distbelief.study.report import write_report
-    from distbelief.study.running import run
+    from distbelief.lab.study.page import PAGE, write_page, write_picture
+    from distbelief.lab.study.report import write_report
+    from distbelief.lab.study.running import run
 
     tell = _nothing if asked.quiet else _tell
     tell(f"{read.title}: {len(read.arms)} arms, {len(read.seeds)} seeds, into {out}")
@@ -88,10 +88,10 @@ def preparing(more: Sequence[str] = ()) -> Prepare:
     """
 
     def prepare(arm: Arm, words: Sequence[str]) -> Prepared | PreparedCompression:
-        from distbelief.study.running import Prepared, PreparedCompression
+        from distbelief.lab.study.running import Prepared, PreparedCompression
 
         if arm.compresses:
-            from distbelief.compression.compressing import compress
+            from distbelief.lab.compress.compressing import compress
 
             options_of = parse_compression([*words, *more])
             told = shlex.join(["distbelief", "compress", "RUN", *words])

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from distbelief.codecs.file import ModelFile, read
 from distbelief.core.records import Json
 from distbelief.core.values import admit, device_number, shown
-from distbelief.costs.limits import cores
-from distbelief.costs.profile import threads
 from distbelief.errors import CheckpointError, DataError, UsageError
 from distbelief.record.folder import RunFolder
+from distbelief.record.limits import cores
 from distbelief.record.restore import load_weights
 from distbelief.tasks import Task, as_data, available, resolve
 from distbelief.tasks.files.constrained import fill
@@ -152,3 +154,14 @@ def _figures(task: Task, model: nn.Module) -> Json:
         "test_metrics": measured.metrics,
         "test_loss": measured.loss,
     }
+
+
+@contextlib.contextmanager
+def threads(most: int) -> Iterator[None]:
+    """Have torch compute with so many threads at most; with one, as replicas do."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(most, before))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

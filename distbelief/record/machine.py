@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from distbelief.costs import limits
+from distbelief.record import limits
 
 LOOK = 0.1
 """Seconds for which it is looked how busy the machine is."""

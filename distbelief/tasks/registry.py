@@ -3,43 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from distbelief.core.values import admit, shown
-from distbelief.errors import DataError, UsageError, unknown
-from distbelief.references import find
-from distbelief.tasks.alexnet import alexnet, mnist_alexnet
-from distbelief.tasks.convnets import inception_v1, mnist_squeezenet, squeezenet, vgg16
-from distbelief.tasks.digits import digits
+from distbelief.errors import DataError, UsageError
+from distbelief.references import TASKS, check_task, find
 from distbelief.tasks.files.constrained import MARK, constrained
-from distbelief.tasks.gpt import gpt_tiny
-from distbelief.tasks.gru import mnist_gru
-from distbelief.tasks.inception import mnist_inception
-from distbelief.tasks.local import mnist_local
-from distbelief.tasks.mnist import mnist, mnist_lenet
-from distbelief.tasks.siamese import mnist_siamese
-from distbelief.tasks.svm import dense_svm, sparse_svm
 from distbelief.tasks.task import Task
-
-BUILTINS: Mapping[str, Callable[..., Task]] = {
-    "digits": digits,
-    "mnist": mnist,
-    "mnist-lenet": mnist_lenet,
-    "mnist-alexnet": mnist_alexnet,
-    "mnist-inception": mnist_inception,
-    "mnist-siamese": mnist_siamese,
-    "mnist-gru": mnist_gru,
-    "mnist-local": mnist_local,
-    "alexnet": alexnet,
-    "vgg16": vgg16,
-    "inception-v1": inception_v1,
-    "squeezenet": squeezenet,
-    "mnist-squeezenet": mnist_squeezenet,
-    "gpt-tiny": gpt_tiny,
-    "sparse-svm": sparse_svm,
-    "dense-svm": dense_svm,
-}
-"""The tasks that have a name."""
 
 
 def resolve(reference: str, data_dir: str | None = None) -> Task:
@@ -60,12 +30,10 @@ def resolve(reference: str, data_dir: str | None = None) -> Task:
     if MARK in admit(reference, str, f"task={shown(reference)}"):
         whole, _, path = reference.partition(MARK)
         return constrained(resolve(whole, data_dir), path)
-    if ":" in reference:
-        function = _find(reference)
-    elif reference in BUILTINS:
-        function = BUILTINS[reference]
-    else:
-        raise unknown("task", reference, [*BUILTINS, "module:function"])
+    check_task(reference)
+    module = TASKS.get(reference)
+    named = f"distbelief.{module}:{reference.replace('-', '_')}" if module else reference
+    function = _find(named)
     options = {}
     if data_dir:
         if not _takes_data_dir(function):

@@ -25,7 +25,6 @@ from distbelief.places.processes.addresses import listen_at
 from distbelief.places.processes.spec import Spec, tell
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.runtime.driver import Driver
-from distbelief.tasks import BUILTINS
 from distbelief.tasks.worker import Trainer
 
 SHARED = (
@@ -285,7 +284,6 @@ def test_the_defaults_are_those_of_the_python_api() -> None:
 
 
 def test_what_the_command_line_repeats_of_the_python_api_is_the_same() -> None:
-    assert set(commands.TASKS) == set(BUILTINS)
     assert all(name in options.documents(options.Stepping)["optimizer"] for name in LEARNING_RATES)
     for name in ("phantom", "keep"):
         assert options.documents(options.VirtualOptions)[name] == options.documents(Simulated)[name]

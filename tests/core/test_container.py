@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from distbelief.costs import limits
+from distbelief.record import limits
 
 GB = 1 << 30
 VERSION_1 = {

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from distbelief.cli import cost_tables, main
 from distbelief.core.optimizer import LEARNING_RATES, optim
-from distbelief.costs import cost, profile, trace, updates
-from distbelief.costs.profile import Profile, StepTime
-from distbelief.costs.trace import KINDS, REST, Tracer
-from distbelief.costs.trace import _vectors as trace_vectors
 from distbelief.errors import TrainingError, UsageError
-from distbelief.tasks import BUILTINS, Task, TensorData
+from distbelief.lab.cost import cost, profile, trace, updates
+from distbelief.lab.cost.profile import Profile, StepTime
+from distbelief.lab.cost.trace import KINDS, REST, Tracer
+from distbelief.lab.cost.trace import _vectors as trace_vectors
+from distbelief.tasks import Task, TensorData, resolve
 
 
 def task_of(layers: Callable[[], list[nn.Module]], shape: tuple[int, ...]) -> Task:
@@ -111,7 +111,7 @@ FIRE = {54: ((96, 16, 64), (128, 16, 64), (128, 32, 128)),
 @pytest.mark.long
 def test_parameters_and_multiply_adds_are_those_counted_by_hand(name: str, parameters: int, multiply_adds: int) -> None:
     sample = torch.zeros(2, *IMAGES.get(name, (3, 224, 224))), torch.zeros(2, dtype=torch.int64)
-    layers = Tracer(BUILTINS[name](), sample).layers
+    layers = Tracer(resolve(name), sample).layers
     assert sum(layer.parameters for layer in layers) == parameters
     assert sum(layer.multiply_adds for layer in layers) == multiply_adds
 

@@ -21,10 +21,16 @@ from distbelief.cli.compress import CompressOptions, ExpandOptions
 from distbelief.cli.predict import PredictOptions
 from distbelief.cli.reports import ReportOptions, RunsOptions
 from distbelief.cli.study import StudyOptions
-from distbelief.compression import compressing, expanding
 from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import option
-from distbelief.costs import cost, splitting
+from distbelief.lab.compress import compressing, expanding
+from distbelief.lab.cost import cost, splitting
+from distbelief.lab.plan import plan
+from distbelief.lab.study import definition
+from distbelief.lab.study import page as study_page
+from distbelief.lab.study import report as study_report
+from distbelief.lab.study import running as studying
+from distbelief.lab.study import runs as study_runs
 from distbelief.places import evaluate, status
 from distbelief.places.cluster import meeting
 from distbelief.places.cluster.hosts import Host
@@ -32,14 +38,8 @@ from distbelief.places.join import guest
 from distbelief.places.prediction import predict
 from distbelief.places.processes import forkserver
 from distbelief.places.simulated import sweep
-from distbelief.planner import plan
 from distbelief.split import drawing
 from distbelief.strategies import STRATEGIES
-from distbelief.study import definition
-from distbelief.study import page as study_page
-from distbelief.study import report as study_report
-from distbelief.study import running as studying
-from distbelief.study import runs as study_runs
 
 ROOT = Path(__file__).parents[2]
 TESTS = [ROOT / "tests", *(path for path in (ROOT / "tests").iterdir() if path.is_dir())]

@@ -37,9 +37,11 @@ from distbelief.bench.parts.timing import figure
 from distbelief.cli import commands, cost_tables, options, plan_tables, split_tables
 from distbelief.cli.check import CheckOptions
 from distbelief.cli.predict import PredictOptions
-from distbelief.costs import cost as costing
-from distbelief.costs import splitting
 from distbelief.errors import UsageError
+from distbelief.lab.cost import cost as costing
+from distbelief.lab.cost import splitting
+from distbelief.lab.plan import plan as planning
+from distbelief.lab.plan.pricing import Terms
 from distbelief.places import evaluate, status
 from distbelief.places.attempt import Attempt
 from distbelief.places.cluster.cluster import Cluster
@@ -48,8 +50,6 @@ from distbelief.places.prediction import predict
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.spec import tell
 from distbelief.places.simulated import simulated, sweep
-from distbelief.planner import plan as planning
-from distbelief.planner.pricing import Terms
 from distbelief.split import drawing
 
 TCP = {"transport": "tcp"}

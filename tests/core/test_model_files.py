@@ -17,8 +17,8 @@ import distbelief as db
 from distbelief.codecs import file as files
 from distbelief.codecs.file import ModelFile, decoded, read
 from distbelief.codecs.stored import Stored
-from distbelief.compression import shrinking
 from distbelief.errors import DataError, LayoutError, UsageError
+from distbelief.lab.compress import shrinking
 from distbelief.places.evaluate import evaluate
 from distbelief.tasks.files.constrained import constrain
 

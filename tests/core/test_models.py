@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from distbelief.tasks import TensorData, as_data, resolve
-from distbelief.tasks.data.images import CLASSES
-from distbelief.tasks.gpt import ALPHABET, CONTEXT, TinyGPT
-from distbelief.tasks.inception import Inception
-from distbelief.tasks.local import LocallyConnected
-from distbelief.tasks.siamese import MARGIN, Pairs, Siamese, contrastive
+from distbelief.zoo.gpt import ALPHABET, CONTEXT, TinyGPT
+from distbelief.zoo.images import CLASSES
+from distbelief.zoo.inception import Inception
+from distbelief.zoo.local import LocallyConnected
+from distbelief.zoo.siamese import MARGIN, Pairs, Siamese, contrastive
 
 REAL = Path(os.environ.get("DISTBELIEF_DATA") or Path(__file__).parents[3] / "shared/data/mnist")
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from distbelief.cli import commands
 from distbelief.errors import LocalProtocolError, UsageError
+from distbelief.lab.draw.pipeline import draw_pipeline, draw_svg
 from distbelief.schedules.pipeline import (
     Boundary,
     Crossing,
@@ -27,7 +28,6 @@ from distbelief.schedules.pipeline import (
     SegmentTask,
     chain,
 )
-from distbelief.schedules.pipeline_drawing import draw_pipeline, draw_svg
 from distbelief.schedules.pipeline_price import SegmentCost, price_pipeline
 from distbelief.schedules.pipeline_proof import prove
 from distbelief.schedules.pipelines import PIPELINES, pipeline

@@ -19,18 +19,18 @@ from torch import nn
 
 import distbelief as db
 from distbelief.cli import main, plan_tables
-from distbelief.costs.profile import Profile, StepTime
-from distbelief.costs.splitting import HomeCost, SplitCost, WholeStep
-from distbelief.costs.trace import Tracer
 from distbelief.errors import Interrupted, UsageError
+from distbelief.lab.cost.profile import Profile, StepTime
+from distbelief.lab.cost.splitting import HomeCost, SplitCost, WholeStep
+from distbelief.lab.cost.trace import Tracer
+from distbelief.lab.plan import lockstep, trials
+from distbelief.lab.plan import plan as planning
+from distbelief.lab.plan.candidates import PLANNED, Machines, PlanCandidate, candidates, memory
+from distbelief.lab.plan.lockstep import LockstepCosts
+from distbelief.lab.plan.plan import TrainingPlan
+from distbelief.lab.plan.pricing import PricedCluster, Pricing, Terms, memory_speed
+from distbelief.lab.plan.trips import DirectHandling
 from distbelief.places.simulated.handling import INSTANT, Handling
-from distbelief.planner import lockstep, trials
-from distbelief.planner import plan as planning
-from distbelief.planner.candidates import PLANNED, Machines, PlanCandidate, candidates, memory
-from distbelief.planner.lockstep import LockstepCosts
-from distbelief.planner.plan import TrainingPlan
-from distbelief.planner.pricing import PricedCluster, Pricing, Terms, memory_speed
-from distbelief.planner.trips import DirectHandling
 from distbelief.schedules import price as schedules_price
 from distbelief.split.options import Split
 from distbelief.tasks import Task, TensorData
@@ -130,7 +130,7 @@ def test_a_few_steps_have_the_price_of_many(
     cluster = PricedCluster(Machines(2, 4), line, 1e-3, Handling(), Handling(), splits=split)
     found = []
     for steps in (4, 100):
-        monkeypatch.setattr("distbelief.planner.pricing.STEPS", steps)
+        monkeypatch.setattr("distbelief.lab.plan.pricing.STEPS", steps)
         found.append(Pricing(LAYERS, 64, steps).price(PlanCandidate(strategy), cluster))
     few, many = found
     assert few.samples_per_second == pytest.approx(many.samples_per_second, rel=error)
@@ -634,7 +634,7 @@ def test_a_wrong_word_is_one_line_with_the_right_one(
 def test_a_minibatch_that_does_not_fit_this_machine_is_refused_before_it_is_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("distbelief.costs.cost.free_memory", lambda: 1_000)
+    monkeypatch.setattr("distbelief.lab.cost.cost.free_memory", lambda: 1_000)
     with pytest.raises(UsageError, match=r"--batch-size 64: it needs .* GB, and 0\.0 GB are left here; plan with a"):
         made()
 
@@ -867,7 +867,7 @@ def test_a_price_that_is_interrupted_is_no_job_that_has_not_begun(
     def run(*_: object) -> None:
         raise Interrupted("interrupted before the job began")
 
-    monkeypatch.setattr("distbelief.planner.pricing.Simulated.run", run)
+    monkeypatch.setattr("distbelief.lab.plan.pricing.Simulated.run", run)
     assert main.run(["plan", "digits"]) == 130
     assert "interrupted: a part of a profile says nothing" in capsys.readouterr().err
 

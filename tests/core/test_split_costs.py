@@ -15,13 +15,13 @@ from torch import nn
 
 from distbelief.cli import main
 from distbelief.core.optimizer import optim
-from distbelief.costs import splitting, turns
-from distbelief.costs.splitting import GRADIENTS, KEPT, PARAMETERS, STATE, SplitCost, measure
 from distbelief.errors import UsageError
+from distbelief.lab.cost import splitting, turns
+from distbelief.lab.cost.splitting import GRADIENTS, KEPT, PARAMETERS, STATE, SplitCost, measure
+from distbelief.lab.draw.split import draw_split
 from distbelief.schedules.pipeline import Pass
 from distbelief.schedules.pipeline_price import SegmentCost
 from distbelief.schedules.price import LinkModel
-from distbelief.split.drawing import draw_split
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
 from distbelief.split.program import build

@@ -11,11 +11,11 @@ import pytest
 from made_studies import made_report
 
 from distbelief.errors import UsageError
-from distbelief.study import definition
-from distbelief.study.claims import OF, SHAPES, Claim, judge, momentum
-from distbelief.study.figures import FIGURES
-from distbelief.study.page import page
-from distbelief.study.report import make_report
+from distbelief.lab.study import definition
+from distbelief.lab.study.claims import OF, SHAPES, Claim, judge, momentum
+from distbelief.lab.study.figures import FIGURES
+from distbelief.lab.study.page import page
+from distbelief.lab.study.report import make_report
 
 NAMES = ("a", "b", "c", "d")
 

@@ -8,7 +8,7 @@ import pytest
 from distbelief.cli import main
 from distbelief.cli.study import check
 from distbelief.errors import UsageError
-from distbelief.study import definition
+from distbelief.lab.study import definition
 
 WHOLE = """\
 title = "A study"

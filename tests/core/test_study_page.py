@@ -12,13 +12,13 @@ import pytest
 from made_studies import made_report, made_trial
 from patience import SLOWNESS
 
-from distbelief.study import page as pages
-from distbelief.study.charts import charts
-from distbelief.study.claims import Claim
-from distbelief.study.definition import Arm, Study
-from distbelief.study.figures import Report, number
-from distbelief.study.page import page, write_page
-from distbelief.study.report import make_report
+from distbelief.lab.study import page as pages
+from distbelief.lab.study.charts import charts
+from distbelief.lab.study.claims import Claim
+from distbelief.lab.study.definition import Arm, Study
+from distbelief.lab.study.figures import Report, number
+from distbelief.lab.study.page import page, write_page
+from distbelief.lab.study.report import make_report
 
 SCRIPT_BYTES = 4_900_000
 """Of plotly 7.1's, which is put into every page."""

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distbelief.study import statistics
-from distbelief.study.statistics import MISSED, efficiency, first_held, median, ratio_of_medians, speed_up
+from distbelief.lab.study import statistics
+from distbelief.lab.study.statistics import MISSED, efficiency, first_held, median, ratio_of_medians, speed_up
 
 TIMES = st.lists(st.one_of(st.just(MISSED), st.floats(0.1, 1e6)), min_size=1, max_size=9)
 

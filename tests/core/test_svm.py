@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from distbelief.study import definition
+from distbelief.lab.study import definition
 from distbelief.tasks import as_data, resolve
-from distbelief.tasks.svm import FEATURES, LAMBDA, NONZERO, SAMPLES, SparseSVM, _draw, hinge
+from distbelief.zoo.svm import FEATURES, LAMBDA, NONZERO, SAMPLES, SparseSVM, _draw, hinge
 
 
 def test_the_sparsity_is_that_of_rcv1() -> None:

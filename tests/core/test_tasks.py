@@ -27,8 +27,8 @@ from distbelief import tasks
 from distbelief.core.effects import Batch
 from distbelief.errors import DataError, TrainingError, UsageError
 from distbelief.job import Job
+from distbelief.lab.plan import trials
 from distbelief.places.processes.local import Local
-from distbelief.planner import trials
 from distbelief.tasks.flat import layout_of
 from distbelief.tasks.order import Order, key, seed_chance
 from distbelief.tasks.task import Task, correct

@@ -18,9 +18,9 @@ from torch import nn
 import distbelief as db
 from distbelief.bench import BENCHES
 from distbelief.core.optimizer import optim
-from distbelief.costs import splitting
 from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.fabric.pinned import DeviceCopies, device_copies
+from distbelief.lab.cost import splitting
 from distbelief.places.processes.local import Local
 from distbelief.split.inline import play
 from distbelief.split.options import Split

@@ -10,9 +10,9 @@ from distbelief.errors import UsageError
 from distbelief.split.choosing import Choice, choose
 from distbelief.split.options import Split
 from distbelief.split.tracing import trace
-from distbelief.tasks.gru import mnist_gru
 from distbelief.tasks.mnist import lenet, mnist
-from distbelief.tasks.siamese import Siamese, contrastive
+from distbelief.zoo.gru import mnist_gru
+from distbelief.zoo.siamese import Siamese, contrastive
 
 
 def chosen(

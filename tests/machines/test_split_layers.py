@@ -18,8 +18,8 @@ from distbelief.split.options import Split
 from distbelief.split.plan import apply
 from distbelief.split.play import Pass, cut_minibatch
 from distbelief.split.tracing import trace
-from distbelief.tasks.alexnet import alexnet
-from distbelief.tasks.local import LocallyConnected
+from distbelief.zoo.alexnet import alexnet
+from distbelief.zoo.local import LocallyConnected
 
 
 def named(**layers: nn.Module) -> nn.Module:

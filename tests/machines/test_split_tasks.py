@@ -10,6 +10,7 @@ from drawn import some
 from splitting import HOMES, WAYS, check_equal, check_way, prepared
 from torch import nn
 
+from distbelief.references import TASKS
 from distbelief.schedules.pipelines import home_tasks
 from distbelief.split.inline import play
 from distbelief.split.options import Split
@@ -18,7 +19,6 @@ from distbelief.split.play import Give, HomeResult, HomeStory, Passes, cut_minib
 from distbelief.split.program import HomeProgram, build
 from distbelief.split.tracing import Traced, trace
 from distbelief.tasks import Task, as_data, available, resolve
-from distbelief.tasks.registry import BUILTINS
 from distbelief.tasks.worker import on_device
 
 LARGE = ("alexnet", "vgg16", "inception-v1", "squeezenet")
@@ -81,7 +81,7 @@ def check(task: str, way: str, homes: int, **options: object) -> None:
 
 
 def test_every_task_is_tried() -> None:
-    assert {*APPLIES, *LARGE} == BUILTINS.keys()
+    assert {*APPLIES, *LARGE} == TASKS.keys()
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -10,8 +10,8 @@ import torch
 from distbelief.bench import BENCHES, wire
 from distbelief.bench.parts import timing
 from distbelief.errors import JobFailed, UsageError
+from distbelief.lab.plan.shards import Ours
 from distbelief.places.processes.peers import Peers
-from distbelief.planner.shards import Ours
 
 
 def run(name, tmp_path, **options):

@@ -22,11 +22,11 @@ from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Cause
 from distbelief.core.records import Record
-from distbelief.costs import limits
 from distbelief.errors import JobFailed
 from distbelief.places.place import Deadlines
 from distbelief.places.processes import forkserver, local, running
 from distbelief.places.processes.child import Child
+from distbelief.record import limits
 from distbelief.strategies import Downpour, Single
 
 SIGKILL = "its process was killed by SIGKILL"

@@ -46,7 +46,7 @@ def train(tmp_path: Path, before: str, words: str) -> subprocess.CompletedProces
 HUNGRY = """
 import os, sys
 open(sys.argv[1] + "/cgroup.procs", "w").write("0")
-from distbelief.costs import limits
+from distbelief.record import limits
 before, free = limits.memory_kills(), limits.free_memory()
 if not (child := os.fork()):
     b"x" * (400 << 20)

@@ -22,12 +22,12 @@ from patience import SECONDS
 from torch import nn
 
 from distbelief.core.optimizer import Optimizer, optim
+from distbelief.lab.plan import lockstep, together, trials, trips
+from distbelief.lab.plan.candidates import Machines, PlanCandidate
+from distbelief.lab.plan.pricing import PricedCluster, Pricing
+from distbelief.lab.plan.shards import GRADIENT, DirectTrips, plan_of, update_when_told
 from distbelief.places.processes.peers import Peers
 from distbelief.places.simulated.handling import Handling
-from distbelief.planner import lockstep, together, trials, trips
-from distbelief.planner.candidates import Machines, PlanCandidate
-from distbelief.planner.pricing import PricedCluster, Pricing
-from distbelief.planner.shards import GRADIENT, DirectTrips, plan_of, update_when_told
 from distbelief.strategies import Downpour, Hogwild, Single, Synchronous
 from distbelief.tasks import Task, TensorData, resolve
 from distbelief.transport.virtual import NetworkModel

@@ -16,9 +16,9 @@ import distbelief as db
 from distbelief.cli import main
 from distbelief.codecs.file import ModelFile, read
 from distbelief.codecs.stored import Stored
-from distbelief.compression import shrinking
-from distbelief.compression.compressing import compress
 from distbelief.errors import CheckpointError, UsageError
+from distbelief.lab.compress import shrinking
+from distbelief.lab.compress.compressing import compress
 from distbelief.places.evaluate import evaluate
 from distbelief.tasks import resolve
 

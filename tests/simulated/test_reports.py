@@ -10,10 +10,10 @@ import pytest
 import distbelief as db
 from distbelief.cli import main
 from distbelief.cli.study import preparing
-from distbelief.study import definition
-from distbelief.study import page as pages
-from distbelief.study.running import run
-from distbelief.study.runs import study_of
+from distbelief.lab.study import definition
+from distbelief.lab.study import page as pages
+from distbelief.lab.study.running import run
+from distbelief.lab.study.runs import study_of
 
 
 @pytest.fixture(scope="module")

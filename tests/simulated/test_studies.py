@@ -17,13 +17,13 @@ from safetensors.torch import load_file
 from distbelief.cli.study import preparing
 from distbelief.errors import TrainingError, UsageError
 from distbelief.job import Job
+from distbelief.lab.study import definition, running
+from distbelief.lab.study.definition import Arm, Study
+from distbelief.lab.study.report import make_report, write_report
+from distbelief.lab.study.running import Prepared, PreparedCompression, StudyFolder, run
+from distbelief.lab.study.trials import Trial
 from distbelief.places.evaluate import evaluate
 from distbelief.places.simulated.simulated import Simulated
-from distbelief.study import definition, running
-from distbelief.study.definition import Arm, Study
-from distbelief.study.report import make_report, write_report
-from distbelief.study.running import Prepared, PreparedCompression, StudyFolder, run
-from distbelief.study.trials import Trial
 from distbelief.tasks import resolve
 
 TEXT = """\

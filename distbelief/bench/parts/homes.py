@@ -19,9 +19,9 @@ from distbelief.bench.parts.loops import WARM, Trains, Workload, race, sgd, warm
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import DataSettings, Settings
-from distbelief.costs import splitting
 from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.fabric.pinned import DeviceCopies, device_copies
+from distbelief.lab.cost import splitting
 from distbelief.places.processes.peers import Peers, lend, map_memory
 from distbelief.replica.home_part import home_schedule
 from distbelief.split import inline

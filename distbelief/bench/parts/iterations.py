@@ -13,8 +13,8 @@ from torch import nn
 
 from distbelief.core.effects import Batch
 from distbelief.core.optimizer import optim
-from distbelief.costs.cost import held
 from distbelief.errors import JobFailed
+from distbelief.lab.cost.cost import held
 from distbelief.server.optimizers import build, stepper
 from distbelief.tasks import resolve
 from distbelief.tasks.worker import Trainer, build_model, load, with_data

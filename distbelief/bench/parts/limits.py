@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
+from distbelief.lab.plan.shards import GRADIENT, RATE, mapped
 from distbelief.places.processes.peers import ANSWER_SECONDS, Peer, Peers
-from distbelief.planner.shards import GRADIENT, RATE, mapped
 from distbelief.transport.tcp import BUFFER
 
 DOORBELL = b"d" * 64

@@ -12,8 +12,8 @@ from torch import nn
 
 from distbelief.core.records import Json
 from distbelief.job import Job
+from distbelief.lab.plan.pricing import Counted
 from distbelief.places.processes.local import Local
-from distbelief.planner.pricing import Counted
 from distbelief.tasks import Task, TensorData, resolve
 
 SHORT = 12_800

@@ -19,7 +19,6 @@ import msgspec
 import setproctitle
 
 from distbelief.core.settings import read_own
-from distbelief.costs import limits
 from distbelief.errors import DistbeliefError, UsageError
 from distbelief.places import signals
 from distbelief.places.channel_messages import ChannelMessage, Noted
@@ -59,6 +58,7 @@ from distbelief.places.place import Ended, Event, Unable
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.child import Child
 from distbelief.places.processes.processes import Processes
+from distbelief.record import limits
 from distbelief.strategies import find
 from distbelief.transport.addresses import own_addresses
 

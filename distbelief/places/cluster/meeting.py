@@ -20,7 +20,6 @@ from pathlib import Path
 import msgspec
 
 from distbelief.core import roles
-from distbelief.costs import limits
 from distbelief.errors import JobFailed, UsageError
 from distbelief.places import signals
 from distbelief.places.cluster import network
@@ -38,6 +37,7 @@ from distbelief.places.cluster.tickets import (
     ticket_path,
 )
 from distbelief.places.cluster.words import MARK, AgentWord, Appoint, AttendMeeting, Dismiss, Line
+from distbelief.record import limits
 from distbelief.transport.addresses import cut, joined, listen_anywhere, own_addresses
 from distbelief.transport.secure import Identity, TlsSocket, context
 

@@ -13,7 +13,6 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from distbelief.costs import limits
 from distbelief.errors import JobFailed
 from distbelief.places import signals
 from distbelief.places.channel_messages import ChannelMessage, Over
@@ -21,6 +20,7 @@ from distbelief.places.place import Ended, Event, Unable
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.child import Child
 from distbelief.places.processes.output import Output
+from distbelief.record import limits
 
 if TYPE_CHECKING:
     from distbelief.places.processes.spec import Spec

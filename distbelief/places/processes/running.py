@@ -16,7 +16,6 @@ from distbelief import errors
 from distbelief.core import effects, records, roles
 from distbelief.core.records import Json
 from distbelief.core.settings import Holder, Settings
-from distbelief.costs import limits
 from distbelief.job import Job
 from distbelief.places import status
 from distbelief.places.channel_messages import Ask, ChannelMessage, Listening, Noted, Over, Standing
@@ -45,6 +44,7 @@ from distbelief.places.processes.processes import Hooks, Life, Processes
 from distbelief.places.processes.script import name_of
 from distbelief.places.processes.spec import tell, tell_guest
 from distbelief.places.supervisor import Supervisor
+from distbelief.record import limits
 from distbelief.record.journal import LIMIT as JOURNAL_LIMIT
 
 if TYPE_CHECKING:

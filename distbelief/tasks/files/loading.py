@@ -10,9 +10,10 @@ from torch import nn
 from distbelief.codecs.file import ModelFile, read
 from distbelief.core.values import admit, shown
 from distbelief.errors import UsageError
+from distbelief.references import TASKS
 from distbelief.tasks.files.constrained import fill
 from distbelief.tasks.files.lean import lean
-from distbelief.tasks.registry import BUILTINS, resolve
+from distbelief.tasks.registry import resolve
 from distbelief.tasks.task import Task
 
 
@@ -47,7 +48,7 @@ def task_of(file: ModelFile, task: str | None = None, data_dir: str | None = Non
     Raises:
         UsageError: there is none.
     """
-    if not task and file.task not in BUILTINS:
+    if not task and file.task not in TASKS:
         raise UsageError(
             f"{file.name} is of task {file.task!r}, which is no built-in one, and nothing is imported because a file "
             f"names it: name it yourself, --task {file.task} or load(..., {file.task!r})"

@@ -1,0 +1,1 @@
+"""What reads results and starts jobs, and is never part of one."""

@@ -1,0 +1,244 @@
+"""From the model of a run to a file: prune and train on, in stages; share and train on; code."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from distbelief.codecs.file import ModelFile, decoded
+from distbelief.core.optimizer import optim
+from distbelief.core.outcomes import Outcome
+from distbelief.core.records import Json
+from distbelief.core.values import admit, shown
+from distbelief.errors import CheckpointError, DataError, Interrupted, JobFailed, UsageError
+from distbelief.job import Job
+from distbelief.lab.compress import shrinking
+from distbelief.lab.compress.options import Compression
+from distbelief.places.processes.local import Local
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.record.folder import RunFolder, write_atomically
+from distbelief.record.restore import load_weights
+from distbelief.strategies import Strategy, find
+from distbelief.tasks import Task, available, resolve
+from distbelief.tasks.files.constrained import MARK, constrain, fill, layers
+from distbelief.tasks.flat import layout_of
+from distbelief.tasks.task import ACCURACY
+from distbelief.tasks.worker import build_model, measure
+
+STAGES = (0.3, 0.5, 0.65, 0.8, 0.9, 1.0)
+"""A layer of which a share d is to be kept has d**s of its weights after stage s."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The run that is compressed."""
+
+    run: str
+    task: Task
+    seed: int
+    state: Mapping[str, torch.Tensor]
+    layers: tuple[str, ...]
+    """Weights that can be pruned and shared."""
+
+
+def compress(
+    run: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    options: Compression,
+    on: Local | Simulated | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Json:
+    """Compress the model of a run into one file.
+
+    Args:
+        run: the run folder.
+        out: the file to write.
+        options: how.
+        on: where it is trained on; processes of this machine, unless another place is given (a simulated one must keep
+            its run folders).
+        tell: is told each step, in a line.
+
+    Returns:
+        file, task, bytes and dense_bytes, their ratio, test_error of the run's model and of the file's (in percent),
+        layers (name, values, kept, bits, bytes), and left_alone: why some layers share nothing.
+
+    Raises:
+        UsageError: no such run, or an option that does not fit its model.
+        CheckpointError: the run has no model.
+        DataError: the data cannot be had.
+        JobFailed: training it on failed.
+        Interrupted: Ctrl-C.
+    """
+    admit(options, Compression, f"compress(options={shown(options)})")
+    path = Path(out)
+    if not path.parent.is_dir():
+        raise UsageError(f"--out {path}: there is no folder {path.parent}")
+    origin = read_run(str(run), options.data_dir)
+    tensors, aliases = shrinking.stored(origin.state)
+    file = ModelFile(origin.task.reference, tensors, options.huffman, aliases)
+    keep = shrinking.shares(options.keep or [1.0], origin.layers)
+    with tempfile.TemporaryDirectory(prefix="distbelief-compress-") as folder:
+        stage = _Stages(origin, options, Path(folder), on or Local(), tell)
+        file = stage.prune(file, keep)
+        file, alone = stage.share(file)
+    if options.rest != "float32":
+        file = shrinking.coarser(file, options.rest)
+    data = file.encode()
+    write_atomically(path, data)
+    return _report(origin, path, decoded(data, str(path)), file, alone)
+
+
+def read_run(run: str, data_dir: str | None) -> Origin:
+    """The task and the model of a run.
+
+    Raises:
+        UsageError: there is no such run, or its model is a script's.
+        CheckpointError: it has no model.
+        DataError: its data cannot be had.
+    """
+    folder = RunFolder.open(run)
+    job = folder.read_job()
+    reference, options = str(job.get("task")), job.get("options") or {}
+    if reference == "script":
+        raise UsageError(f"{run} trained the model of a script, which has no task to train it on: write one for it")
+    if MARK in reference:
+        raise UsageError(f"{run} trained {reference}, which is compressed: compress the run that it was made of")
+    if not folder.model.is_file():
+        raise CheckpointError(f"{run} has no {folder.model.name}: train it on with --out {run} --resume")
+    data_dir = data_dir or options.get("data_dir")
+    if why := available(reference, data_dir):
+        raise DataError(why)
+    task, seed = resolve(reference, data_dir), int(job.get("seed", 0))
+    model = build_model(task, seed, "cpu")
+    model.load_state_dict(load_weights(folder.model, layout_of(model)))
+    able = tuple(name for name in layers(model) if model.get_parameter(name).dtype == torch.float32)
+    if not able:
+        raise UsageError(f"the model of {run} has no layer that can be compressed: linear or convolutional, of float32")
+    return Origin(run, task, seed, model.state_dict(), able)
+
+
+class _Stages:
+    """Prunes and shares, and has jobs train on what is left.
+
+    Args:
+        origin: what is compressed.
+        options: how.
+        folder: for files and run folders in between.
+        on: where jobs run.
+        tell: is told each stage.
+    """
+
+    def __init__(
+        self, origin: Origin, options: Compression, folder: Path, on: Local | Simulated, tell: Callable[[str], None]
+    ) -> None:
+        self._origin, self._options, self._folder, self._on, self._tell = origin, options, folder, on, tell
+        self._jobs = 0
+
+    def prune(self, file: ModelFile, keep: Mapping[str, float]) -> ModelFile:
+        """The file with so much of each layer, trained on after each stage: a new job each time, since the momentum of
+        the last would move what it pruned.
+        """
+        if all(share == 1 for share in keep.values()):
+            return file
+        epochs = self._options.fine_tune
+        for power in STAGES if epochs else (1.0,):
+            tensors = dict(file.tensors)
+            for name, share in keep.items():
+                tensors[name] = shrinking.pruned(tensors[name], share**power)
+            file = replace(file, tensors=tensors)
+            kept = sum(tensors[name].kept for name in keep) / sum(tensors[name].size for name in keep)
+            self._tell(f"pruned to {100 * kept:.1f} % of the weights")
+            file = self._train(file, epochs if power < 1 else 2 * epochs)
+        return file
+
+    def share(self, file: ModelFile) -> tuple[ModelFile, dict[str, str]]:
+        """The file whose layers share values, trained on; and why some are left alone."""
+        options, alone = self._options, dict[str, str]()
+        if not options.bits:
+            return file, alone
+        tensors = dict(file.tensors)
+        for name in self._origin.layers:
+            found = shrinking.shared(tensors[name], options.bits, options.start, options.seed)
+            if isinstance(found, str):
+                alone[name] = found
+                self._tell(f"{name} shares nothing: {found}")
+            else:
+                tensors[name] = found
+        if len(alone) == len(self._origin.layers):
+            return file, alone
+        self._tell(f"{1 << options.bits} values for the weights of each layer")
+        return self._train(replace(file, tensors=tensors), options.fine_tune), alone
+
+    def _train(self, file: ModelFile, epochs: int) -> ModelFile:
+        """The file after a job that keeps what it constrains."""
+        if not epochs:
+            return file
+        self._jobs += 1
+        path, run = self._folder / f"stage-{self._jobs}.dbz", self._folder / f"run-{self._jobs}"
+        path.write_bytes(replace(file, huffman=False).encode())
+        origin, options = self._origin, self._options
+        job = Job(
+            f"{origin.task.reference}{MARK}{path}",
+            _strategy(options),
+            epochs=epochs,
+            batch_size=options.batch_size,
+            lr_schedule="cosine",
+            seed=options.seed + self._jobs,
+            evaluate_every=0,
+            checkpoint_every=0,
+            snapshot_every="0",
+            data_dir=origin.task.data_dir,
+            out=run,
+        )
+        result = self._on.run(job)
+        if result["outcome"] == Outcome.INTERRUPTED:
+            raise Interrupted(f"compressing {origin.run} was interrupted; nothing was written")
+        if result["outcome"] != Outcome.DONE:
+            raise JobFailed(f"training on at stage {self._jobs} of compressing {origin.run} ended: {result['outcome']}")
+        model = constrain(build_model(origin.task, origin.seed, "cpu"), file)
+        return shrinking.trained(file, load_weights(RunFolder.open(run).model, layout_of(model)))
+
+
+def _strategy(options: Compression) -> Strategy:
+    """How a job trains on."""
+    kind = find(options.strategy)
+    fields = getattr(kind, "__dataclass_fields__", {})
+    own = {"replicas": options.replicas} if "replicas" in fields else {}
+    return kind(**own, **{"optimizer": optim("adam", lr=options.lr)})
+
+
+def _report(origin: Origin, path: Path, read: ModelFile, file: ModelFile, alone: dict[str, str]) -> Json:
+    """What came of it, measured from the file."""
+    models = build_model(origin.task, origin.seed, "cpu"), build_model(origin.task, origin.seed, "cpu")
+    models[0].load_state_dict(origin.state)
+    fill(models[1], read)
+    size = path.stat().st_size
+    names = ("dense_error", "test_error") if origin.task.test and ACCURACY in origin.task.metrics else ()
+    found = {name: measure(origin.task, one).accuracy for name, one in zip(names, models, strict=False)}
+    errors = {name: 100 - 100 * accuracy for name, accuracy in found.items() if accuracy is not None}
+    return {
+        "file": str(path),
+        "task": origin.task.reference,
+        "bytes": size,
+        "dense_bytes": file.dense_bytes,
+        "ratio": file.dense_bytes / size,
+        **errors,
+        "layers": [
+            {
+                "name": name,
+                "values": file.tensors[name].size,
+                "kept": file.tensors[name].kept,
+                "bits": file.tensors[name].bits,
+                "gap_bytes": len(parts[0]),
+                "value_bytes": len(parts[1]),
+            }
+            for name in origin.layers
+            for parts in (file.tensors[name].encode(file.huffman),)
+        ],
+        "left_alone": alone,
+    }

@@ -1,0 +1,264 @@
+"""What it costs to train a task: each layer, an iteration, its memory, and epochs; the largest batch that fits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+import torch
+
+from distbelief.core.optimizer import LEARNING_RATES, Optimizer, optim
+from distbelief.core.records import Json
+from distbelief.errors import TrainingError, UsageError
+from distbelief.lab.cost import profile as profiling
+from distbelief.lab.cost import updates
+from distbelief.lab.cost.profile import BUSY, Profile, StepTime, ladder
+from distbelief.lab.cost.trace import COUNTED, REST, Layer, MemoryTrace, Tracer
+from distbelief.lab.cost.updates import UpdateCost
+from distbelief.record.limits import free_memory
+from distbelief.tasks import Data, Task
+from distbelief.tasks.worker import load
+
+PROCESS = "process"
+"""The kind of memory that Python, torch and the data hold before there is a model."""
+MARGIN, SPARE = 1.15, 4e6
+"""What a process needs for what a trace counts: so many times as much, and so many bytes more. `bench cost` has seen
+1.13 times (convolutions need room to work in) and 2.4 MB.
+"""
+MOST_BATCH = 1 << 20
+"""The largest batch that is looked for."""
+
+
+class TrainingCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What training costs with minibatches of one size; seconds and bytes."""
+
+    task: str
+    batch_size: int
+    device: str
+    optimizer: str
+    layers: list[Layer]
+    trace: MemoryTrace
+    profile: Profile
+    point: StepTime
+    """Of the batch size that was asked for."""
+    last: StepTime
+    """Of the last minibatch of an epoch."""
+    updates: list[UpdateCost]
+    """Of every optimizer; the one that was asked for comes first."""
+    process: int
+    """Bytes of the process without a model."""
+    samples: int
+    """In an epoch."""
+    epochs: int
+    watts: float | None = None
+    price_per_hour: float | None = None
+    max_memory: float | None = None
+    largest_batch: int | None = None
+    """That fits `max_memory`, with the margin; None where that was not asked."""
+    notes: list[str] = []
+
+    @property
+    def step(self) -> float:
+        """Seconds of an iteration: a gradient and an update."""
+        return self.point.step + self.updates[0].seconds
+
+    @property
+    def epoch_seconds(self) -> float:
+        """Seconds of an epoch in one process; the last minibatch costs what it has samples."""
+        others = math.ceil(self.samples / self.batch_size) - 1
+        return others * self.step + self.last.step + self.updates[0].seconds
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes by kind at the peak, with what the process holds by itself."""
+        return {**self.trace.memory, PROCESS: self.process}
+
+    def charges(self, epochs: int) -> dict[str, float]:
+        """Seconds of so many epochs, and what they cost where it is known; also of a million samples, by which models,
+        batches and machines compare.
+
+        Returns:
+            `seconds`, `kilowatt_hours`, `price`, and each `..._per_million_samples`.
+        """
+        seconds = epochs * self.epoch_seconds
+        found = {"seconds": seconds}
+        if self.watts is not None:
+            found["kilowatt_hours"] = self.watts * seconds / 3.6e6
+        if self.price_per_hour is not None:
+            found["price"] = self.price_per_hour * seconds / 3600
+        millions = epochs * self.samples / 1e6
+        return {**found, **{f"{name}_per_million_samples": value / millions for name, value in found.items()}}
+
+    def as_json(self) -> Json:
+        """All that is shown."""
+        made: Json = msgspec.to_builtins(self, str_keys=True)
+        return {
+            **made,
+            "step": self.step,
+            "memory": self.memory,
+            "peak": sum(self.memory.values()),
+            "epoch": self.charges(1),
+            "all_epochs": self.charges(self.epochs),
+        }
+
+
+def measure(
+    task: Task,
+    *,
+    batch_size: int = 64,
+    optimizer: Optimizer | None = None,
+    epochs: int = 1,
+    watts: float | None = None,
+    price_per_hour: float | None = None,
+    max_memory: float | None = None,
+    device: str = "cpu",
+    seconds: float = 30.0,
+    told: Callable[[str], None] = lambda _: None,
+) -> TrainingCost:
+    """Measure what training a task costs here.
+
+    Args:
+        task: what is trained.
+        batch_size: samples in a minibatch.
+        optimizer: that steps; sgd where none is given.
+        epochs: passes over the training set.
+        watts: what the machine takes while it trains.
+        price_per_hour: of the machine, in any currency.
+        max_memory: bytes that a process may hold; the largest batch that fits is looked for.
+        device: cpu, cuda or cuda:N.
+        seconds: for the profile.
+        told: is told what is measured.
+
+    Raises:
+        UsageError: a value that cannot be, or a limit under which no batch fits.
+        DataError: the task's data cannot be had.
+        TrainingError: the model or the loss raised.
+    """
+    check_amounts(batch_size, epochs, {"watts": watts, "price-per-hour": price_per_hour, "max-memory": max_memory,
+        "seconds": seconds})  # fmt: skip
+    chosen = optimizer or optim("sgd")
+    told("loading the data")
+    data = load(task, "training")
+    process, sample = held(), sample_of(data)
+    told("following an iteration on fake tensors")
+    tracer = Tracer(task, sample)
+    trace = tracer.follow(batch_size, chosen)
+    largest = _largest(tracer, chosen, max_memory, process) if max_memory else None
+    profile = profiling.measure(
+        task, data, [layer.name for layer in tracer.layers], ladder(batch_size), seconds, device,
+        lambda size: does_not_fit(tracer, size, chosen), told,
+    )  # fmt: skip
+    elements = sum(layer.parameters for layer in tracer.layers)
+    last = len(data) % batch_size or batch_size
+    told("updates with each optimizer")
+    others = [optim(name) for name in LEARNING_RATES if name != chosen.name]
+    return TrainingCost(
+        task=task.reference, batch_size=batch_size, device=device, optimizer=chosen.name, layers=tracer.layers,
+        trace=trace, profile=profile, point=profile.at(batch_size, tracer.mapped), last=profile.at(last, tracer.mapped),
+        updates=[updates.measure(one, elements, device) for one in (chosen, *others)], process=process,
+        samples=len(data), epochs=epochs, watts=watts, price_per_hour=price_per_hour, max_memory=max_memory,
+        largest_batch=largest, notes=[*_notes(tracer, profile, batch_size), *beyond(max_memory)],
+    )  # fmt: skip
+
+
+def check_amounts(batch_size: int, epochs: int, amounts: Mapping[str, float | None]) -> None:
+    """Refuse what cannot be, by its option.
+
+    Raises:
+        UsageError: naming the option, and the value.
+    """
+    for name, value in (("batch-size", batch_size), ("epochs", epochs)):
+        if not 1 <= value <= MOST_BATCH:
+            raise UsageError(f"--{name} {value}: must be from 1 to {MOST_BATCH}")
+    for name, given in amounts.items():
+        if given is not None and not 0 < given < math.inf:
+            raise UsageError(f"--{name} {given:g}: must be more than 0, and finite")
+
+
+def _notes(tracer: Tracer, profile: Profile, batch_size: int) -> list[str]:
+    """What is to be known of a profile."""
+    notes = [tracer.note] if tracer.note else []
+    if kinds := dict.fromkeys(layer.kind or REST for layer in tracer.layers if layer.uncounted):
+        notes.append(
+            f"no multiply-adds are known of what {', '.join(kinds)} do with their parameters: torch counts "
+            "convolutions, products of matrices and attention"
+        )
+    if profile.busy > BUSY:
+        notes.append(
+            f"the machine is busy: a step took {profile.busy:.2f} times as long as the processor worked for it; times "
+            "are the processor's"
+        )
+    notes += [f"a batch of {size} was not profiled: {reason}" for size, reason in profile.left_out.items()]
+    if batch_size in profile.left_out:
+        notes.append(
+            f"times are continued from {profile.points[-1].batch_size} samples to {batch_size}, those of layers are "
+            f"shares of a step with {profile.points[-1].batch_size}"
+        )
+    return notes
+
+
+def sample_of(data: Data) -> tuple[object, object]:
+    """Inputs and targets of the few samples that a trace needs."""
+    return data.batch(torch.arange(COUNTED) % len(data))
+
+
+def held(kind: str = "VmRSS") -> int:
+    """Bytes that this process holds, or has held at most (`VmHWM`)."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[kind].split()[0]) << 10
+
+
+def needed(tracer: Tracer, batch_size: int, optimizer: Optimizer) -> int:
+    """Bytes that a process needs for iterations, beside what it holds by itself."""
+    return math.ceil(MARGIN * tracer.follow(batch_size, optimizer).peak + SPARE)
+
+
+def beyond(limit: float | None) -> list[str]:
+    """What is to be known of a limit that is more than this machine, or its container, has left."""
+    left = free_memory()
+    return [f"--max-memory {limit / 1e9:.3g}GB: {left / 1e9:.2f} GB are left here"] if limit and limit > left else []
+
+
+def does_not_fit(tracer: Tracer, batch_size: int, optimizer: Optimizer) -> str:
+    """Why a batch cannot be computed, or would not fit what this machine has left; "" where it does."""
+    try:
+        left, asked = free_memory(), needed(tracer, batch_size, optimizer)
+    except TrainingError as error:
+        return str(error)
+    if asked <= left:
+        return ""
+    return f"it needs {asked / 1e9:.1f} GB, and {left / 1e9:.1f} GB are left here"
+
+
+def _largest(tracer: Tracer, optimizer: Optimizer, limit: float, process: int) -> int:
+    """The largest batch that fits.
+
+    Raises:
+        UsageError: not one sample does.
+    """
+
+    def fits(size: int) -> bool:
+        return process + needed(tracer, size, optimizer) <= limit
+
+    try:
+        first = 1
+        tracer.follow(first, optimizer)
+    except TrainingError:  # a batch norm refuses one
+        first = COUNTED
+    if not fits(first):
+        few = "one sample fits" if first == 1 else f"{first} samples fit"
+        least = process + needed(tracer, first, optimizer)
+        raise UsageError(
+            f"--max-memory {limit / 1e9:.3g}GB: not {few}; the least is {math.ceil(least / 1e7) / 100:g}GB "
+            f"({process / 1e9:.2f} of it are the process without a model)"
+        )
+    low, high = first, 2 * first
+    while high <= MOST_BATCH and fits(high):
+        low, high = high, 2 * high
+    high = min(high, MOST_BATCH + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,394 @@
+"""What a split model costs: what each home holds, computes and sends, the step that follows, and whether it pays.
+
+All homes are played in this process, turn by turn, and each segment is timed; the price of their schedule is the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+from torch import nn
+
+from distbelief.core.optimizer import Optimizer, optim
+from distbelief.core.records import Json
+from distbelief.errors import UsageError
+from distbelief.lab.cost.profile import BUSY, clock_of, threads
+from distbelief.lab.cost.turns import Turns
+from distbelief.record import limits, updates
+from distbelief.schedules.pipeline import Pass, Pipeline
+from distbelief.schedules.pipeline_price import PipelinePrice, SegmentCost, price_step
+from distbelief.schedules.pipelines import check_overlap, pipeline
+from distbelief.schedules.price import LinkModel
+from distbelief.split.choosing import Choice, choose
+from distbelief.split.graph import SplitGraph, TransferKind
+from distbelief.split.options import Split
+from distbelief.split.plan import apply
+from distbelief.split.program import HomeProgram, build, segment_graph
+from distbelief.split.tidying import Shape
+from distbelief.split.tracing import EXAMPLES, Traced, examples, trace
+from distbelief.split.weights import check_once
+from distbelief.tasks.on_disk import build_on_disk
+from distbelief.tasks.task import Data, Task
+from distbelief.tasks.worker import build_model, load, on_device, placed
+
+LINE = LinkModel(50e-6, 1.25e9)
+"""Between two homes, where nothing is said of it."""
+PARAMETERS, GRADIENTS, STATE, KEPT = "parameters", "gradients", "optimizer state", "kept and received"
+KINDS = (PARAMETERS, GRADIENTS, STATE, KEPT)
+"""What a home holds: buffers are among the parameters; kept is what its way back needs, with what lies in slots."""
+
+
+class ModulePlacement(msgspec.Struct, frozen=True):
+    """What of a module is at a home."""
+
+    module: str
+    home: int
+    parameters: int
+    """Elements."""
+    operations: int
+    """Floating-point operations, forward, of a sample."""
+    sends: int
+    """Bytes of a sample that leave this home, forward."""
+    tensors: int
+    """Bytes of parameters that leave it in each microbatch, because another home needs them."""
+
+
+class Crosses(msgspec.Struct, frozen=True):
+    """What goes from one home to another."""
+
+    source: int
+    target: int
+    kind: str
+    """As what: send, gather, sum, halo, tensor."""
+    module: str
+    """That gives it."""
+    size: int
+    """Bytes of a sample; of a tensor of the model, all."""
+    back: bool
+    """Whether its gradient comes back."""
+
+
+class HomeCost(msgspec.Struct, frozen=True):
+    """What a home does in a step, and holds."""
+
+    home: int
+    parameters: int
+    memory: dict[str, int]
+    """Bytes, by kind."""
+    computes: float
+    """Seconds, forward and back."""
+    waits: float
+    """Seconds of a step in which it does neither."""
+    update: float
+    """Seconds."""
+    messages: int
+    """That leave it in a step, either way."""
+    sent: int
+    """Their bytes."""
+
+
+class SplitGuess(msgspec.Struct, frozen=True):
+    """A way to split, by a guess from its operations."""
+
+    split: str
+    speedup: float | None
+    """How many times as fast as in one process; None where it cannot be."""
+    reason: str = ""
+    """Why it cannot be."""
+
+
+class WholeStep(msgspec.Struct, frozen=True):
+    """The same step in one process with one thread."""
+
+    gathers: float
+    """Seconds of gathering a minibatch, which each home does too."""
+    computes: float
+    update: float
+    memory: dict[str, int]
+
+    @property
+    def step(self) -> float:
+        """Seconds."""
+        return self.gathers + self.computes + self.update
+
+
+class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step of a split model costs; seconds and bytes."""
+
+    task: str
+    split: str
+    partitions: int
+    traced: str
+    """By what."""
+    batch_size: int
+    schedule: str
+    microbatches: int
+    placements: list[ModulePlacement]
+    homes: list[HomeCost]
+    whole: WholeStep
+    step: float
+    """Predicted, of a process with a core of its own for each home."""
+    crossings: list[Crosses]
+    """What crosses in a step, forward."""
+    ways: list[SplitGuess]
+    """What was chosen from, the best first; only the one that was named, where one was."""
+    notes: list[str] = []
+    chunks: int = 0
+    """In which a sequence is cut; 0 where that is left to the way."""
+    weight_gradients: str = "each"
+    """Whether weights' gradients are made with each backward pass, or once."""
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast as in one process."""
+        return self.whole.step / self.step
+
+    @property
+    def largest(self) -> int:
+        """Bytes that the largest home holds."""
+        return max(sum(home.memory.values()) for home in self.homes)
+
+    @property
+    def share(self) -> float:
+        """What the largest home holds, of what one process does."""
+        return self.largest / sum(self.whole.memory.values())
+
+    @property
+    def verdict(self) -> str:
+        """Whether it pays, with the numbers."""
+        told = (
+            f"a step takes {_told(self.step)} ms by this prediction, and {_told(self.whole.step)} ms in one process: "
+            f"{self.speedup:.2f} times as fast"
+        )
+        held = f"the largest partition holds {self.share:.0%} of what one process holds"
+        if self.speedup > 1:
+            return f"splitting pays: {told}; {held}"
+        return f"splitting does not pay in time: {told}; {held}, and that is what it may be for"
+
+    def as_json(self) -> Json:
+        """All that is shown."""
+        made: Json = msgspec.to_builtins(self)
+        return {**made, "speedup": self.speedup, "share": self.share, "verdict": self.verdict}
+
+
+class SplitMeasurement(NamedTuple):
+    """A split task."""
+
+    cost: SplitCost
+    programs: list[HomeProgram]
+    """Of each home."""
+    steps: Pipeline
+    """In which order they do what."""
+    price: PipelinePrice
+    """Of that."""
+
+
+def _told(seconds: float) -> str:
+    """In ms.
+
+    >>> _told(1.0234), _told(0.001234)
+    ('1,023', '1.23')
+    """
+    return f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.3g}"
+
+
+def measure(
+    task: Task,
+    split: Split,
+    *,
+    batch_size: int = 64,
+    schedule: str = "",
+    microbatches: int = 1,
+    weight_gradients: str = "each",
+    optimizer: Optimizer | None = None,
+    link: LinkModel = LINE,
+    seconds: float = 10.0,
+    device: str = "cpu",
+    told: Callable[[str], None] = lambda _: None,
+) -> SplitMeasurement:
+    """Measure what a step of a split task costs here, and predict what it takes when each home has a process.
+
+    Args:
+        task: what is trained.
+        split: how its model is split.
+        batch_size: samples in a minibatch.
+        schedule: of `PIPELINES`; sequential where there is one microbatch, else 1f1b, where none is named.
+        microbatches: of a minibatch.
+        weight_gradients: whether weights' gradients are made with each backward pass, or once.
+        optimizer: that steps; sgd where none is given.
+        link: between any two homes.
+        seconds: for steps.
+        device: where they are computed, all homes on one.
+        told: is told what is measured.
+
+    Raises:
+        UsageError: the model cannot be split so.
+        DataError: the task's data cannot be had.
+    """
+    check_overlap(schedule, microbatches)
+    if batch_size < max(1, microbatches):
+        raise UsageError(f"--batch-size {batch_size}: {microbatches} microbatches need a sample each")
+    data = load(task, "training")
+    told("tracing the model")
+    schedule = schedule or ("sequential" if microbatches == 1 else "1f1b")
+    model, traced, choice, graph, programs, made, in_memory = _split(
+        task, split, data, batch_size, schedule, microbatches, weight_gradients, device
+    )
+    split = choice.split
+    with threads(1):
+        turns = Turns(task, model, programs, data, batch_size, made, clock_of(device))
+        turns.take(seconds, told)
+    told("updates")
+    chosen = optimizer or optim("sgd")
+    whole = WholeStep(*turns.whole(), *_held(model, chosen, turns.kept, device))
+    held = [_held(program.module, chosen, 0, device) for program in programs]
+    costs = turns.costs()
+    if made.asynchronous:
+        costs = _with_updates(made, costs, whole.gathers, held)
+    price = price_step(made, costs, link, batch_size / microbatches)
+    homes = [_home(program, made, price, own, batch_size) for program, own in zip(programs, held, strict=True)]
+    beside = 0.0 if made.asynchronous else whole.gathers + max(home.update for home in homes)
+    found = SplitCost(
+        task=task.reference, split=split.text, partitions=split.partitions, traced=traced.method.value,
+        batch_size=batch_size, schedule=made.algorithm, microbatches=microbatches, placements=placements(graph),
+        homes=homes, whole=whole, step=price.seconds + beside,
+        crossings=_crossings(graph), ways=_ways(choice), notes=_notes(split.partitions, turns.busy, in_memory),
+        chunks=split.chunks, weight_gradients=weight_gradients,
+    )  # fmt: skip
+    return SplitMeasurement(found, programs, made, price)
+
+
+class _SplitModel(NamedTuple):
+    """A model that is split as one asked, whole and in parts."""
+
+    model: nn.Module
+    traced: Traced
+    choice: Choice
+    graph: SplitGraph
+    programs: list[HomeProgram]
+    made: Pipeline
+    in_memory: str
+    """Why its partitions have more than their parts in memory; "" where they have not."""
+
+
+def _split(
+    task: Task, split: Split, data: Data, batch_size: int, schedule: str, microbatches: int, weight_gradients: str,
+    device: str,
+) -> _SplitModel:  # fmt: skip
+    """Split a task's model, and say in which order minibatches go through it."""
+    inputs, targets = (on_device(one, placed(device)) for one in data.batch(examples(len(data))))
+    told_of_memory = build_on_disk(task, 0).told
+    model = build_model(task, 0, device).train()
+    traced = trace(model, (inputs,))
+    choice = choose(
+        split, traced, model, task.loss, targets, EXAMPLES, batch_size, schedule, microbatches, weight_gradients
+    )
+    graph = apply(choice.split, traced, task.loss, targets)
+    if weight_gradients == "once":
+        check_once(graph)
+    programs = [build(graph, home, model) for home in range(choice.split.partitions)]
+    made = pipeline(schedule, segment_graph(programs), microbatches, weight_gradients)
+    in_memory = (told_of_memory + traced.told).removeprefix("; ")
+    return _SplitModel(model, traced, choice, graph, programs, made, in_memory)
+
+
+def _notes(partitions: int, busy: float, in_memory: str) -> list[str]:
+    """What is to be known of a prediction."""
+    notes, cores = [in_memory] if in_memory else [], limits.cores()
+    if cores < partitions:
+        notes.append(f"this machine has {cores} cores: with {partitions} partitions on it, each has part of one")
+    if busy > BUSY:
+        notes.append(
+            f"the machine is busy: a step took {busy:.2f} times as long as the processor worked for it; times are the "
+            "processor's"
+        )
+    return notes
+
+
+def _held(module: nn.Module, optimizer: Optimizer, kept: int, device: str) -> tuple[float, dict[str, int]]:
+    """Seconds of an update, and the bytes of each kind that are held for a module."""
+    trained = [one for one in module.parameters() if one.requires_grad]
+    update = updates.measure(optimizer, max(1, sum(one.numel() for one in trained)), device)
+    held = sum(one.nbytes for one in (*module.parameters(), *module.buffers()))
+    return update.seconds, dict(zip(KINDS, (held, sum(one.nbytes for one in trained), update.state, kept), strict=True))
+
+
+def _with_updates(
+    made: Pipeline, costs: list[SegmentCost], gathers: float, updates: list[tuple[float, dict[str, int]]]
+) -> list[SegmentCost]:
+    """Where minibatches overlap, a home gathers each before its first segment, and makes its update after that is back,
+    while others compute; and each version of the weights is as long as they are.
+    """
+    found = list(costs)
+    for home, (update, memory) in enumerate(updates):
+        first = made.graph.of(home)[0]
+        one = found[first]
+        found[first] = msgspec.structs.replace(
+            one, forward=one.forward + gathers, backward=one.backward + update, parameters=memory[GRADIENTS]
+        )
+    return found
+
+
+def _home(
+    program: HomeProgram, made: Pipeline, price: PipelinePrice, held: tuple[float, dict[str, int]], batch_size: int
+) -> HomeCost:
+    """What a home does and holds."""
+    update, memory = held[0], {**held[1], KEPT: price.held[program.home]}
+    forward = [(one, Pass.FORWARD) for one in program.transfers]
+    sent = forward + [(one, Pass.BACKWARD) for one in program.received if one.shape.differentiable]
+    samples = batch_size / made.microbatches
+    return HomeCost(
+        program.home, sum(one.numel() for one in program.module.parameters()), memory, price.busy[program.home],
+        price.seconds - price.busy[program.home], update, made.microbatches * len(sent),
+        round(made.microbatches * sum(_bytes(one.shape, samples) for one, _ in sent)),
+    )  # fmt: skip
+
+
+def _bytes(shape: Shape, samples: float) -> float:
+    """Of a tensor, for a number of samples that may be a mean."""
+    return shape.bytes(0) + samples * shape.bytes_more
+
+
+def placements(graph: SplitGraph) -> list[ModulePlacement]:
+    """Each module that has parameters, computes or sends something, at each home where it does."""
+    found: dict[tuple[str, int], list[int]] = {}
+
+    def add(module: str, home: int, column: int, amount: int) -> None:
+        found.setdefault((module, home), [0, 0, 0, 0])[column] += amount
+
+    paths = {str(node.target): None for node in graph.traced.layers}
+    for node, home in graph.home.items():
+        add(node.meta["path"], home, 1, node.meta["flops"] // EXAMPLES)
+    tensors = dict(graph.traced.model.named_parameters())
+    for name, pieces in graph.pieces.items():
+        if name in tensors:
+            module = next((path for path in paths if name.startswith(f"{path}.")), name.rpartition(".")[0])
+            for piece in pieces:
+                shape = tensors[name].shape
+                each = tensors[name].numel() // (shape[piece.dimension] if shape else 1)
+                add(module, piece.home, 0, each * (piece.stop - piece.start))
+    for one in graph.transfers.values():
+        whole = one.kind is TransferKind.TENSOR
+        add(one.path, one.source, 3 if whole else 2, one.shape.bytes_each)
+    order = {path: number for number, path in enumerate(dict.fromkeys(n.meta["path"] for n in graph.traced.graph.nodes
+        if "path" in n.meta))}  # fmt: skip
+    rows = sorted(found.items(), key=lambda row: (order.get(row[0][0], len(order)), row[0]))
+    return [ModulePlacement(module, home, *amounts) for (module, home), amounts in rows if any(amounts)]
+
+
+def _ways(choice: Choice) -> list[SplitGuess]:
+    """What was chosen from."""
+    return [
+        SplitGuess(one.split.text, None if one.reason else choice.whole / one.seconds, one.reason)
+        for one in choice.candidates
+    ]
+
+
+def _crossings(graph: SplitGraph) -> list[Crosses]:
+    """What crosses, in the order in which it does."""
+    return [
+        Crosses(one.source, one.target, one.kind.value, one.path, one.shape.bytes_each, one.shape.differentiable)
+        for one in graph.transfers.values()
+    ]

@@ -1,0 +1,219 @@
+"""A model and the same one split, by turns on one minibatch in this process: what each segment takes and keeps."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from distbelief.lab.cost.profile import StepClock
+from distbelief.schedules.pipeline import Pass, Pipeline
+from distbelief.schedules.pipeline_price import SegmentCost
+from distbelief.split.inline import play
+from distbelief.split.play import HomeResult, HomeStory, RunSegment, cut_minibatch, step
+from distbelief.split.program import HomeProgram
+from distbelief.split.weights import GradientRooms
+from distbelief.tasks.task import Data, Task
+from distbelief.tasks.worker import on_device
+
+LEAST_ROUNDS, MOST_ROUNDS = 3, 60
+"""Of both, after a first in which nothing is timed."""
+
+
+class Ran(NamedTuple):
+    """A segment of a home, one way."""
+
+    home: int
+    segment: int
+    direction: Pass
+
+
+class Turns:
+    """Steps of both, on one minibatch.
+
+    Args:
+        task: whose loss is computed.
+        model: the whole one.
+        programs: of each home.
+        data: the training set.
+        batch_size: of the minibatch.
+        made: in which order each home does what.
+        clock: of the device where they are computed.
+    """
+
+    def __init__(
+        self, task: Task, model: nn.Module, programs: Sequence[HomeProgram], data: Data, batch_size: int,
+        made: Pipeline, clock: StepClock,
+    ) -> None:  # fmt: skip
+        self._task, self._model, self._programs, self._data, self._made = task, model, programs, data, made
+        self._clock, self._device = clock, next(model.parameters()).device
+        self._indices = torch.arange(batch_size) % len(data)
+        inputs, targets = self._gathered()
+        self._batches = cut_minibatch((inputs,), targets, made.microbatches)
+        self._wholes: list[tuple[float, float]] = []
+        self._splits: list[dict[Ran, float]] = []
+        self._kept: dict[Ran | None, int] = {}
+        self._rooms: GradientRooms = {}
+        self.kept = 0
+        """Bytes that the whole model keeps for its way back."""
+        self.busy = 1.0
+        """The wall's time, as a multiple of the thread's; 1 where that is not what times it."""
+        for layer in (layer for program in programs for layer in program.layers):
+            layer.train()
+
+    def take(self, seconds: float, told: Callable[[str], None]) -> None:
+        """Compute: once to see what is kept, then until there are enough rounds or the time is over."""
+        self._keep()
+        begin, worked = time.perf_counter(), time.thread_time()
+        end = begin + seconds
+        while len(self._splits) < LEAST_ROUNDS or (len(self._splits) < MOST_ROUNDS and time.perf_counter() < end):
+            self._wholes.append(self._whole_step())
+            self._splits.append(self._split_step(_SegmentMeter(self._clock)).took)
+            told(f"round {len(self._splits)} of the whole model and the split one")
+        if self._clock.of_thread:
+            self.busy = (time.perf_counter() - begin) / (time.thread_time() - worked)
+
+    def whole(self) -> tuple[float, float]:
+        """Seconds of gathering a minibatch, and of computing its gradient, in the whole model."""
+        gathered, computed = zip(*self._wholes, strict=True)
+        return statistics.median(gathered), statistics.median(computed)
+
+    def costs(self) -> list[SegmentCost]:
+        """Of each segment of the schedule, for a microbatch."""
+        numbers, parts = dict.fromkeys(range(len(self._programs)), 0), self._made.microbatches
+        found = []
+        for segment in self._made.graph.segments:
+            home, number = segment.home, numbers[segment.home]
+            numbers[home] += 1
+            there, back, weights = (Ran(home, number, way) for way in Pass)
+            kept = self._kept.get(there, 0) // parts
+            costs = (self._median(there) / parts, self._median(back) / parts, self._median(weights))
+            found.append(SegmentCost(*costs, kept=kept))
+        return found
+
+    def _median(self, ran: Ran) -> float:
+        return statistics.median(one.get(ran, 0.0) for one in self._splits)
+
+    def _whole_step(self) -> tuple[float, float]:
+        _forget([self._model])
+        begin = self._clock.mark()
+        inputs, targets = self._gathered()
+        gathered = self._clock.mark()
+        self._task.loss(self._model(inputs), targets).backward()
+        gathers, computes = self._clock.between([begin, gathered, self._clock.mark()])
+        return gathers, computes
+
+    def _gathered(self) -> tuple[object, object]:
+        """The minibatch, where it is computed."""
+        inputs, targets = self._data.batch(self._indices)
+        return on_device(inputs, self._device), on_device(targets, self._device)
+
+    def _split_step(self, watch: _SegmentMeter) -> _SegmentMeter:
+        _forget(program.module for program in self._programs)
+        orders = zip(self._programs, self._made.orders, strict=True)
+        play(
+            [
+                _watched(program.home, step(program, self._batches, order, self._rooms), watch)
+                for program, order in orders
+            ]
+        )
+        watch.add_up()
+        return watch
+
+    def _keep(self) -> None:
+        """See what autograd keeps: of the whole model, and of each segment beside what it received."""
+        modules = [self._model, *(program.module for program in self._programs)]
+        held = {_address(one) for module in modules for one in (*module.parameters(), *module.buffers())}
+        watch = _SegmentMeter(self._clock, held)
+        with saved_tensors_hooks(watch.keep, lambda saved: saved):
+            self._whole_step()
+        self.kept = watch.kept.get(None, 0)
+        watch = _SegmentMeter(self._clock, held)
+        with saved_tensors_hooks(watch.keep, lambda saved: saved):
+            self._split_step(watch)
+        self._kept = watch.kept
+
+
+class _SegmentMeter:
+    """What segments take, and what they keep that is not held or received anyway."""
+
+    def __init__(self, clock: StepClock, held: Iterable[int] = ()) -> None:
+        self._clock = clock
+        self._ran: list[tuple[Ran, Any, Any]] = []
+        """What has run, and the moments of its beginning and end: asking how far they are apart waits for a device."""
+        self.took: dict[Ran, float] = {}
+        self.running: Ran | None = None
+        self.kept: dict[Ran | None, int] = {}
+        """Bytes; None is the whole model."""
+        self._held = {*held}
+        self._here: set[tuple[int, int]] = set()
+        """What each home has received or keeps already."""
+        self._alive: list[Tensor] = []
+        """So that no address is that of two."""
+
+    def begin(self, ran: Ran | None) -> Any:
+        """Something runs now; returns the moment."""
+        self.running = ran
+        return self._clock.mark()
+
+    def end(self, begun: Any) -> None:
+        """It has ended."""
+        if self.running is not None:
+            self._ran.append((self.running, begun, self._clock.mark()))
+
+    def add_up(self) -> None:
+        """Say how long each took."""
+        for ran, *moments in self._ran:
+            self.took[ran] = self.took.get(ran, 0.0) + sum(self._clock.between(moments))
+
+    def receive(self, home: int, tensor: Tensor) -> None:
+        """Something has come to a home."""
+        self._here.add((home, _address(tensor)))
+        self._alive.append(tensor)
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Autograd keeps something for the way back."""
+        address, home = _address(tensor), self.running.home if self.running else -1
+        if address not in self._held and (home, address) not in self._here:
+            self._here.add((home, address))
+            self.kept[self.running] = self.kept.get(self.running, 0) + tensor.untyped_storage().nbytes()
+            self._alive.append(tensor)
+        return tensor
+
+
+def _watched(home: int, story: HomeStory, watch: _SegmentMeter) -> HomeStory:
+    """A home's story, whose time is that of the segment which was last begun."""
+    answer: Tensor | None = None
+    ran: Ran | None = None
+    while True:
+        begun = watch.begin(ran)
+        try:
+            effect = story.send(answer)
+        except StopIteration as end:
+            result: HomeResult = end.value
+            if result.kept:  # from the way back on, and counted from the way forward on, as all that is kept
+                first = Ran(home, 0, Pass.FORWARD)
+                watch.kept[first] = watch.kept.get(first, 0) + result.kept
+            return result
+        finally:
+            watch.end(begun)
+        if isinstance(effect, RunSegment):
+            ran = Ran(home, effect.segment.number, effect.direction)
+        answer = yield effect
+        if answer is not None:
+            watch.receive(home, answer)
+
+
+def _forget(modules: Iterable[nn.Module]) -> None:
+    for module in modules:
+        for parameter in module.parameters():
+            parameter.grad = None
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,1 @@
+"""Drawings of schedules and of split models."""

@@ -1,0 +1,177 @@
+"""What may be done on some machines: strategies and how many replicas and shards they have, and the memory of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from distbelief.core.optimizer import Optimizer
+from distbelief.errors import UsageError, unknown
+from distbelief.lab.cost.splitting import KEPT, SplitCost
+from distbelief.lab.cost.trace import GRADIENTS, PARAMETERS, STATE, MemoryTrace
+from distbelief.strategies import Allreduce, Downpour, Hogwild, Single, Strategy, Synchronous
+from distbelief.strategies.base import Partitioned, Replicated, Served
+
+PLANNED = ("single", "downpour", "synchronous", "allreduce", "hogwild")
+"""The strategies that are planned."""
+MOST_HOSTS, MOST_CORES = 256, 256
+MOST_REPLICAS = 256
+"""The most replicas that a candidate has: a plan is to be there in seconds."""
+MOST_PARTITIONS = 4
+"""The most processes that a model is split over: each number of them is measured."""
+SPLIT = ("single", "downpour", "allreduce")
+"""The strategies whose replicas are split too."""
+REPLICA_VECTORS = {"served": 4, "allreduce": 3, "hogwild": 1, "single": 2}
+"""Vectors as long as the parameters that a replica holds, and `SHARD_VECTORS` that a shard does, without the state of
+an optimizer: what `bench memory` holds them to.
+"""
+SHARD_VECTORS = 3
+
+
+@dataclass(frozen=True)
+class Machines:
+    """So many hosts, each of so many cores.
+
+    Raises:
+        UsageError: numbers that cannot be.
+    """
+
+    hosts: int
+    cores: int
+
+    def __post_init__(self) -> None:
+        for name, number, most in (("hosts", self.hosts, MOST_HOSTS), ("cores", self.cores, MOST_CORES)):
+            if not 1 <= number <= most:
+                raise UsageError(f"--machines {self}: {number} {name}, must be from 1 to {most}")
+
+    def __str__(self) -> str:
+        return f"{self.hosts}x{self.cores}"
+
+
+@dataclass(frozen=True)
+class PlanCandidate:
+    """One way of training."""
+
+    strategy: Strategy
+
+    @property
+    def replicas(self) -> int:
+        """How many there are; 1 where one process plays everything."""
+        return self.strategy.replicas if isinstance(self.strategy, Replicated) else 1
+
+    @property
+    def shards(self) -> int:
+        """Server processes."""
+        return self.strategy.shards if isinstance(self.strategy, Served) else 0
+
+    @property
+    def partitions(self) -> int:
+        """Processes that each replica is split over."""
+        return self.strategy.partitions if isinstance(self.strategy, Partitioned) else 1
+
+    @property
+    def kind(self) -> tuple[str, bool]:
+        """Its strategy, and whether its replicas are split: what is exchanged in a step is the same for all of one."""
+        return self.strategy.name, self.partitions > 1
+
+    def __str__(self) -> str:
+        partitions = f", {_times(self.partitions, 'partition')}" if self.partitions > 1 else ""
+        shards = f", {_times(self.shards, 'shard')}" if self.shards else ""
+        many = f", {_times(self.replicas, 'replica')}" if isinstance(self.strategy, Replicated) else ""
+        return f"{self.strategy.name}{many}{partitions}{shards}"
+
+    @property
+    def command(self) -> str:
+        """The words of it on the command line.
+
+        >>> PlanCandidate(Downpour(replicas=4, shards=1)).command
+        'downpour --replicas 4 --shards 1'
+        """
+        words = [self.strategy.name]
+        words += ["--replicas", str(self.replicas)] if isinstance(self.strategy, Replicated) else []
+        words += ["--partitions", str(self.partitions)] if self.partitions > 1 else []
+        words += ["--shards", str(self.shards)] if self.shards else []
+        return " ".join(words)
+
+
+def _times(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def candidates(machines: Machines, names: Sequence[str], optimizer: Optimizer) -> list[PlanCandidate]:
+    """Every strategy with as many replicas as the powers of two, and as the machines have cores; a shard on each host.
+    A model, also that of each replica of downpour and allreduce, is split too, in the way that its operations make the
+    best, over as many processes of one host.
+
+    Raises:
+        UsageError: a strategy that is not planned.
+
+    >>> [str(one) for one in candidates(Machines(1, 2), ["single", "downpour"], Optimizer())]
+    ['single', 'single, 2 partitions', 'downpour, 1 replica, 1 shard', 'downpour, 2 replicas, 1 shard',
+     'downpour, 1 replica, 2 partitions, 2 shards']
+    """
+    for name in names:
+        if name not in PLANNED:
+            raise unknown("strategy of a plan", name, PLANNED)
+    return [
+        PlanCandidate(one)
+        for name in dict.fromkeys(names)
+        for partitions in _counts(min(machines.cores, MOST_PARTITIONS) if name in SPLIT else 1)
+        for one in _strategies(name, machines, partitions, optimizer)
+    ]
+
+
+def _strategies(name: str, machines: Machines, partitions: int, optimizer: Optimizer) -> Iterator[Strategy]:
+    """One strategy with so many partitions, and each number of replicas."""
+    if name == "single":
+        yield Single(optimizer=optimizer, partitions=partitions)
+        return
+    hosts = 1 if name == "hogwild" else machines.hosts
+    for replicas in _counts(min(hosts * (machines.cores // partitions), MOST_REPLICAS)):
+        shards = max(partitions, min(machines.hosts, replicas))
+        if name == "hogwild":
+            yield Hogwild(replicas=replicas, optimizer=optimizer)
+        elif name == "downpour":
+            yield Downpour(replicas=replicas, shards=shards, optimizer=optimizer, partitions=partitions)
+        elif name == "synchronous" and replicas > 1:  # one replica in rounds is single, with messages
+            yield Synchronous(replicas=replicas, shards=shards, optimizer=optimizer)
+        elif name == "allreduce" and replicas > 1:
+            yield Allreduce(replicas=replicas, optimizer=optimizer, partitions=partitions)
+
+
+def _counts(most: int) -> Iterable[int]:
+    """The powers of two, and the most.
+
+    >>> list(_counts(6))
+    [1, 2, 4, 6]
+    """
+    return [*(1 << power for power in range(most.bit_length()) if 1 << power < most), most]
+
+
+def memory(
+    candidate: PlanCandidate, trace: MemoryTrace, process: int, split: SplitCost | None = None
+) -> dict[str, int]:
+    """Bytes of each kind of process of a candidate.
+
+    Args:
+        candidate: what is done.
+        trace: an iteration of a plain loop, with the optimizer.
+        process: bytes of a process without a model.
+        split: what the model costs where it is split.
+    """
+    parameters, state = trace.memory[PARAMETERS], trace.memory[STATE]
+    passing = max(0, trace.peak - parameters - state - trace.memory[GRADIENTS])
+    parts, replica = [(parameters, state, passing)], "replica"
+    if split is not None:
+        parts, replica = (
+            [(one.memory[PARAMETERS], one.memory[STATE], one.memory[KEPT]) for one in split.homes],
+            "partition",
+        )
+    if candidate.shards:
+        held = math.ceil((SHARD_VECTORS * parameters + state) / candidate.shards)
+        largest = max(REPLICA_VECTORS["served"] * own + passing for own, _, passing in parts)
+        return {replica: process + largest, "shard": process + held}
+    # a split model is that of a group of one
+    vectors = REPLICA_VECTORS["allreduce" if split else candidate.strategy.name]
+    return {replica: process + max((vectors + 1) * own + state + passing for own, state, passing in parts)}

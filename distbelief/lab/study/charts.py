@@ -1,0 +1,191 @@
+"""The charts of a report, as the data and layouts that plotly.js draws: pure functions of its figures."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from distbelief.core.records import Json
+from distbelief.lab.study import statistics
+from distbelief.lab.study.figures import FIGURES, HOW, ArmFigures, Report, highest, percent, scaled, without_replicas
+from distbelief.lab.study.trials import PARTS, Point, Trial
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f", "#a6761d", "#1b9e77")
+"""Told apart by those who are colour-blind too (Okabe and Ito 2008), as far as they reach."""
+SYMBOLS = {"local": "circle", "simulated": "diamond-open"}
+DASHES = {"local": "solid", "simulated": "dot"}
+DIGITS = 3
+"""Digits after the point of the seconds of a curve's points."""
+MARKED = 10
+"""So many points of a curve are marked at most: thousands of marks take a browser seconds."""
+Chart = Json
+
+
+def charts(found: Report) -> Iterator[tuple[str, str, Chart]]:
+    """Name, heading and chart of each that has anything to show."""
+    curves = [one for one in found.trials if one.points]
+    if curves:
+        yield "accuracy", "Accuracy on the test set", _curves(found, curves, lambda point: point.accuracy, "accuracy")
+        yield "loss", "Loss on the test set", _curves(found, curves, lambda point: point.loss, "loss")
+    for target in found.study.targets:
+        yield f"target-{target:g}", f"Time to {percent(target)}, every seed", _times(found, target)
+    if groups := list(scaled(found)):
+        yield "scaling", "Speed-up and efficiency against the number of replicas", _scaling(found, groups)
+    if any(one.parts for one in found.arms):
+        yield "parts", "What a step takes", _parts(found)
+    if any(one.bytes_per_step for one in found.arms):
+        yield "bytes", "Bytes that a step moves", _bars(found, lambda one: one.bytes_per_step / 1e6, "MB a step")
+    for number, of in enumerate(dict.fromkeys(claim.of for claim in found.study.claims)):
+        if any(math.isfinite(FIGURES[of](one)) for one in found.arms):
+            yield f"claimed-{number}", f"What was expected is about: {of}", _bars(found, FIGURES[of], of)
+    if stale := [one for one in found.arms if one.most_staleness > 0]:
+        yield "staleness", "How stale gradients were", _staleness(found, stale)
+    if held := next((one for one in reversed(found.study.targets) if _points(found, one)), None):
+        yield "efficiency", f"What the time to {percent(held)} is the product of", _efficiency(found, held)
+
+
+def _colour(found: Report, name: str) -> str:
+    return COLOURS[[arm.name for arm in found.arms].index(name) % len(COLOURS)]
+
+
+def _layout(x: str, y: str, **more: object) -> Chart:
+    axes = {"xaxis": {"title": {"text": x}, "automargin": True}, "yaxis": {"title": {"text": y}, "automargin": True}}
+    return {**axes, "legend": {"orientation": "h", "y": -0.25}, "margin": {"t": 30, "r": 10, "l": 10, "b": 10}, **more}
+
+
+def _curves(found: Report, trials: Sequence[Trial], of: Callable[[Point], float], named: str) -> Chart:
+    """A line for each trial, of one colour for each arm; against time, epochs or samples."""
+    data, by = [], dict[str, list[list[float]]]({"seconds": [], "epochs": [], "samples": []})
+    seen: set[str] = set()
+    for one in trials:
+        by["seconds"].append([round(point.seconds, DIGITS) for point in one.points])
+        by["epochs"].append([round(point.epochs, DIGITS) for point in one.points])
+        by["samples"].append([point.samples for point in one.points])
+        data.append(
+            {
+                "x": by["seconds"][-1], "y": [round(of(point), 5) for point in one.points],
+                "mode": "lines+markers" if len(one.points) <= MARKED else "lines",
+                "name": one.arm, "legendgroup": one.arm, "showlegend": one.arm not in seen,
+                "line": {"color": _colour(found, one.arm), "width": 1.2, "dash": DASHES[one.place]},
+                "marker": {"size": 3}, "hovertemplate": f"%{{x}}: %{{y}}<extra>{one.arm}, seed {one.seed}</extra>",
+            }
+        )  # fmt: skip
+        seen.add(one.arm)
+    buttons = [{"label": f"against {name}", "method": "update", "args": [{"x": xs}, {"xaxis.title.text": name}]}
+               for name, xs in by.items()]  # fmt: skip
+    return {"data": data, "layout": _layout("seconds", named, updatemenus=[_menu(buttons)])}
+
+
+def _times(found: Report, target: float) -> Chart:
+    """Every trial's time to a target, the median, and how many reached it."""
+    data, notes = [], []
+    for arm in found.arms:
+        at = arm.at(target)
+        there = [round(value, DIGITS) for value in at.seconds if math.isfinite(value)]
+        marker = {"color": _colour(found, arm.name), "symbol": SYMBOLS[arm.place], "size": 8, "opacity": 0.7}
+        data.append({"x": there, "y": [arm.name] * len(there), "mode": "markers", "marker": marker, "name": arm.name,
+                     "showlegend": False})  # fmt: skip
+        if math.isfinite(at.median):
+            data.append({"x": [at.median], "y": [arm.name], "mode": "markers", "name": f"{arm.name}, median",
+                         "showlegend": False, "marker": {"symbol": "line-ns-open", "size": 18, "color": marker["color"],
+                                                         "line": {"width": 2}}})  # fmt: skip
+        notes.append({"x": 1, "xref": "paper", "xanchor": "right", "y": arm.name, "showarrow": False,
+                      "text": f"{at.reached} of {at.of}"})  # fmt: skip
+    rows = {"type": "category", "categoryarray": [arm.name for arm in reversed(found.arms)], "automargin": True}
+    height = 120 + 26 * len(found.arms)
+    layout = _layout("seconds", "", annotations=notes, height=height)
+    return {"data": data, "layout": {**layout, "yaxis": rows, "xaxis": {**layout["xaxis"], "type": "log"}}}
+
+
+def _scaling(found: Report, groups: Sequence[Sequence[ArmFigures]]) -> Chart:
+    """How many times as fast as one replica so many are: in samples, in the time to a target, and for each of them."""
+    data: list[Chart] = []
+    most = max(one.replicas for group in groups for one in group)
+    line: list[float | None] = [1, most]
+    by: dict[str, list[list[float | None]]] = {"samples a second": [], "a part of the ideal": [], "time to target": []}
+    for number, arms in enumerate(groups):
+        place, replicas = arms[0].place, [one.replicas for one in arms]
+        rates, times = [one.samples_per_second for one in arms], _seconds(found, arms)
+        several = [_ratio(rate, rates[0] / replicas[0]) for rate in rates]
+        by["samples a second"].append(several)
+        by["a part of the ideal"].append([_ratio(one or math.nan, n) for one, n in zip(several, replicas, strict=True)])
+        by["time to target"].append([_ratio(times[0] * replicas[0], one) for one in times])
+        data.append({"x": replicas, "y": several, "mode": "lines+markers",
+                     "name": f"{without_replicas(arms[0].name)} ({HOW[place]})",
+                     "line": {"dash": DASHES[place], "color": COLOURS[number % len(COLOURS)]},
+                     "marker": {"symbol": SYMBOLS[place], "size": 9}})  # fmt: skip
+    data.append({"x": line, "y": line, "mode": "lines", "name": "ideal", "line": {"dash": "dash", "color": "#999"}})
+    said = ("times the samples a second of one", "efficiency: speed-up over replicas", "times as soon at the target")
+    buttons = [{"label": name, "method": "update",
+                "args": [{"y": [*ys, [1, 1] if name == "a part of the ideal" else line]}, {"yaxis.title.text": title}]}
+               for (name, ys), title in zip(by.items(), said, strict=True)]  # fmt: skip
+    return {"data": data, "layout": _layout("replicas", said[0], updatemenus=[_menu(buttons)])}
+
+
+def _seconds(found: Report, arms: Sequence[ArmFigures]) -> list[float]:
+    """Of arms, to the highest target that one of them reaches."""
+    target = highest(found.study.targets, arms)
+    return [math.nan if target is None else one.at(target).median for one in arms]
+
+
+def _ratio(value: float, of: float) -> float | None:
+    """Rounded; None, as in JSON, where one of them is not known or infinite."""
+    return round(value / of, 3) if math.isfinite(value) and math.isfinite(of) and of else None
+
+
+def _menu(buttons: Sequence[Chart]) -> Chart:
+    return {"buttons": buttons, "type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1.15}
+
+
+def _parts(found: Report) -> Chart:
+    """Bars of what a step takes, of four parts each."""
+    arms = [one for one in found.arms if one.parts]
+    data = [{"type": "bar", "orientation": "h", "name": part, "y": [one.name for one in arms],
+             "x": [round(1e3 * one.parts.get(part, 0.0), 4) for one in arms], "marker": {"color": COLOURS[number]}}
+            for number, part in enumerate(PARTS)]  # fmt: skip
+    layout = _layout("milliseconds a step", "", barmode="stack", height=120 + 26 * len(arms))
+    return {"data": data, "layout": {**layout, "yaxis": {"autorange": "reversed", "automargin": True}}}
+
+
+def _bars(found: Report, of: Callable[[ArmFigures], float], x: str) -> Chart:
+    arms = [one for one in found.arms if math.isfinite(of(one))]
+    values, colours = [round(of(one), 5) for one in arms], [_colour(found, one.name) for one in arms]
+    bars = {"type": "bar", "orientation": "h", "y": [one.name for one in arms], "x": values,
+            "marker": {"color": colours}}  # fmt: skip
+    layout = _layout(x, "", height=120 + 26 * len(arms))
+    return {"data": [bars], "layout": {**layout, "yaxis": {"autorange": "reversed", "automargin": True}}}
+
+
+def _staleness(found: Report, arms: Sequence[ArmFigures]) -> Chart:
+    """The part of all pushes that was so many updates old, of all trials of an arm together."""
+    data = []
+    for arm in arms:
+        counts = Counter[int]()
+        for trial in found.trials:
+            if trial.arm == arm.name:
+                counts.update({int(age): count for age, count in trial.staleness.items()})
+        ages, whole = sorted(counts), counts.total()
+        data.append({"x": ages, "y": [round(counts[age] / whole, 6) for age in ages], "mode": "lines+markers",
+                     "name": arm.name, "line": {"color": _colour(found, arm.name), "dash": DASHES[arm.place]},
+                     "marker": {"size": 4}})  # fmt: skip
+    return {"data": data, "layout": _layout("updates between the fetch and the push", "part of all pushes")}
+
+
+def _points(found: Report, target: float) -> list[ArmFigures]:
+    return [one for one in found.arms if math.isfinite(one.at(target).median)]
+
+
+def _efficiency(found: Report, target: float) -> Chart:
+    """Steps to the target against seconds a step: on a line to the lower right the time is the same."""
+    data = []
+    for one in _points(found, target):
+        at = one.at(target)
+        product = statistics.Efficiency(at.seconds_per_step, at.steps).seconds
+        told = f"{one.name}: {product:.3g} s<extra></extra>"
+        data.append({"x": [round(1e3 * at.seconds_per_step, 5)], "y": [at.steps], "mode": "markers", "name": one.name,
+                     "marker": {"size": 11, "symbol": SYMBOLS[one.place], "color": _colour(found, one.name)},
+                     "hovertemplate": told})  # fmt: skip
+    layout = _layout("milliseconds a step (hardware)", "steps to the target (statistical)")
+    log = {name: {**layout[name], "type": "log"} for name in ("xaxis", "yaxis")}
+    return {"data": data, "layout": {**layout, **log}}

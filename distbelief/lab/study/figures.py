@@ -1,0 +1,375 @@
+"""What the trials of each arm add up to: its figures, and a table of them."""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean, stdev
+
+import msgspec
+
+from distbelief.core.records import Json
+from distbelief.lab.study import statistics
+from distbelief.lab.study.claims import Judged, momentum
+from distbelief.lab.study.definition import Arm, Study
+from distbelief.lab.study.running import seconds_to
+from distbelief.lab.study.statistics import Interval, median
+from distbelief.lab.study.trials import PARTS, SHRUNK, Trial
+
+BUSY = 0.1
+"""The part of a machine that others take, from which it is said to have been busy."""
+NAME = 36
+"""Letters of an arm's name on one line of a table, so that all of it is at most 100 wide."""
+HOW = {"local": "measured", "simulated": "simulated"}
+"""How figures of a place are known."""
+
+
+class Reached(msgspec.Struct, frozen=True):
+    """How an arm stands to one target."""
+
+    target: float
+    reached: int
+    of: int
+    seconds: list[float]
+    """Of each trial, in the order of its seeds; a miss is infinite, null in JSON."""
+    median: float
+    speed_up: Interval
+    """Against the baseline, of the same task and place."""
+    seconds_per_step: float
+    """Hardware efficiency, of the median trial."""
+    steps: float
+    """Statistical efficiency: median, a miss infinite."""
+    samples: float
+
+
+class ArmFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What the trials of an arm add up to; figures are medians."""
+
+    name: str
+    task: str
+    strategy: str
+    place: str
+    baseline: str
+    command: str
+    value: float | None
+    """Of the tuned option, that was best."""
+    replicas: int
+    trials: int
+    failed: int
+    reason: str
+    """Why trials failed; "" where none did."""
+    accuracy: float
+    """At the end."""
+    seconds: float
+    samples_per_second: float
+    seconds_per_step: float
+    seconds_per_update: float
+    bytes_per_step: float
+    staleness: float
+    """Mean."""
+    most_staleness: float
+    momentum: float
+    """As which staleness acts."""
+    cosine: float
+    """Of a minibatch's gradient and the whole one, where the study measures it."""
+    parts: dict[str, float]
+    """Seconds of a step; empty where they are not known."""
+    busy: float
+    """The part of the machine that others took, at most."""
+    targets: list[Reached]
+
+    @property
+    def accuracy_with_failed(self) -> float:
+        """At the end, where a trial that failed counts as knowing nothing."""
+        return 0.0 if self.failed > self.trials - self.failed else self.accuracy
+
+    def at(self, target: float) -> Reached:
+        """How it stands to a target."""
+        return next(one for one in self.targets if one.target == target)
+
+
+class ShrunkFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What the trials of an arm add up to that compresses what another has trained: means over its seeds, and standard
+    deviations where there are several.
+    """
+
+    name: str
+    of: str
+    trials: int
+    reason: str
+    """Why some failed; "" where none did."""
+    means: dict[str, float]
+    """By `SHRUNK`."""
+    spreads: dict[str, float]
+
+    def row(self) -> list[str]:
+        """Its cells in a table below `SHRUNK_HEAD`."""
+        if not self.means:
+            return [self.name, str(self.trials), self.reason, "", "", ""]
+        errors = [
+            f"{self.means[name]:.2f} ± {self.spreads[name]:.2f}" if name in self.means else "-"
+            for name in ("dense_error", "test_error")
+        ]
+        size, ratio = self.means["bytes"], self.means["ratio"]
+        return [self.name, str(self.trials), *errors, f"{size:,.0f}", f"{ratio:.1f}"]
+
+
+SHRUNK_HEAD = ["compressed", "trials", "dense error %", "error %", "bytes", "times fewer"]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it."""
+
+    study: Study
+    machine: Json
+    left: int
+    """Trials that are still to be run."""
+    arms: list[ArmFigures]
+    trials: list[Trial]
+    """Those that count, without those that chose values."""
+    shrunk: list[ShrunkFigures] = []
+    """Of the arms that compress what others have trained."""
+    sentences: list[str] = []
+    claims: list[Judged] = []
+    """What was expected, and what was found."""
+    cost: str = ""
+    """What the study took, in a sentence."""
+
+    def arm(self, name: str) -> ArmFigures:
+        """The figures of an arm."""
+        return next(one for one in self.arms if one.name == name)
+
+    def groups(self) -> list[list[ArmFigures]]:
+        """Arms that are compared with each other: of one baseline; those of the study's own are the first."""
+        found: dict[str, list[ArmFigures]] = {self.study.baseline: []}
+        for one in self.arms:
+            found.setdefault(one.baseline, []).append(one)
+        return [group for group in found.values() if group]
+
+    def lines(self) -> list[str]:
+        """A table of each group of arms, one of those that compress others, and the sentences."""
+        table = [line for group in self.groups() for line in (*self._table(group), "")]
+        if self.shrunk:
+            table += [*_aligned([SHRUNK_HEAD, *(one.row() for one in self.shrunk)]), ""]
+        judged = [one.line() for one in self.claims]
+        return [
+            *table,
+            *self.sentences,
+            *([""] * bool(judged)),
+            *judged,
+            *([self.cost] if self.cost else []),
+            *([f"{self.left} trials are still to be run"] if self.left else []),
+        ]
+
+    def _table(self, group: Sequence[ArmFigures]) -> list[str]:
+        """Of arms that are compared, with the highest target that one of them reaches."""
+        if not self.study.targets:
+            rows = [[one.name, str(one.trials), *_known(one)] for one in group]
+            return [f"{kind(group)}:", *_aligned([["arm", "trials", "accuracy", "samples/s"], *rows])]
+        target = highest(self.study.targets, group) or self.study.targets[-1]
+        rows = []
+        for one in group:
+            at = one.at(target)
+            rows.append([one.name, *_known(one), number(at.median), f"{at.reached} of {at.of}",
+                         told_interval(at.speed_up)])  # fmt: skip
+        head = ["arm", "accuracy", "samples/s", "seconds", "reached", "speed-up"]
+        told = f"{kind(group)}, to {percent(target)}; speed-up over {group[0].baseline}"
+        return [told, *_aligned([head, *rows])]
+
+
+def figures(study: Study, trials: Sequence[Trial], arm: Arm) -> ArmFigures:
+    """What the trials of an arm add up to."""
+    base = baseline_of(study, arm)
+    own, theirs = (_whole([one for one in trials if one.arm == name]) for name in (arm.name, base.name))
+    every = [one for one in trials if one.arm == arm.name]
+    failed = [one for one in every if one.failed]
+    return ArmFigures(
+        name=arm.name, task=arm.task, strategy=arm.strategy, place=arm.place, baseline=base.name,
+        command=every[0].command if every else "", value=every[0].value if every else None,
+        replicas=own[0].replicas if own else 0, trials=len(every), failed=len(failed),
+        reason=failed[0].reason if failed else "",
+        accuracy=median([one.points[-1].accuracy for one in own]),
+        seconds=median([one.seconds for one in own]),
+        samples_per_second=median([one.samples / one.seconds for one in own if one.seconds]),
+        seconds_per_step=median([one.seconds / one.steps for one in own if one.steps]),
+        seconds_per_update=median([one.seconds / one.updates for one in own if one.updates]),
+        bytes_per_step=median([one.bytes / one.steps for one in own if one.steps]),
+        staleness=median([_mean(one.staleness) for one in own]),
+        most_staleness=median([max(map(int, one.staleness), default=0) for one in own]),
+        momentum=median([momentum(one.staleness) for one in own]),
+        cosine=median([one.cosine for one in own if one.cosine is not None]),
+        parts={name: median([one.parts[name] for one in own]) for name in PARTS} if own and own[0].parts else {},
+        busy=max((one.busy for one in own if one.busy is not None), default=math.nan),
+        targets=[_reached(target, own, theirs, len(failed), len([t for t in trials if t.arm == base.name]))
+                 for target in study.targets],
+    )  # fmt: skip
+
+
+def shrunk_figures(trials: Sequence[Trial], arm: Arm) -> ShrunkFigures:
+    """What the trials of an arm add up to that compresses what another has trained."""
+    own = [one for one in trials if one.arm == arm.name]
+    found = {name: [one.shrunk[name] for one in own if name in one.shrunk] for name in SHRUNK}
+    return ShrunkFigures(
+        name=arm.name, of=arm.compresses, trials=len(own),
+        reason=next((one.reason for one in own if one.failed), ""),
+        means={name: fmean(values) for name, values in found.items() if values},
+        spreads={name: stdev(values) if len(values) > 1 else 0.0 for name, values in found.items() if values},
+    )  # fmt: skip
+
+
+def kind(group: Sequence[ArmFigures]) -> str:
+    """What arms that are compared have in common."""
+    return f"{group[0].task}, {HOW[group[0].place]}"
+
+
+def highest(targets: Sequence[float], arms: Sequence[ArmFigures]) -> float | None:
+    """The highest target that any of some arms reaches in the median; None where none reaches one."""
+    return next((one for one in reversed(targets) if any(math.isfinite(arm.at(one).median) for arm in arms)), None)
+
+
+def without_replicas(name: str) -> str:
+    """The name of an arm without the number of its replicas.
+
+    >>> without_replicas("downpour, replicas 4, lr 0.1"), without_replicas("serial")
+    ('downpour, lr 0.1', 'serial')
+    """
+    return re.sub(r", replicas \d+(?=,|$)", "", name)
+
+
+def scaled(found: Report) -> Iterator[list[ArmFigures]]:
+    """Arms of which something is known and that differ in the number of replicas only, the fewest first."""
+    alike: dict[tuple[str, str, str], list[ArmFigures]] = {}
+    for one in found.arms:
+        if math.isfinite(one.samples_per_second) and without_replicas(one.name) != one.name:
+            alike.setdefault((without_replicas(one.name), one.task, one.place), []).append(one)
+    yield from (sorted(arms, key=lambda one: one.replicas) for arms in alike.values() if len(arms) > 1)
+
+
+def _known(arm: ArmFigures) -> list[str]:
+    if arm.failed == arm.trials:
+        return ["failed" if arm.failed else "-", "-"]
+    return [percent(arm.accuracy), number(arm.samples_per_second)]
+
+
+def _broken(name: str) -> list[str]:
+    """A name on as many lines as it needs, the last of which begins after its last comma.
+
+    >>> _broken("MLP, downpour"), _broken("MLP, simulated downpour with Adagrad, replicas 4")
+    (['MLP, downpour'], ['MLP, simulated downpour with', '  Adagrad,', '  replicas 4'])
+    """
+    if len(name) <= NAME:
+        return [name]
+    head, comma, tail = name.rpartition(", ")
+    parts = [head + comma.rstrip(), f"  {tail}"] if head else [name]
+    return [line for part in parts for line in textwrap.wrap(part, NAME, subsequent_indent="  ")]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Cells as lines, the first column to the left; a long name there begins on lines of its own."""
+    names = [_broken(row[0]) for row in rows]
+    first = max(len(part) for name in names for part in name)
+    widths = [max(len(row[column]) for row in rows) for column in range(1, len(rows[0]))]
+    lines: list[str] = []
+    for name, row in zip(names, rows, strict=True):
+        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths, strict=True)]
+        lines += [*name[:-1], "  ".join([name[-1].ljust(first), *cells])]
+    return lines
+
+
+def _whole(trials: Sequence[Trial]) -> list[Trial]:
+    return [one for one in sorted(trials, key=lambda one: one.seed) if not one.failed]
+
+
+def _mean(histogram: dict[str, int]) -> float:
+    count = sum(histogram.values())
+    return sum(int(staleness) * times for staleness, times in histogram.items()) / count if count else 0.0
+
+
+def _reached(target: float, own: Sequence[Trial], theirs: Sequence[Trial], failed: int, others: int) -> Reached:
+    """How an arm stands to a target; a trial that failed is a miss."""
+    seconds = [seconds_to(one, target) for one in own] + [statistics.MISSED] * failed
+    base = [seconds_to(one, target) for one in theirs] + [statistics.MISSED] * (others - len(theirs))
+    steps, samples = [statistics.MISSED] * failed, [statistics.MISSED] * failed
+    each = []
+    for one in own:
+        at = statistics.first_held([point.accuracy for point in one.points], target)
+        point = None if at is None else one.points[at]
+        steps.append(statistics.MISSED if point is None else point.steps)
+        samples.append(statistics.MISSED if point is None else point.samples)
+        if point is not None and point.steps:
+            each.append(statistics.efficiency(point.seconds, point.steps).seconds_per_step)
+    return Reached(
+        target, sum(map(math.isfinite, seconds)), len(seconds), seconds, median(seconds),
+        _speed_up(base, seconds, own == theirs), median(each), median(steps), median(samples),
+    )  # fmt: skip
+
+
+def _speed_up(baseline: Sequence[float], seconds: Sequence[float], same: bool) -> Interval:
+    """Of the same trials it is one, and not what two draws of them have by chance."""
+    exact = same and math.isfinite(median(seconds))
+    return Interval(1.0, 1.0, 1.0) if exact else statistics.ratio_of_medians(baseline, seconds)
+
+
+def baseline_of(study: Study, arm: Arm) -> Arm:
+    """What an arm is compared with: the study's baseline, or the first arm of its task and place, where that is of
+    another: what was measured and what was simulated are never compared.
+    """
+    base = study.arm(study.baseline)
+    alike = [one for one in study.arms if (one.task, one.place) == (arm.task, arm.place)]
+    return base if base in alike else alike[0]
+
+
+def _seconds_to_target(arm: ArmFigures) -> float:
+    return arm.targets[-1].median if arm.targets else math.nan
+
+
+FIGURES: Mapping[str, Callable[[ArmFigures], float]] = {
+    "accuracy": lambda arm: arm.accuracy_with_failed,
+    "seconds to the target": _seconds_to_target,
+    "milliseconds a step": lambda arm: 1e3 * arm.seconds_per_step,
+    "milliseconds an update": lambda arm: 1e3 * arm.seconds_per_update,
+    "samples to the target": lambda arm: arm.targets[-1].samples if arm.targets else math.nan,
+    "microseconds a sample": lambda arm: 1e6 / arm.samples_per_second,
+    "samples a second": lambda arm: arm.samples_per_second,
+    "milliseconds of waiting": lambda arm: 1e3 * arm.parts.get("wait", math.nan),
+    "milliseconds of computing": lambda arm: 1e3 * arm.parts.get("compute", math.nan),
+    "mean staleness": lambda arm: arm.staleness,
+    "most staleness": lambda arm: arm.most_staleness,
+    "momentum": lambda arm: arm.momentum,
+    "cosine": lambda arm: arm.cosine,
+}
+"""The figures that a claim may be about, by the names of `study.claims.OF`."""
+
+
+def number(value: float) -> str:
+    """A number with three digits that count; what was missed as a dash.
+
+    >>> number(0.01234), number(1234.5), number(math.inf)
+    ('0.0123', '1,234', '-')
+    """
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def percent(value: float) -> str:
+    """An accuracy.
+
+    >>> percent(0.97531)
+    '97.53 %'
+    """
+    return f"{100 * value:.2f} %" if math.isfinite(value) else "-"
+
+
+def told_interval(found: Interval) -> str:
+    """A ratio with its interval.
+
+    >>> told_interval(Interval(1.5, 2.0, 2.5)), told_interval(Interval(0.0, math.nan, math.inf))
+    ('2 (1.5 to 2.5)', '-')
+    """
+    if not math.isfinite(found.ratio):
+        return "-"
+    high = number(found.high) if math.isfinite(found.high) else "no bound"
+    return f"{number(found.ratio)} ({number(found.low)} to {high})"

@@ -1,0 +1,186 @@
+"""The report as one file that any browser opens, without a network."""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from distbelief.lab.study.charts import Chart, charts
+from distbelief.lab.study.definition import Study
+from distbelief.lab.study.figures import SHRUNK_HEAD, ArmFigures, Report, kind, number, percent, told_interval
+from distbelief.record.folder import write_atomically
+
+PAGE = "report.html"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+PATIENCE = 120.0
+"""Seconds in which a picture of a page is made."""
+HEIGHT = 450
+"""Pixels of a chart that does not say."""
+STYLE = """
+:root{color-scheme:light dark;--ink:#1b1f24;--paper:#fff;--soft:#f3f4f6;--line:#d0d7de;--grid:#e4e7eb}
+@media(prefers-color-scheme:dark){:root{--ink:#e6e8eb;--paper:#14171a;--soft:#1f2428;--line:#3a424a;--grid:#2c333a}}
+*{box-sizing:border-box}body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
+main{max-width:1100px;margin:0 auto;padding:1rem}h1{font-size:1.6rem;line-height:1.2}
+h2{font-size:1.15rem;margin-top:2rem}h3{font-size:1rem}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem}th,td{padding:.3rem .6rem;text-align:right;
+border-bottom:1px solid var(--line);white-space:nowrap}th:first-child,td:first-child{text-align:left}
+code{font-size:.8rem;overflow-wrap:anywhere}.chart{width:100%}details{background:var(--soft);
+padding:.6rem;border-radius:6px;margin:.6rem 0}li{margin:.2rem 0}
+"""
+# each chart is drawn when it comes into view, and plotly.js is run for the first: a large report would be held up for
+# seconds by all at once
+SCRIPT = """
+const dark=matchMedia("(prefers-color-scheme:dark)");
+const colours=()=>{const of=name=>getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const axis={gridcolor:of("--grid"),zerolinecolor:of("--line")};
+return {paper_bgcolor:"rgba(0,0,0,0)",plot_bgcolor:"rgba(0,0,0,0)",font:{color:of("--ink")},
+template:{layout:{xaxis:axis,yaxis:axis}}}};
+const load=()=>{const script=document.createElement("script");script.text=document.getElementById("plotly").text;
+document.head.append(script)};
+const draw=name=>Plotly.react(name,CHARTS[name].data,Object.assign({},CHARTS[name].layout,colours()),
+{responsive:true,displaylogo:false});
+const drawn=new Set(),show=name=>{if(drawn.has(name))return;if(!drawn.size)load();drawn.add(name);draw(name)};
+const seen=new IntersectionObserver(found=>{for(const one of found)if(one.isIntersecting)show(one.target.id)},
+{rootMargin:"300px"});
+for(const name in CHARTS)seen.observe(document.getElementById(name));
+dark.addEventListener("change",()=>drawn.forEach(draw));
+addEventListener("beforeprint",()=>Object.keys(CHARTS).forEach(show));
+"""
+
+
+def plotly() -> Path | None:
+    """The script that draws, of the installed plotly; None where there is none. Nothing of it is imported."""
+    found = importlib.util.find_spec("plotly")
+    script = Path(found.origin).parent / "package_data" / "plotly.min.js" if found and found.origin else None
+    return script if script and script.is_file() else None
+
+
+def write_page(path: Path, found: Report) -> str:
+    """Write the page of a report; returns what to do where it could not be made, else "".
+
+    Args:
+        path: the file.
+        found: the report.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    script = plotly()
+    if script is None:
+        return f"{path.name} needs plotly, which is not installed: pip install 'distbelief[report]'"
+    write_atomically(path, page(found, script.read_text()).encode())
+    return ""
+
+
+def page(found: Report, script: str) -> str:
+    """The page.
+
+    Args:
+        found: the report.
+        script: plotly.js.
+    """
+    drawn = list(charts(found))
+    figures = msgspec.json.encode({name: chart for name, _, chart in drawn}).decode().replace("</", "<\\/")
+    title, told = html.escape(found.study.title), html.escape
+    shrunk = [SHRUNK_HEAD, *(one.row() for one in found.shrunk)]
+    parts = [
+        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{title}</title>",
+        "<meta name='viewport' content='width=device-width,initial-scale=1'><link rel='icon' href='data:,'>",
+        f"<style>{STYLE}</style></head><body><main><h1>{title}</h1><p>{told(found.study.question)}</p>",
+        "<h2>What was found</h2><ol>", *(f"<li>{told(one)}</li>" for one in found.sentences), "</ol>",
+        *(["<h2>What was expected</h2>"] if found.claims else []),
+        *(f"<p>{told(one.line())}.</p>" for one in found.claims),
+        f"<p>{found.left} trials are still to be run.</p>" if found.left else "",
+        "<h2>The arms</h2>",
+        *(f"<h3>{told(kind(group))}; speed-ups are over {told(group[0].baseline)}</h3>"
+          f"<div class='wide'>{_table(found, group)}</div>" for group in found.groups()),
+        f"<h2>What became of their models</h2><div class='wide'>{_cells(shrunk)}</div>" if found.shrunk else "",
+        "<details><summary>The command of each arm</summary><ul>",
+        *(f"<li>{told(one.name)}<br><code>{told(one.command)}</code></li>" for one in found.arms if one.command),
+        "</ul></details>",
+        *(f"<h2>{told(heading)}</h2><div class='chart' id='{name}' style='height:{_height(chart)}px'></div>"
+          for name, heading, chart in drawn),
+        f"<h2>How it was made</h2>{_rules(found)}</main>",
+        f"<script type='text/plain' id='plotly'>{script}</script>",
+        f"<script>const CHARTS={figures};{SCRIPT}</script></body></html>",
+    ]  # fmt: skip
+    return "\n".join(parts)
+
+
+def _height(chart: Chart) -> int:
+    """Pixels that are kept free for a chart until it is drawn."""
+    return int(chart["layout"].get("height", HEIGHT))
+
+
+def write_picture(page: Path) -> str:
+    """Write a picture of a page beside it, as a browser shows it; returns what to do where it could not be made.
+
+    Args:
+        page: the file; the picture has its name, with .png.
+    """
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        return f"{page.with_suffix('.png').name} needs a browser: install chromium"
+    picture, height = page.with_suffix(".png"), 600 + 460 * page.read_text().count("<div class='chart'")
+    words = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=8000",
+             f"--window-size=1200,{height}", f"--screenshot={picture}", page.resolve().as_uri()]  # fmt: skip
+    try:
+        done = subprocess.run([browser, *words], capture_output=True, timeout=PATIENCE, check=False)
+    except subprocess.TimeoutExpired:
+        return f"{picture.name} was not made in {PATIENCE:g} s: make it with less else on this machine"
+    return "" if done.returncode == 0 and picture.is_file() else f"{picture.name}: {browser} could not draw it"
+
+
+def _table(found: Report, group: Sequence[ArmFigures]) -> str:
+    targets = found.study.targets
+    head = ["arm", "accuracy", "samples/s"]
+    head += [f"{what} {percent(one)}" for one in targets for what in ("seconds to", "speed-up to")]
+    rows = []
+    for arm in group:
+        row = [arm.name, percent(arm.accuracy), number(arm.samples_per_second)]
+        for target in targets:
+            at = arm.at(target)
+            row += [f"{number(at.median)} ({at.reached} of {at.of})", told_interval(at.speed_up)]
+        rows.append([*row, arm.reason] if arm.failed else row)
+    return _cells([head, *rows])
+
+
+def _cells(rows: Sequence[Sequence[str]]) -> str:
+    [head, *body] = [[html.escape(cell) for cell in row] for row in rows]
+    told = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in body)
+    return f"<table><thead><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr></thead><tbody>{told}</tbody></table>"
+
+
+def _rules(found: Report) -> str:
+    study, machine = found.study, found.machine
+    rules = [
+        f"Seeds: {', '.join(map(str, study.seeds))}, the same for all arms, which take turns.",
+        "A target is reached when two evaluations in a row hold it, at the first of them; a miss is infinite in the "
+        "median, and the ratios' intervals are of 95 % (percentile bootstrap).",
+        "Models were measured after each run, as they were at its checkpoints: that cost no arm anything.",
+        "An arm is compared with a baseline of its own task only, and what was measured (circles, solid) never with "
+        "what was simulated (diamonds, dotted).",
+        *_beginnings(study),
+        *([found.cost] if found.cost else []),
+        *(["Machine: " + ", ".join(f"{name} {value}" for name, value in machine.items()) + "."] if machine else []),
+    ]
+    return "<ul>" + "".join(f"<li>{html.escape(rule)}</li>" for rule in rules) + "</ul>"
+
+
+def _beginnings(study: Study) -> list[str]:
+    """What all arms begin with, and which are several models."""
+    start = study.start
+    told = [f"All arms begin with the model that {start.strategy} {' '.join(start.words)} has trained with the same "
+            "seed, which counts for none of them."] if start else []  # fmt: skip
+    farms = [arm for arm in study.arms if arm.members > 1]
+    return told + [
+        f"{arm.name}: {arm.members} models are trained one after another, and their outputs averaged; seconds, samples "
+        "and steps are of all together."
+        for arm in farms
+    ]

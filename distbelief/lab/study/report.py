@@ -1,0 +1,78 @@
+"""The report of a study: its figures and what was found, as JSON and CSV in its folder."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from distbelief.core.records import Json
+from distbelief.lab.study.claims import judge
+from distbelief.lab.study.definition import Study
+from distbelief.lab.study.figures import FIGURES, Report, figures, shrunk_figures
+from distbelief.lab.study.running import StudyFolder, seconds_to, starts
+from distbelief.lab.study.sentences import sentences
+from distbelief.lab.study.trials import Trial
+from distbelief.record.folder import write_atomically
+
+REPORT, TRIALS, POINTS = "report.json", "trials.csv", "points.csv"
+
+
+def make_report(study: Study, trials: Sequence[Trial], machine: Json, left: int | None = None) -> Report:
+    """What trials of a study add up to.
+
+    Args:
+        study: what is compared.
+        trials: all that have been run.
+        machine: that they were run on.
+        left: trials that are still to be run, where the study does not tell.
+    """
+    counted = [one for one in trials if not one.tuning]
+    whole = len(study.arms) * len(study.seeds) + sum(len(arm.grid) * len(study.tuning_seeds) for arm in study.arms)
+    whole += len(starts(study))
+    trained = [arm for arm in study.arms if not arm.compresses]
+    names = {arm.name for arm in trained}
+    made = Report(
+        study=study, machine=dict(machine), left=whole - len(trials) if left is None else left,
+        arms=[figures(study, counted, arm) for arm in trained], trials=[one for one in counted if one.arm in names],
+        shrunk=[shrunk_figures(counted, arm) for arm in study.arms if arm.compresses],
+    )  # fmt: skip
+    arms = {one.name: one for one in made.arms}
+    judged = [
+        judge(claim, [FIGURES[claim.of](arms[name]) for name in claim.arms])
+        for claim in (() if made.left else study.claims)
+    ]
+    return msgspec.structs.replace(made, sentences=sentences(made), claims=judged)
+
+
+def write_report(path: Path, study: Study, trials: Sequence[Trial]) -> Report:
+    """Write the report of a study into its folder.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    folder = StudyFolder(path)
+    cost = folder.cost()
+    told = (
+        f"The jobs took {cost.jobs:,.0f} s, evaluating afterwards {cost.measuring:,.0f} s, and the study itself "
+        f"{cost.beside:,.1f} s, {100 * cost.share:.1f} % of both."
+    )
+    made = msgspec.structs.replace(make_report(study, trials, folder.machine()), cost=told)
+    write_atomically(path / REPORT, msgspec.json.format(msgspec.json.encode(made), indent=1))
+    kept = ("arm", "seed", "value", "command", "place", "outcome", "reason", "replicas", "seconds", "epochs", "steps",
+            "samples", "updates", "bytes", "busy")  # fmt: skip
+    rows = [[*(getattr(one, name) for name in kept), one.accuracy, *(seconds_to(one, t) for t in study.targets)]
+            for one in made.trials]  # fmt: skip
+    _write(path / TRIALS, [*kept, "accuracy", *(f"seconds to {target:g}" for target in study.targets)], rows)
+    points = [[one.arm, one.seed, *msgspec.structs.astuple(point)] for one in made.trials for point in one.points]
+    _write(path / POINTS, ["arm", "seed", "seconds", "epochs", "samples", "steps", "loss", "accuracy"], points)
+    return made
+
+
+def _write(path: Path, head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([head, *rows])
+    write_atomically(path, text.getvalue().encode())

@@ -1,0 +1,187 @@
+"""Any run folders as the trials of a study, and as a list: which there are, how far, and how good."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from distbelief.core.outcomes import Outcome
+from distbelief.core.records import Json
+from distbelief.errors import DistbeliefError, UsageError, unknown
+from distbelief.lab.study.definition import Arm, Study
+from distbelief.lab.study.running import RUN, TRIAL, read_kept
+from distbelief.lab.study.trials import Point, Trial, of_result
+from distbelief.record.folder import RunFolder
+
+DEPTH = 5
+"""Folders below the one that is listed, in which runs are looked for: studies/NAME/trials/ARM/SEED/run."""
+COLUMNS = ("run", "task", "strategy", "state", "accuracy", "seconds", "seed")
+RUNNING, CUT_SHORT, SPOILT = "running", "cut short", "spoilt"
+STATES = (*map(str, Outcome), RUNNING, CUT_SHORT, SPOILT)
+"""How a run ended; or that it runs, has no result, or cannot be read."""
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A run folder, in one line."""
+
+    run: str
+    task: str
+    strategy: str
+    state: str
+    """One of `STATES`."""
+    accuracy: float | None
+    seconds: float
+    seed: int
+
+
+def list_runs(folder: Path) -> list[Run]:
+    """The runs in a folder, and in the folders of it.
+
+    Raises:
+        UsageError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder: name one that holds runs, such as runs/")
+    return [_line(path) for path in _found(folder)]
+
+
+def _found(folder: Path) -> Iterator[Path]:
+    files = {path for depth in range(DEPTH + 1) for path in folder.glob(f"{'*/' * depth}job.json")}
+    yield from sorted(path.parent for path in files)
+
+
+def _line(path: Path) -> Run:
+    name = os.fsencode(path).decode(errors="backslashreplace")
+    try:
+        run = RunFolder.open(path)
+        job, result = run.read_job(), _result(run)
+        accuracy = _accuracy(path, result)
+    except (DistbeliefError, OSError):
+        return Run(name, "", "", SPOILT, None, 0.0, 0)
+    state = str(result["outcome"]) if result else RUNNING if run.locked else CUT_SHORT
+    return Run(
+        name, str(job.get("task")), str(job.get("strategy")), state, accuracy,
+        float(result.get("seconds") or 0.0), int(job.get("seed") or 0),
+    )  # fmt: skip
+
+
+def _result(run: RunFolder) -> Json:
+    """What `result.json` holds; nothing, where there is none yet.
+
+    Raises:
+        UsageError: it is spoilt.
+    """
+    if not run.result.is_file():
+        return {}
+    try:
+        found = msgspec.json.decode(run.result.read_bytes(), type=Json)
+        of_result(found)
+    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{run.result} is spoilt, or of another version of distbelief ({type(error).__name__}: {error}); leave "
+            "this run out"
+        ) from error
+    return found
+
+
+def _accuracy(path: Path, result: Json) -> float | None:
+    """As the job has measured it; else, where a study trained this one model, as that did afterwards.
+
+    Raises:
+        UsageError: what the study has kept is spoilt.
+    """
+    found: float | None = result.get("test_accuracy")
+    trial = path.parent / TRIAL
+    return read_kept(trial, Trial).accuracy if found is None and path.name == RUN and trial.is_file() else found
+
+
+def choose(runs: Sequence[Run], kept: Mapping[str, str], by: str) -> list[Run]:
+    """Those of which all that is asked for is so, the best first.
+
+    Args:
+        runs: of which to choose.
+        kept: what a column must be.
+        by: the column that they are sorted by: accuracies fall, everything else rises.
+
+    Raises:
+        UsageError: there is no such column, or state.
+    """
+    if by not in COLUMNS:
+        raise unknown("column", by, COLUMNS)
+    if (state := kept.get("state")) and state not in STATES:
+        raise unknown("state", state, STATES)
+    chosen = [one for one in runs if all(getattr(one, name) == value for name, value in kept.items() if value)]
+    if by == "accuracy":
+        return sorted(chosen, key=lambda one: -(one.accuracy if one.accuracy is not None else -1.0))
+    return sorted(chosen, key=lambda one: getattr(one, by))
+
+
+def study_of(paths: Sequence[Path], targets: Sequence[float]) -> tuple[Study, list[Trial]]:
+    """What some runs compare: an arm for all that differ in their seeds only.
+
+    Args:
+        paths: of run folders.
+        targets: test accuracies.
+
+    Raises:
+        UsageError: one is no run folder, has no result yet, or is spoilt; or a target is no fraction.
+        CheckpointError: its `job.json` is corrupt.
+    """
+    if wrong := next((one for one in targets if not 0 < one < 1), None):
+        raise UsageError(f"--targets {wrong:g}: is a test accuracy, a fraction from 0 to 1")
+    results: list[Json] = []
+    for path in paths:
+        run = RunFolder.open(path)
+        run.read_job()
+        result = _result(run)
+        if not result:
+            raise UsageError(f"{path} has no result.json: its job is running, or was cut short; leave it out")
+        results.append({**result, "run": str(path)})
+    names = _names(results)
+    trials = [_trial(name, result) for name, result in zip(names, results, strict=True)]
+    first = {one.arm: one for one in reversed(trials)}
+    arms = tuple(
+        Arm(name, first[name].task, first[name].strategy, first[name].place, ()) for name in dict.fromkeys(names)
+    )
+    seeds = tuple(dict.fromkeys(one.seed for one in trials))
+    return Study(f"{len(paths)} runs", arms, seeds, tuple(sorted(targets)), arms[0].name), trials
+
+
+def _names(results: Sequence[Json]) -> list[str]:
+    """Strategy and task of each, and the settings in which runs of one strategy differ."""
+    names = []
+    for one in results:
+        alike = [other["settings"] for other in results if other["strategy"] == one["strategy"]]
+        settings = one["settings"]
+        differing = [
+            name for name in settings
+            if name != "seed" and any(other.get(name) != settings[name] for other in alike)
+        ]  # fmt: skip
+        told = "".join(f", {name.replace('_', ' ')} {_short(settings[name])}" for name in differing)
+        where = " (simulated)" if "cluster" in one else ""
+        names.append(f"{one['strategy']} on {one['task']}{where}{told}")
+    return names
+
+
+def _short(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{inner:g}" if isinstance(inner, float) else str(inner) for inner in value.values() if inner)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _trial(name: str, result: Json) -> Trial:
+    """A run as a trial, whose points are the evaluations that it made as it went."""
+    whole, size = result["samples"] / max(result["epochs"], 1), int(result["settings"].get("batch_size") or 1)
+    points = [
+        Point(row["seconds"], row["samples"] / max(whole, 1), row["samples"], row["samples"] // size,
+              row["test_loss"] if row["test_loss"] is not None else float("nan"), row["test_accuracy"])
+        for row in result["history"] if row["test_accuracy"] is not None
+    ]  # fmt: skip
+    place = "simulated" if "cluster" in result else "local"
+    return Trial(
+        arm=name, seed=int(result["seed"]), command=result["run"], task=result["task"], strategy=result["strategy"],
+        place=place, points=points, **of_result(result),
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Named models and their data; `tasks.registry` knows their names."""
