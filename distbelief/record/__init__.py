@@ -1,1 +1,1 @@
-"""What a run leaves: metrics, the run folder, checkpoints, the live view."""
+"""Records of a run: metrics, the run folder, checkpoints, the live view."""

@@ -47,7 +47,7 @@ class CheckpointFile(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a checkpoint holds."""
+    """Contents of a checkpoint."""
 
     format: int
     number: int
@@ -59,7 +59,7 @@ class Manifest(msgspec.Struct, frozen=True):
     """One per shard, in the order of the plan's assignments."""
     model: CheckpointFile
     script: CheckpointFile | None = None
-    """What a script keeps."""
+    """Tensors that a script keeps."""
 
 
 class _Sealed(msgspec.Struct, frozen=True):
@@ -168,7 +168,7 @@ class Checkpoints:
 
     @staticmethod
     def _holds(final: Path, number: int, position: Position, samples: int) -> bool:
-        """Whether that checkpoint has been made."""
+        """Return whether that checkpoint has been made."""
         try:
             manifest = read_manifest(final)
         except CheckpointError:
@@ -188,7 +188,7 @@ class Checkpoints:
         return sorted(self._all(), key=lambda path: int(path.name), reverse=True)
 
     def folder_of(self, number: int) -> Path:
-        """Where a checkpoint of this number lies."""
+        """Return the folder of a checkpoint's number."""
         return self.folder / f"{number:06d}"
 
     def _all(self) -> list[Path]:
@@ -291,7 +291,7 @@ def unreadable(file: Path, error: OSError) -> CheckpointError:
 
 
 def _remedy(spoilt: Path) -> str:
-    """What to do without a checkpoint."""
+    """Return what to do without a checkpoint."""
     before = (path for path in spoilt.parent.glob("*") if _NUMBER.fullmatch(path.name) and path.name < spoilt.name)
     older = max(before, default=None)
     remedy = f"delete {spoilt} to go on from {older}, the one before it, or " if older else "there is none before it: "
@@ -299,14 +299,14 @@ def _remedy(spoilt: Path) -> str:
 
 
 def _room() -> str:
-    """What to do where a file cannot be written."""
+    """Return what to do where a file cannot be written."""
     most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     limited = "" if most == resource.RLIM_INFINITY else f", or let a file be longer than {most:,} bytes (ulimit -f)"
     return f"make room on that disk or mend it{limited}"
 
 
 def sealed(path: Path, facts: Json | None = None) -> CheckpointFile:
-    """What a manifest says of a file.
+    """Return the manifest's entry of a file.
 
     Raises:
         OSError: it cannot be read.

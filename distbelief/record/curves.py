@@ -22,7 +22,7 @@ PERIOD = 20.0
 """Least seconds of the wall between two writings; short jobs are written at their end only."""
 
 CLOSE_SECONDS = 60.0
-"""How long the end of a job waits for the last of them."""
+"""Limit of a job's end for writing the last of them."""
 
 Scalar = tuple[str, float, int, float]
 """Tag, value, samples, time of the wall."""

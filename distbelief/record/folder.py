@@ -24,15 +24,14 @@ from distbelief.core.records import Json
 from distbelief.errors import CheckpointError, UsageError, limit
 
 LOOKS, LOOK_SECONDS = 5, 0.02
-"""How often a job looks whether another has its folder, and the time between: whoever asks for its status holds it for
-a moment.
+"""Tries for the lock of a folder, and the time between: whoever asks for its status holds it for a moment.
 """
 
 
 OWNER_ALONE = 0o600
 """The mode of a file that only its owner may read."""
 UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.EPERM)
-"""What file systems answer that cannot sync a folder (network file systems, some FUSE): they need not."""
+"""Errors of file systems that cannot sync a folder (network file systems, some FUSE): they need not."""
 
 
 @contextlib.contextmanager
@@ -89,7 +88,7 @@ def _sync(descriptor: int) -> None:
 
 
 def versions() -> dict[str, str]:
-    """What ran: the versions of distbelief, torch and Python."""
+    """Return the versions of distbelief, torch and Python."""
     import torch  # late: who writes a ticket need not wait for it
 
     return {
@@ -191,7 +190,7 @@ class RunFolder:
 
     @property
     def locked(self) -> bool:
-        """Whether a job writes here."""
+        """Return whether a job writes here."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             return _locked(descriptor, fcntl.LOCK_SH, 1)
@@ -200,9 +199,7 @@ class RunFolder:
 
     @property
     def gone(self) -> bool:
-        """Whether the folder that was locked is no longer at its path: deleted or moved away, and perhaps another is
-        there.
-        """
+        """Return whether the locked folder has left its path, perhaps with another in its place."""
         try:
             there, own = os.stat(self.path), os.fstat(self._locked)
         except OSError:
@@ -244,7 +241,7 @@ class RunFolder:
             ) from error
 
     def read_job(self) -> Json:
-        """What `write_job` was given, as plain JSON values.
+        """Read what `write_job` was given, as plain JSON values.
 
         Raises:
             CheckpointError: the file is missing or corrupt.

@@ -24,7 +24,7 @@ _ALONE: dict[str, type] = {kind.__name__: kind for kind in (events.Lost, events.
 
 
 class JournalEntry(NamedTuple):
-    """What a machine was told: by whom, in which life of that role (-1: it came by no link), and what."""
+    """Event that a machine took: sender, its incarnation (-1: it came by no link), and the event."""
 
     sender: str
     incarnation: int
@@ -51,7 +51,7 @@ class Journal:
     def __init__(self, *files: BinaryIO) -> None:
         self._files = files
         self.memory = b""
-        """What the machine held when this was begun; nothing where it had just been made."""
+        """State of the machine when the journal was begun; empty for a new machine."""
         self._begun, self.memory, self._told = max(map(_read, files), key=lambda found: found[0])
         self._since = len(self._told)
         self._size = _TOP.size + len(self.memory) + self._since
@@ -88,11 +88,11 @@ class Journal:
 
     @property
     def long(self) -> bool:
-        """Whether so much stands in it that it should be begun anew."""
+        """Return whether it is so long that it should be begun anew."""
         return self._since > max(LONG, 2 * len(self.memory)) or (self._since > LONG and self._size > LIMIT // 2)
 
     def entries(self) -> Iterator[JournalEntry]:
-        """What the machine was told from there on until this was opened."""
+        """Yield the events that the machine took since then, until the journal was opened."""
         end = 0
         while end < len(self._told):
             begin, end = end + _HEAD.size, _end(self._told, end)
@@ -103,7 +103,7 @@ class Journal:
 
 
 def _end(data: bytes, begin: int) -> int:
-    """Where the entry ends that begins there; 0 where it is not whole."""
+    """Return the end of the entry that begins there; 0 where it is not whole."""
     if len(data) < begin + _HEAD.size:
         return 0
     end = begin + _HEAD.size + int(_HEAD.unpack_from(data, begin)[0])
@@ -111,8 +111,9 @@ def _end(data: bytes, begin: int) -> int:
 
 
 def _read(file: BinaryIO) -> tuple[int, bytes, bytes]:
-    """How often it was begun by then, the memory and the whole entries that follow; never, where the memory is not
-    whole.
+    """Return how often the journal was begun, its memory, and the whole entries that follow.
+
+    Without a whole memory it was never begun.
     """
     file.seek(0)
     data = file.read()

@@ -1,4 +1,4 @@
-"""What processes of this machine may have of it: its own cores and memory, or what their container gives them."""
+"""Cores and memory that processes may use: the machine's, or their container's."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PROC = Path("/proc")
-"""Where the kernel says what it does."""
+"""Folder of the kernel's own figures."""
 
 
 def quota() -> int:
-    """How many cores the quotas of processor time leave, one at least; all of the machine's where there are none."""
+    """Return the cores that quotas of processor time leave, at least 1; all of the machine's without quotas."""
     cores = float(os.cpu_count() or 1)
     for group in _groups("cpu"):
         whole = _read(group / "cpu.max") or f"{_read(group / 'cpu.cfs_quota_us')} {_read(group / 'cpu.cfs_period_us')}"
@@ -22,12 +22,12 @@ def quota() -> int:
 
 
 def cores() -> int:
-    """How many cores this process may use: those that it may run on, by quota."""
+    """Return the number of cores that this process may use, by its affinity and its quota."""
     return min(len(os.sched_getaffinity(0)), quota())
 
 
 def free_memory() -> int:
-    """What processes may still have, in bytes: of the machine, and of the limits of their container."""
+    """Return the bytes that processes may still allocate: the machine's, within the limits of their container."""
     free = _counts(PROC / "meminfo")["MemAvailable"] << 10
     for group in _groups("memory"):
         for most, held in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
@@ -39,8 +39,9 @@ def free_memory() -> int:
 
 
 def memory_kills() -> int:
-    """How often the kernel has killed a process of this one's group since memory ran out; of the machine where that is
-    not counted by groups.
+    """Return how many processes of this one's group the kernel has killed for lack of memory.
+
+    It is the machine's count where groups have none.
     """
     for group in _groups("memory"):
         for name in ("memory.events", "memory.oom_control"):  # of version 2, and 1
@@ -77,7 +78,7 @@ def _counts(path: Path) -> dict[str, int]:
 
 
 def _read(path: Path) -> str:
-    """What a file of the kernel's holds; nothing where there is none."""
+    """Read a file of the kernel; "" where there is none."""
     try:
         return path.read_text().strip()
     except OSError:

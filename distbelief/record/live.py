@@ -1,6 +1,4 @@
-"""What a person sees of a job: a live table on a terminal, plain lines elsewhere, JSON lines, or nothing; and the lines
-at its end.
-"""
+"""View of a job: a live table on a terminal, plain lines, JSON lines, or nothing; and the lines at its end."""
 
 from __future__ import annotations
 
@@ -33,11 +31,11 @@ ROWS = 16
 BAR, GAP = 30, 2
 """Columns of a terminal that the bar has, and that are between two words."""
 LEAST_IMPORTANT = ("bytes", "staleness", "time", "bar", "rate", "accuracy", "loss")
-"""What a row of progress loses first, where the terminal is narrow."""
+"""Columns of a row of progress, the first to go on a narrow terminal first."""
 
 
 SIMULATED = " simulated"
-"""What is said beside a time or a rate that no wall's clock has seen."""
+"""Mark of a time or a rate on the simulated clock."""
 
 
 class Live:
@@ -64,7 +62,7 @@ class Live:
         self._loss = Mean()
         self._recent, self._recent_loss = Mean(), ""
         self._staleness: dict[str, float] = {}
-        """By shard, the mean over the replicas of what their latest push there had."""
+        """Mean staleness of the replicas' latest pushes, by shard."""
         self.ask: Callable[[], object] = bool
         """Is called before a picture or a line of progress: whoever can tell at once how the shards stand does so with
         `stands`.
@@ -118,12 +116,12 @@ class Live:
 
     @property
     def curious(self) -> bool:
-        """Whether it shows how the shards stand."""
+        """Return whether it shows the state of the shards."""
         return not (self._silent or self._json)
 
     def stands(self, shard: str, facts: Json) -> None:
         """Take how a shard stands: `facts["of"]` is what it knows of each replica."""
-        latest = [one["staleness"] for one in facts.get("of", {}).values() if one.get("staleness") is not None]
+        latest = [push["staleness"] for push in facts.get("of", {}).values() if push.get("staleness") is not None]
         if latest:
             self._staleness[shard] = sum(latest) / len(latest)
 
@@ -247,7 +245,7 @@ class Live:
             self._last = now
 
     def _progress(self, epoch: int = 0) -> str:
-        """Where the job stands; the loss is the mean since the last such line."""
+        """Return the line of progress; its loss is the mean since the last such line."""
         started, loss = self._summary.started, self._loss.take()
         per_epoch = started.samples_per_epoch if started else 0
         epochs = started.epochs if started else 0
@@ -258,9 +256,12 @@ class Live:
         )
         share = f"{self._summary.samples:,}{f'/{per_epoch * epochs:,}' if counted else ''} samples"
         trained = "" if loss is None else f"train loss {loss:.4f}"
-        taken, rate = f"{_time(self._summary.seconds)}{self._mark}", f"{self._summary.rate:,.0f} samples/s{self._mark}"
-        told = [share, taken, rate, trained, self._stale(), in_words(self._summary.bytes)]
-        return f"{where}: {', '.join(filter(None, told))}"
+        seconds, rate = (
+            f"{_time(self._summary.seconds)}{self._mark}",
+            f"{self._summary.rate:,.0f} samples/s{self._mark}",
+        )
+        parts = [share, seconds, rate, trained, self._stale(), in_words(self._summary.bytes)]
+        return f"{where}: {', '.join(filter(None, parts))}"
 
     def _print(self, text: str) -> None:
         if self._terminal:
@@ -355,14 +356,14 @@ class Live:
 
 
 def figures(accuracy: float | None, metrics: Mapping[str, float | None], loss: float | None) -> str:
-    """What a model was measured to be, in words; what is not known is not told.
+    """Return a model's measures in words, without those that are unknown.
 
     >>> figures(0.975, {"top5": 0.99}, 0.0631), figures(None, {}, 0.5)
     ('accuracy 97.50 %, top5 0.9900, loss 0.0631', 'loss 0.5000')
     """
-    told = [] if accuracy is None else [f"accuracy {100 * accuracy:.2f} %"]
+    parts = [] if accuracy is None else [f"accuracy {100 * accuracy:.2f} %"]
     others = {**metrics, "loss": loss}
-    return ", ".join([*told, *(f"{name} {value:.4f}" for name, value in others.items() if value is not None)])
+    return ", ".join([*parts, *(f"{name} {value:.4f}" for name, value in others.items() if value is not None)])
 
 
 def summary(result: Json, folder: str | Path | None = None) -> str:
@@ -406,9 +407,9 @@ def summary(result: Json, folder: str | Path | None = None) -> str:
     if told := in_words(result["bytes"]):
         rows.append(("bytes", told))
     lost = [
-        f"{_many(one['lost'], 'minibatch', 'es')} of {roles.replica(one['id'])}"
-        for one in result["per_replica"]
-        if one["lost"]
+        f"{_many(counts['lost'], 'minibatch', 'es')} of {roles.replica(counts['id'])}"
+        for counts in result["per_replica"]
+        if counts["lost"]
     ]
     if result["dropped"]:
         rows.append(
@@ -425,15 +426,15 @@ def summary(result: Json, folder: str | Path | None = None) -> str:
     return "\n".join(f"{name:<12}{text}" for name, text in rows)
 
 
-def _cluster(told: Json) -> str:
-    """What a simulated cluster costs: its steps, messages, memory and hosts."""
-    handling, hosts = told["handling"], told["hosts"]
+def _cluster(cluster: Json) -> str:
+    """Return the sentence of a simulated cluster's steps, messages, memory and hosts."""
+    handling, hosts = cluster["handling"], cluster["hosts"]
     memory = f"{handling['memory'] / 1e9:g} GB/s" if math.isfinite(handling["memory"]) else "no time"
     each = f"hosts of {_many(hosts['cores'], 'core')}" if hosts else "a machine for each role"
-    each = "a host for each replica" if told.get("topology") and not hosts else each
+    each = "a host for each replica" if cluster.get("topology") and not hosts else each
     return (
-        f"steps of {_time(told['compute']['step'])}, {1e6 * handling['message']:g} us a message, {memory} for what is "
-        f"read and written, {each}"
+        f"steps of {_time(cluster['compute']['step'])}, {1e6 * handling['message']:g} us a message, {memory} for what "
+        f"is read and written, {each}"
     )
 
 

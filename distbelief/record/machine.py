@@ -1,4 +1,4 @@
-"""What this machine is, and how busy it is: for figures that are measured on it."""
+"""Description of this machine, and how busy it is: for figures that are measured on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOK = 0.1
 
 
 def machine() -> dict[str, object]:
-    """What the figures were measured on."""
+    """Return what the figures were measured on."""
     model = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     return {
         "cores": limits.cores(),

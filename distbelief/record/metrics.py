@@ -26,7 +26,7 @@ _records: msgspec.json.Decoder[records.AnyRecord] = msgspec.json.Decoder(records
 BLOCK = 1 << 16
 """Bytes that are read at a time, from the end of the file."""
 GOES_BACK = (records.Started, records.Rewound)
-"""What goes on from fewer samples than there were."""
+"""Records after which the job goes on from fewer samples."""
 
 
 def line(seconds: float, record: records.Record) -> bytes:
@@ -121,8 +121,8 @@ def behind(path: Path, mark: bytes) -> int:
             start = max(0, position - BLOCK)
             file.seek(start)
             text = file.read(position - start) + later
-            if (found := text.rfind(mark)) >= 0:
-                file.seek(start + found)
+            if (at := text.rfind(mark)) >= 0:
+                file.seek(start + at)
                 file.readline()
                 return file.tell()
             position, later = start, text[: len(mark) - 1]

@@ -33,11 +33,11 @@ class StoredTensor(msgspec.Struct, frozen=True):
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
-    """Of its first byte and behind its last one, in the file."""
+    """Offsets of its first byte and behind its last one, in the file."""
 
 
 class _Place(NamedTuple):
-    """Where some bytes of the flat vector lie on disk."""
+    """Place on disk of some bytes of the flat vector."""
 
     file: Path
     offset: int
@@ -110,41 +110,42 @@ def _named(layout: Layout) -> list[tuple[Tensor, list[Entry]]]:
     pieces: dict[str, list[Entry]] = {}
     for entry in layout.entries:
         pieces.setdefault(entry.tensor.name, []).append(entry)
-    for found in pieces.values():
-        found.sort(key=lambda entry: entry.piece.start)
-    named = [(found[0].tensor, found) for found in pieces.values()]
+    for entries in pieces.values():
+        entries.sort(key=lambda entry: entry.piece.start)
+    named = [(entries[0].tensor, entries) for entries in pieces.values()]
     named += [
         (msgspec.structs.replace(pieces[name][0].tensor, name=alias), pieces[name])
         for alias, name in layout.aliases.items()
     ]
-    return sorted(named, key=lambda one: -ITEM_SIZES[one[0].dtype])
+    return sorted(named, key=lambda pair: -ITEM_SIZES[pair[0].dtype])
 
 
 def header(tensors: Sequence[Tensor], room: int = 0) -> bytes:
-    """What a safetensors file begins with: the length of a JSON text, and the text, which says what lies where after
-    it; filled up to `room` bytes where that is more.
+    """Return the head of a safetensors file: the length of a JSON text, and the text, which has each tensor's offsets.
+
+    It is filled up to `room` bytes where that is more.
     """
-    told: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     position = 0
     for tensor in tensors:
-        told[tensor.name] = {
+        entries[tensor.name] = {
             "dtype": _DTYPES[tensor.dtype],
             "shape": tensor.shape,
             "data_offsets": (position, position + tensor.size),
         }
         position += tensor.size
-    text = msgspec.json.encode(told)
+    text = msgspec.json.encode(entries)
     text = text.ljust(room - 8) + b" " * (-max(len(text), room - 8) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
 def _places(part: Path, moving: Range, frozen: Range) -> Iterator[_Place]:
-    found = stored(part)
-    for name, own in (("vector.moving", moving), ("vector.frozen", frozen)):
-        start, stop = found[name].data_offsets if name in found else (0, -1)
-        if stop - start != own.size:
-            raise CheckpointError(f"{name} of {part.name} has {stop - start} bytes where the plan has {own.size}")
-        yield _Place(part, start, own)
+    tensors = stored(part)
+    for name, held in (("vector.moving", moving), ("vector.frozen", frozen)):
+        start, stop = tensors[name].data_offsets if name in tensors else (0, -1)
+        if stop - start != held.size:
+            raise CheckpointError(f"{name} of {part.name} has {stop - start} bytes where the plan has {held.size}")
+        yield _Place(part, start, held)
 
 
 def stored(path: Path) -> dict[str, StoredTensor]:
@@ -160,17 +161,17 @@ def stored(path: Path) -> dict[str, StoredTensor]:
             raise CheckpointError(f"{path} begins with a header of {length} bytes; at most {HEADER_LIMIT} are read")
         header = file.read(length)
     try:
-        told = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-        told.pop("__metadata__", None)
-        entries = {name: msgspec.json.decode(one, type=StoredTensor) for name, one in told.items()}
+        texts = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        texts.pop("__metadata__", None)
+        entries = {name: msgspec.json.decode(entry, type=StoredTensor) for name, entry in texts.items()}
     except msgspec.DecodeError as error:
         raise CheckpointError(f"{path} has no header of a safetensors file: {error}") from error
     named = {short: dtype for dtype, short in _DTYPES.items()}
-    found = {}
-    for name, one in entries.items():
-        start, stop = (8 + length + at for at in one.data_offsets)
-        found[name] = StoredTensor(named.get(one.dtype, one.dtype), one.shape, (start, stop))
-    return found
+    tensors = {}
+    for name, entry in entries.items():
+        start, stop = (8 + length + at for at in entry.data_offsets)
+        tensors[name] = StoredTensor(named.get(entry.dtype, entry.dtype), entry.shape, (start, stop))
+    return tensors
 
 
 def _read(file: Path, offset: int, size: int) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""What the shards of a checkpoint hold, read by pieces of tensors: for another number of shards, and another split."""
+"""Shards of a checkpoint, read by pieces of tensors: for another number of shards, and another split."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SavedParts:
         self._layout, self._assignments, self._opened = plan.layout, plan.assignments, opened
         self._files: dict[int, tuple[Any, set[str]]] = {}
         self._late: dict[tuple[int, int], int] = {}
-        """Of a shard and a section: how many steps it has made less than another."""
+        """Steps that a shard has missed in a section, by (shard, section)."""
         self._pieces: dict[str, list[tuple[Entry, int]]] = {}
         for entry in sorted(plan.layout.entries, key=lambda one: one.piece.start):
             self._pieces.setdefault(entry.tensor.name, []).append((entry, _section(plan.layout, entry)))
@@ -51,13 +51,13 @@ class SavedParts:
         Raises:
             KeyError, RuntimeError, SafetensorError: an array is missing, or not as long as what its shard holds.
         """
-        layout, own = plan.layout, plan.assignments[shard]
+        layout, assignment = plan.layout, plan.assignments[shard]
         arrays = {
-            "vector.moving": self._array(_VECTOR, layout, own.moving, 1, torch.uint8),
-            "vector.frozen": self._array(_VECTOR, layout, own.frozen, 1, torch.uint8),
+            "vector.moving": self._array(_VECTOR, layout, assignment.moving, 1, torch.uint8),
+            "vector.frozen": self._array(_VECTOR, layout, assignment.frozen, 1, torch.uint8),
         }
         for number, section in enumerate(layout.sections):
-            part = own.moving.common(Range(section.start, section.stop))
+            part = assignment.moving.common(Range(section.start, section.stop))
             if section.kind == "parameter" and part.size:
                 arrays |= self._states(layout, number, part)
         return arrays
@@ -65,30 +65,30 @@ class SavedParts:
     def _states(self, layout: Layout, number: int, part: Range) -> dict[str, torch.Tensor]:
         """The masters and optimizer states of section `number` for the bytes `part`."""
         item = ITEM_SIZES[layout.sections[number].dtype]
-        wanted = [one for entry, within in _entries(layout, part) for one in self._wanted(entry, within)]
-        sources = sorted({(i, one.section) for one in wanted for i, _ in self._holders(one)})
-        found = {
+        wanted = [source for entry, within in _entries(layout, part) for source in self._wanted(entry, within)]
+        sources = sorted({(i, source.section) for source in wanted for i, _ in self._holders(source)})
+        keys = {
             (words[0], *words[2:])
             for shard, section in sources
             for words in (name.split(".", 2) for name in self._file(shard)[1])
             if words[1:2] == [str(section)]
         }
         arrays: dict[str, torch.Tensor] = {}
-        if _COUNT in found:
-            counts = {one: self._count(*one) for one in sources}
-            self._late = {one: max(counts.values()) - count for one, count in counts.items()}
-            if any(self._late.values()) or _MISSED in found:
+        if _COUNT in keys:
+            counts = {source: self._count(*source) for source in sources}
+            self._late = {source: max(counts.values()) - count for source, count in counts.items()}
+            if any(self._late.values()) or _MISSED in keys:
                 arrays[_name(_MISSED, number)] = self._array(_MISSED, layout, part, item, torch.int32)
-        for key in sorted(found - {_MISSED}):
+        for key in sorted(keys - {_MISSED}):
             having = [(shard, of) for shard, of in sources if _name(key, of) in self._file(shard)[1]]
             if key[0] == "master" and len(having) < len(sources):
                 raise KeyError(f"{_name(key, number)} is missing in a shard")
             parts = [self._file(shard)[0].get_slice(_name(key, of)) for shard, of in having]
-            shapes = [one.get_shape() for one in parts]
+            shapes = [source.get_shape() for source in parts]
             if shapes == [[self._held(shard, of).size // item] for shard, of in having]:
                 arrays[_name(key, number)] = self._array(key, layout, part, item, parts[0][:0].dtype)
             elif all(shape in ([], [1]) for shape in shapes):  # one value of all, such as the number of steps
-                shard, of = max(having, key=lambda one: self._count(*one))  # the others have missed steps
+                shard, of = max(having, key=lambda source: self._count(*source))  # the others have missed steps
                 arrays[_name(key, number)] = self._file(shard)[0].get_tensor(_name(key, of)).clone()
             else:
                 raise KeyError(f"{_name(key, number)} has shapes {shapes}")
@@ -103,14 +103,15 @@ class SavedParts:
             if _indices(wanted[0].entry) == _indices(entry):
                 into.copy_(self._read(key, wanted[0], item, dtype))
             else:
-                own, along = entry.piece, wanted[0].entry.piece.dimension
-                pieces = [self._read(key, one, item, dtype).view(*one.entry.shape, -1) for one in wanted]
-                values = torch.cat(pieces, along).narrow(own.dimension, own.start, own.stop - own.start).reshape(-1)
+                piece, along = entry.piece, wanted[0].entry.piece.dimension
+                pieces = [self._read(key, saved, item, dtype).view(*saved.entry.shape, -1) for saved in wanted]
+                size = piece.stop - piece.start
+                values = torch.cat(pieces, along).narrow(piece.dimension, piece.start, size).reshape(-1)
                 into.copy_(values[(within.start - entry.start) // item : (within.stop - entry.start) // item])
         return array
 
     def _wanted(self, entry: Entry, within: Range) -> list[_Wanted]:
-        """What is read for the bytes `within` of a piece: those bytes where it was saved as it is, else the tensor."""
+        """Return what to read for the bytes `within` of a piece: these, or the tensor where it was split otherwise."""
         pieces = self._pieces[entry.tensor.name]
         for saved, section in pieces:
             if _indices(saved) == _indices(entry):
@@ -135,7 +136,7 @@ class SavedParts:
         return values
 
     def _count(self, shard: int, section: int) -> int:
-        """How many steps a shard has made with what it has of a section; 0 where nobody counts."""
+        """Return the steps of a shard on its part of a section; 0 where nobody counts."""
         file, names = self._file(shard)
         name = _name(_COUNT, section)
         return int(file.get_tensor(name)) if name in names else 0
@@ -146,14 +147,14 @@ class SavedParts:
         return [(shard, part) for shard, part in parts if part.size]
 
     def _range(self, shard: int, entry: Entry) -> Range:
-        """That of a shard in which a piece lies, where the shard has any of it."""
-        own = self._assignments[shard]
-        return own.frozen if entry.tensor.kind == "frozen" else own.moving
+        """Return the range of a shard in which a piece lies, where the shard has any of it."""
+        assignment = self._assignments[shard]
+        return assignment.frozen if entry.tensor.kind == "frozen" else assignment.moving
 
     def _held(self, shard: int, section: int) -> Range:
-        """What a shard holds of a section."""
-        one = self._layout.sections[section]
-        return self._assignments[shard].moving.common(Range(one.start, one.stop))
+        """Return a shard's range of a section."""
+        bounds = self._layout.sections[section]
+        return self._assignments[shard].moving.common(Range(bounds.start, bounds.stop))
 
     def _file(self, shard: int) -> tuple[Any, set[str]]:
         """The file of a shard, and the names of its arrays."""
@@ -165,8 +166,8 @@ class SavedParts:
 
 def _entries(layout: Layout, part: Range) -> Sequence[tuple[Entry, Range]]:
     """The pieces that have bytes in a range, and these."""
-    found = ((entry, part.common(Range(entry.start, entry.stop))) for entry in layout.entries)
-    return [(entry, within) for entry, within in found if within.size]
+    parts = ((entry, part.common(Range(entry.start, entry.stop))) for entry in layout.entries)
+    return [(entry, within) for entry, within in parts if within.size]
 
 
 def _indices(entry: Entry) -> list[tuple[int, int]]:
@@ -179,10 +180,10 @@ def _indices(entry: Entry) -> list[tuple[int, int]]:
 
 def _section(layout: Layout, entry: Entry) -> int:
     """The number of the section that a piece lies in; -1 of a piece of no elements, which may lie in none."""
-    return next((i for i, one in enumerate(layout.sections) if one.start <= entry.start < one.stop), -1)
+    return next((i for i, section in enumerate(layout.sections) if section.start <= entry.start < section.stop), -1)
 
 
 def _name(key: tuple[str, ...], section: int) -> str:
-    """What an array is called in a file."""
+    """Return the name of an array in a file."""
     kind, *rest = key
     return ".".join((kind, str(section), *rest))

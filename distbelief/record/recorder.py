@@ -30,7 +30,7 @@ SUMS_LIMIT = 64 << 20
 
 
 class CheckpointSums(msgspec.Struct):
-    """What a run had done at a checkpoint."""
+    """Sums of a run at a checkpoint."""
 
     sums: Summary
     reported: int
@@ -106,7 +106,7 @@ class Recorder:
                 write_atomically(checkpoint / SUMS, msgspec.msgpack.encode(sums))
 
     def _sums(self, folder: RunFolder, samples: int) -> Summary:
-        """What the run had done at so many samples: what lies beside a checkpoint, and the records that came after."""
+        """Return the summary at so many samples: the sums beside a checkpoint, and the records that came after."""
         path = folder.metrics
         try:
             for checkpoint in Checkpoints(folder.path).newest():
@@ -159,7 +159,7 @@ class Recorder:
             )
 
     def result(self) -> Json:
-        """What `result.json` holds, or would hold if the run ended now."""
+        """Return the contents of `result.json`, as if the run ended now."""
         return self.summary.result()
 
     def finish(self, write: bool = True) -> Json:
@@ -179,7 +179,7 @@ class Recorder:
 
 
 def _read_sums(path: Path) -> CheckpointSums | None:
-    """What lies beside a checkpoint; None where nothing does, or it is spoilt."""
+    """Read the sums beside a checkpoint; None where there are none, or they are spoilt."""
     try:
         if path.stat().st_size <= SUMS_LIMIT:
             return msgspec.msgpack.decode(path.read_bytes(), type=CheckpointSums)

@@ -64,11 +64,11 @@ def load_part(path: str | Path, plan: Plan, shard: int) -> tuple[dict[str, torch
     facts = [part.facts for part in manifest.parts]
     if (manifest.plan.assignments, manifest.plan.layout.entries) == (plan.assignments, plan.layout.entries):
         return arrays, facts[shard]
-    return arrays, max(facts, key=lambda one: (one.get("updates", 0), one.get("samples", 0)))
+    return arrays, max(facts, key=lambda facts_: (facts_.get("updates", 0), facts_.get("samples", 0)))
 
 
 def load_script(path: str | Path) -> dict[str, torch.Tensor]:
-    """What a script keeps, out of a checkpoint; nothing where none kept anything.
+    """Read what a script keeps from a checkpoint; empty where none kept anything.
 
     Raises:
         CheckpointError: the checkpoint is missing or corrupt.
@@ -90,7 +90,7 @@ class CheckpointStore(Checkpoints):
     """The checkpoints of one run, written and read back: what a driver asks of a store."""
 
     def load_part(self, checkpoint: str, plan: Plan, shard: int) -> tuple[dict[str, torch.Tensor], Json]:
-        """As the function `load_part`."""
+        """Call the function `load_part`."""
         return load_part(checkpoint, plan, shard)
 
 

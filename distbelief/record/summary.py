@@ -15,14 +15,16 @@ from distbelief.record.folder import versions
 
 OVERFLOWS = ("overflows", "counted")
 TIMES = ("steps", "compute", "update", "communicate", "wait")
-"""Of a replica's steps: how many were timed, and the seconds that they took."""
+"""Fields of a replica's times: steps that were timed, and their seconds."""
 ROWS = 2000
 """Most rows of a history."""
 
 
 class ReplicaCounts(msgspec.Struct):
-    """What one replica has done, also what was gone back on and done again; `lost` are minibatches that died with it
-    and were dealt again, `given_up` those of its own that nobody did, -1 where nobody knows how many.
+    """Counts of one replica, with what was gone back on and done again.
+
+    `lost` are minibatches that died with it and were dealt again; `given_up` are its own that nobody did, -1 where
+    their number is unknown.
     """
 
     steps: int = 0
@@ -31,7 +33,7 @@ class ReplicaCounts(msgspec.Struct):
     lost: int = 0
     given_up: int = 0
     times: records.StepsTimed | None = None
-    """Of its lives that ended in peace."""
+    """Times of its lives that ended in peace."""
     gone: str = ""
     """Why it died; empty while it takes part and where it left in peace."""
 
@@ -47,7 +49,7 @@ class HistoryRow(TypedDict):
     test_loss: float | None
     test_accuracy: float | None
     test_metrics: NotRequired[dict[str, float | None]]
-    """Of a task that has such."""
+    """Measures of a task that has its own."""
 
 
 class TargetReached(TypedDict):
@@ -58,7 +60,7 @@ class TargetReached(TypedDict):
 
 
 class DescentSummary(TypedDict):
-    """How far a batch method is, as `result.json` has it."""
+    """Progress of a batch method, as `result.json` has it."""
 
     iterations: int
     loss: float | None
@@ -97,7 +99,7 @@ class Summary(msgspec.Struct):
     """The sums over records taken in the order of time."""
 
     job: Json
-    """What `job.json` holds: task, strategy, settings (with `target_accuracy`, `evaluate_every`, ...), seed, device,
+    """Contents of `job.json`: task, strategy, settings (with `target_accuracy`, `evaluate_every`, ...), seed, device,
     versions.
     """
     started: records.Started | None = None
@@ -111,7 +113,7 @@ class Summary(msgspec.Struct):
     bytes: dict[str, dict[str, int]] = msgspec.field(
         default_factory=lambda: {way: dict.fromkeys(KINDS, 0) for way in WAYS}
     )
-    """Of all roles, by way and kind."""
+    """Bytes of all roles, by way and kind."""
     epochs: int = 0
     dropped: int = 0
     forgotten: int = 0
@@ -124,12 +126,12 @@ class Summary(msgspec.Struct):
     cause: str = ""
     reason: str = ""
     descent: DescentSummary | None = None
-    """Of a batch method."""
+    """Progress of a batch method."""
     split: dict[str, str] | None = None
-    """Of a split model: by which ways, and what is told of it."""
+    """Ways by which a model is split, and their report."""
     _tested: HistoryRow | None = None
     _rows: int = 0
-    """That there have been."""
+    """Rows of metrics so far."""
     _stride: int = 1
     """Every how many-th stays."""
     _forgotten: dict[tuple[str, str, int], int] = {}
@@ -143,7 +145,7 @@ class Summary(msgspec.Struct):
 
     @property
     def settings(self) -> Json:
-        """Of the job."""
+        """Return the job's settings."""
         return self.job.get("settings") or {}
 
     def take(self, seconds: float, record: records.Record) -> None:
@@ -297,7 +299,7 @@ class Summary(msgspec.Struct):
         }
 
     def result(self) -> Json:
-        """What `result.json` holds, in JSON's own types; numbers that are not finite become null."""
+        """Return the contents of `result.json`, in JSON's own types; numbers that are not finite become null."""
         started, tested = self.started, self._tested
         aims = {name: self.settings.get(f"target_{name}", 0.0) or None for name in ("accuracy", "loss")}
         replicas = started.replicas if started else self.settings.get("replicas", 0)
@@ -354,7 +356,7 @@ class Summary(msgspec.Struct):
 
 
 def moved(counted: Json) -> dict[str, int]:
-    """By kind, the bytes that the roles of a job have moved to train: sent, or read in memory that they share.
+    """Return the bytes that the roles of a job have moved to train, by kind: sent, or read in shared memory.
 
     Args:
         counted: the `bytes` of its `result.json`.
@@ -367,7 +369,7 @@ def moved(counted: Json) -> dict[str, int]:
 
 
 def in_words(counted: Json) -> str:
-    """What a job has sent, and read in memory that its processes share; "" where nothing.
+    """Return in words what a job has sent, and read in shared memory; "" where nothing.
 
     >>> in_words({"sent": {"push": 2_000_000, "control": 500_000}, "shared_memory": {"push": 0}})
     '2.5 MB sent'
@@ -397,4 +399,4 @@ TAKES: Mapping[type[records.Record], Callable[[Summary, float, Any], None]] = {
     records.BytesCounted: Summary._take_bytes_counted,
     records.Finished: Summary._take_finished,
 }
-"""How each kind of record is added; the others change nothing of a summary."""
+"""Handler of each kind of record; the others change nothing of a summary."""

@@ -1,1 +1,1 @@
-"""How bytes travel between roles: one file for each carrier, and one page of promises."""
+"""Carriers of bytes between roles: a file for each, and one page of promises."""

@@ -17,17 +17,17 @@ _LINK = "20"
 
 def own_addresses() -> dict[str, list[str]]:
     """The addresses of this host, by interface, IPv4 first; loopback last."""
-    own: dict[str, list[str]] = {}
+    addresses: dict[str, list[str]] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # it has none
-                told = fcntl.ioctl(probe, _ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
-                own[name] = [socket.inet_ntoa(told[20:24])]
+                answer = fcntl.ioctl(probe, _ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
+                addresses[name] = [socket.inet_ntoa(answer[20:24])]
     for line in _SIX.read_text().splitlines() if _SIX.exists() else ():
         digits, _, _, scope, _, name = line.split()
         if scope != _LINK:
-            own.setdefault(name, []).append(str(ipaddress.IPv6Address(int(digits, 16))))
-    return dict(sorted(own.items(), key=lambda one: ipaddress.ip_address(one[1][0]).is_loopback))
+            addresses.setdefault(name, []).append(str(ipaddress.IPv6Address(int(digits, 16))))
+    return dict(sorted(addresses.items(), key=lambda interface: ipaddress.ip_address(interface[1][0]).is_loopback))
 
 
 def interface_of(host: str) -> str:

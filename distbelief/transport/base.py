@@ -40,7 +40,7 @@ class Arena(NamedTuple):
     parameters: tuple[torch.Tensor, ...]
     """Slots that bytes are asked for into: peers write, their owner reads."""
     held: Range = Range(0, 0)
-    """Which bytes of the flat vector each of them is; messages name these."""
+    """Bytes of the flat vector that each of them is; messages name these."""
 
     def vectors(self, message: Bulk) -> tuple[torch.Tensor, ...]:
         """Those that the bytes behind a message are of."""
@@ -69,7 +69,7 @@ def plain_arena(
 
 
 def outside(message: Bulk | SlotRequest, slots: int, held: Range) -> str:
-    """What is wrong with the range of a message about `slots` vectors of these bytes; empty if nothing."""
+    """Return what is wrong with the range of a message about `slots` vectors of these bytes; "" if nothing."""
     if 0 <= message.slot < slots and held.start <= message.start <= message.stop <= held.stop:
         return ""
     where = f"bytes {message.start} to {message.stop} of vector {message.slot}"
@@ -138,9 +138,7 @@ class Endpoint(ABC):
 
     @abstractmethod
     def incarnation_of(self, peer: str) -> int:
-        """Which incarnation of a peer has opened the link to it that is there; -1 where that is not known, or there is
-        none.
-        """
+        """Return the incarnation of the peer that opened the present link; -1 where unknown, or without a link."""
 
     def flush(self) -> None:
         """Let go of what was sent and kept for company, since the caller will be long in polling."""

@@ -27,9 +27,9 @@ SPARE_LIMIT = 4
 """Most buffers for the copies of unsent answers that are kept for the next ones."""
 
 CONNECT_SECONDS = 10.0
-"""How long the opening of a connection may take."""
+"""Limit for opening a connection."""
 HELLO_SECONDS = 5.0
-"""How long a new link may take to say who it is."""
+"""Limit for the introduction on a new link."""
 HELLO_LIMIT = 4096
 """Longest introduction in bytes."""
 STRANGERS_LIMIT = 64

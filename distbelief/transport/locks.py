@@ -14,7 +14,7 @@ from distbelief.errors import JobFailed
 from distbelief.fabric.waiting import Wait
 
 LOCK_SECONDS = 60.0
-"""How long a lock may be waited for: much longer than a process that was stopped (SIGSTOP) is let live."""
+"""Limit for waiting for a lock: much longer than a stopped process (SIGSTOP) is let live."""
 _FLOCK = struct.Struct("hhqqi4x")  # kind, whence, start, length, process
 
 
@@ -34,7 +34,7 @@ class Locks:
         self._descriptor, self._named = descriptor, named
         self._wanted = -1
 
-    def take(self, numbers: Sequence[int], told: Callable[[], bool]) -> bool:
+    def take(self, numbers: Sequence[int], arrived: Callable[[], bool]) -> bool:
         """Take locks, in their order, which must be the same for all; where `told` says that something has arrived,
         none, and False.
 
@@ -42,7 +42,7 @@ class Locks:
             JobFailed: one of them was not to be had for `LOCK_SECONDS`.
         """
         for at, number in enumerate(numbers):
-            if not (self.try_one(number) or self._wait(number, told)):
+            if not (self.try_one(number) or self._wait(number, arrived)):
                 self.give(numbers[:at])
                 return False
         return True
@@ -65,13 +65,13 @@ class Locks:
         return 0 if kind == fcntl.F_UNLCK else process
 
     def is_held(self, number: int) -> bool:
-        """Whether another process holds a lock."""
+        """Return whether another process holds a lock."""
         return self._found(number)[0] != fcntl.F_UNLCK
 
     def _found(self, number: int) -> tuple[int, int]:
-        """What the kernel says of a lock: its kind, and the process that holds it."""
-        found = fcntl.fcntl(self._descriptor, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0))
-        kind, _, _, _, process = _FLOCK.unpack(found)
+        """Return the kernel's kind of a lock, and the process that holds it."""
+        answer = fcntl.fcntl(self._descriptor, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0))
+        kind, _, _, _, process = _FLOCK.unpack(answer)
         return kind, process
 
     def try_one(self, number: int) -> bool:
@@ -82,13 +82,13 @@ class Locks:
             return False
         return True
 
-    def _wait(self, number: int, told: Callable[[], bool]) -> bool:
+    def _wait(self, number: int, arrived: Callable[[], bool]) -> bool:
         began = time.monotonic()
 
         def told_in_time() -> bool:
             if time.monotonic() - began > LOCK_SECONDS:
                 raise JobFailed(f"waited {LOCK_SECONDS:.0f} s {self.waits()}: is it stuck?")
-            return told()
+            return arrived()
 
         self._wanted = number
         try:
@@ -97,12 +97,12 @@ class Locks:
             self._wanted = -1
 
 
-def try_until(done: Callable[[], bool], told: Callable[[], bool]) -> bool:
+def try_until(done: Callable[[], bool], arrived: Callable[[], bool]) -> bool:
     """Try again and again; False where `told` says that something has arrived, which is asked after each rest that is
     longer than a look.
     """
     wait = Wait()
     while not done():
-        if wait.rest() and told():
+        if wait.rest() and arrived():
             return False
     return True

@@ -1,4 +1,4 @@
-"""How an endpoint waits: it looks for a moment before it sleeps, as long as that pays."""
+"""Waiting of an endpoint: it looks for a moment before it sleeps, as long as that pays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import select
 from time import monotonic
 
 LOOK_SECONDS = 300e-6
-"""How long to look before sleeping. Waking a process on another core takes 20 to 50 us, which a short message does not.
+"""Time of looking before sleep. To wake a process on another core takes 20 to 50 us, longer than a short message.
 """
 CROWDED_SECONDS = 20e-6
 """A yield that takes longer has let somebody else work on this core: whoever looks would be in his way."""

@@ -1,5 +1,5 @@
-"""What the roles of a virtual cluster work with: each its own machine, or the cores of a host that several share. A
-role does one thing at a time.
+"""Processors of a virtual cluster's roles: a machine for each, or the cores of a host that several share. A role does
+one thing at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Hosts(CheckedStruct, frozen=True):
     """
 
     cores: int = 1
-    """Of each host."""
+    """Cores of each host."""
     replicas: int = 0
     """Replicas on each host; 0 for one host with all roles."""
     together: float = 1.0
@@ -78,7 +78,7 @@ class Hosts(CheckedStruct, frozen=True):
 
 
 class MessageCosts(Protocol):
-    """What messages cost one role, in seconds."""
+    """Cost of messages to one role, in seconds."""
 
     def taking(self, event: Event, payload: Payload | None) -> float:
         """Because of what it is told."""
@@ -139,7 +139,7 @@ class Thread(ABC):
 
     @abstractmethod
     def works(self) -> bool:
-        """Whether there is something that it still does."""
+        """Return whether work is left."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -147,7 +147,7 @@ class Thread(ABC):
 
 
 class OwnThread(Thread):
-    """That of a role with a machine of its own.
+    """Thread of a role with a machine of its own.
 
     >>> from distbelief.runtime.clock import VirtualClock
     >>> clock = VirtualClock(); thread = OwnThread(clock)
@@ -183,7 +183,7 @@ class OwnThread(Thread):
         self._free = (free if free > now else now) + seconds
 
     def works(self) -> bool:
-        """Whether it is not done, or somebody who is to be called has not been."""
+        """Return whether work is left, or a call that is due."""
         return self._free > self._clock.time or bool(self._queue)
 
     def stop(self) -> None:
@@ -214,13 +214,13 @@ class VirtualHost:
     def __init__(self, clock: SimulatorClock, cores: int, together: float = 1.0, busy: float = 0.0) -> None:
         self._clock, self._cores, self._together, self.busy = clock, cores, together, busy
         self._working: list[tuple[float, int, SharedThread]] = []
-        """Who works, by the work that each will have been given when its own is done: a heap."""
+        """Threads that work, a heap by the work each will have been given when its own is done."""
         self._given = self._since = 0.0
         """Seconds of work that somebody who had always worked would have been given, and when that was so."""
         self._order = self._plans = 0
 
     def thread(self) -> SharedThread:
-        """That of one more role."""
+        """Return the thread of one more role."""
         return SharedThread(self, self._clock)
 
     def begin(self, thread: SharedThread, seconds: float) -> None:
@@ -233,12 +233,12 @@ class VirtualHost:
     def end(self, thread: SharedThread) -> None:
         """A role works no more."""
         self._pass()
-        self._working = [one for one in self._working if one[2] is not thread]
+        self._working = [entry for entry in self._working if entry[2] is not thread]
         heapq.heapify(self._working)
         self._plan()
 
     def speed(self, roles: int) -> float:
-        """Of each of so many that work, in seconds of work a second."""
+        """Return the speed of each working role, in seconds of work a second."""
         return speed(roles, self._cores, self._together)
 
     def _pass(self) -> None:
@@ -264,7 +264,7 @@ class VirtualHost:
 
 
 def speed(working: float, cores: int, together: float) -> float:
-    """Of each of so many that work on a host, on average, in seconds of work a second.
+    """Return the mean speed of each role that works on a host, in seconds of work a second.
 
     Args:
         working: how many.
@@ -280,12 +280,12 @@ def speed(working: float, cores: int, together: float) -> float:
 
 
 class SharedThread(Thread):
-    """That of a role on a host."""
+    """Thread of a role on a shared host."""
 
     def __init__(self, host: VirtualHost, clock: SimulatorClock) -> None:
         self._host, self._clock = host, clock
         self._given: deque[tuple[float, float, Then[Any] | None, Any]] = deque()
-        """Of each piece: seconds of work, seconds before which it is not over, and what is called then."""
+        """Pieces of work: seconds of work, the least seconds until it is over, and what is called then."""
         self._began = self.worked = 0.0
 
     def do(self, seconds: float, then: Then[Argument] | None, argument: Argument) -> None:
@@ -311,7 +311,7 @@ class SharedThread(Thread):
         self.do(seconds, None, None)
 
     def works(self) -> bool:
-        """Whether it is not done."""
+        """Return whether work is left."""
         return bool(self._given)
 
     def stop(self) -> None:

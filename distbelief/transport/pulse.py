@@ -41,9 +41,7 @@ class Pulse:
         return min(self._most, max(LEAST_SECONDS, FACTOR * self._longest))
 
     def lost(self, silence: float) -> bool:
-        """Whether a silence of so many seconds, by now, is a death; one that is shorter than the last was told is
-        another.
-        """
+        """Return whether a silence of so many seconds is a death. A silence shorter than the last one is a new one."""
         if silence < self._last:
             self._longest = max(self._longest, self._last)
         self._last = silence

@@ -24,8 +24,8 @@ PACKET = 1500
 
 
 class RoleFlow(Flow):
-    """What one role sends another over some links, by its link to that; the latency is that of all cables, and a packet
-    takes so many seconds for each byte.
+    """Messages of one role to another over the links of a route. `latency` is that of all cables; `packet` is seconds a
+    byte of a short message.
     """
 
     __slots__ = ("ends", "latency", "link", "packet", "queue", "sent")
@@ -68,17 +68,17 @@ class RoutedNetwork(VirtualNetwork):
 
     def host_of(self, role: str) -> int:
         """The number of a role's host: shards and standbys are spread over switches."""
-        one = roles.parse(role)
-        if one.kind is roles.Kind.REPLICA:
-            return one.index // self.per_host
-        if one.kind in (roles.Kind.SHARD, roles.Kind.STANDBY):
-            return self._spread[(one.index + (one.kind is roles.Kind.STANDBY)) % len(self._spread)]
+        parsed = roles.parse(role)
+        if parsed.kind is roles.Kind.REPLICA:
+            return parsed.index // self.per_host
+        if parsed.kind in (roles.Kind.SHARD, roles.Kind.STANDBY):
+            return self._spread[(parsed.index + (parsed.kind is roles.Kind.STANDBY)) % len(self._spread)]
         return 0
 
     def flow(self, link: VirtualLink) -> RoleFlow:
         """A new flow for a link between hosts."""
         route = self.routes.of(self.places[link.own.host], self.places[link.peer.host])
-        packet = 1 / min(self.capacities[one] for one in route)
+        packet = 1 / min(self.capacities[number] for number in route)
         flow = self.flows[link] = RoleFlow(route, link, self.model.latency * len(route) / 2, packet)
         return flow
 
@@ -105,11 +105,11 @@ class RoutedNetwork(VirtualNetwork):
 
     def link_loads(self) -> dict[int, Counter[tuple[str, str]]]:
         """The bytes that each directed link has carried, by who has sent them to whom."""
-        found: dict[int, Counter[tuple[str, str]]] = {}
+        sent: dict[int, Counter[tuple[str, str]]] = {}
         for flow in self.flows.values():
             for link in flow.links:
-                found.setdefault(link, Counter())[flow.link.own.role, flow.link.peer.role] += flow.sent
-        return found
+                sent.setdefault(link, Counter())[flow.link.own.role, flow.link.peer.role] += flow.sent
+        return sent
 
 
 class RoutedEndpoint(VirtualEndpoint):

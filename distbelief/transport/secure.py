@@ -1,7 +1,7 @@
-"""Who is at the other end of a connection: a role, by its certificate under TLS, or a process of this user, at a Unix
+"""Identity of the other end of a connection: a role, by its certificate under TLS, or a process of this user at a Unix
 socket.
 
-Nothing of the protocol, and so light: who asks a join server whether he may take part need not import torch for it.
+It knows nothing of the protocol, so that whoever asks a join server for admission need not import torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MUTE = (
     "its port answers, and bytes do not come: it is stopped, a proxy or firewall answers in its place, or the way "
     "takes only shorter packets than are sent (try a smaller MTU: ip link set DEV mtu 1280)"
 )
-"""Of who lets himself be called, and says nothing."""
+"""Reason and remedy for a peer that accepts a connection and says nothing."""
 RECORD = 16 << 10
 """Most bytes of a record of TLS; what is shorter goes joined."""
 _PIECE = 256 << 10  # of a long payload: what one write takes whole or not at all
@@ -38,7 +38,7 @@ _INFO = struct.Struct("@120x2Q")  # of the kernel's tcp_info: tcpi_bytes_acked, 
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """By what a role proves who it is. All three are PEM."""
+    """Certificate and keys by which a role proves who it is. All three are PEM."""
 
     authority: str
     """The certificate of the job's authority."""
@@ -62,7 +62,7 @@ class TlsSocket(ssl.SSLSocket):
     peer = ""
     """The role that the other end has proved to be; "" until the handshake is done."""
     traffic = Traffic()
-    """Where what TLS adds is counted: nobody's, until an endpoint gives its own."""
+    """Ledger of the bytes that TLS adds: nobody's, until an endpoint gives its own."""
 
     def greet(self) -> None:
         """Go on with the handshake; raises BlockingIOError until it is done."""
@@ -143,7 +143,7 @@ def _carried(connection: ssl.SSLSocket) -> tuple[int, int]:
 
 
 def _chunks(buffers: Iterable[Bytes]) -> Iterator[Bytes]:
-    """What is written at once: short buffers joined up to a record, long ones in pieces."""
+    """Yield what is written at once: short buffers joined up to a record, long ones in pieces."""
     joined = bytearray()
     for buffer in buffers:
         view = memoryview(buffer)
@@ -161,21 +161,21 @@ def _chunks(buffers: Iterable[Bytes]) -> Iterator[Bytes]:
 
 
 def context(purpose: int, identity: Identity) -> ssl.SSLContext:
-    """What a handshake needs: our certificate, and whose others we believe."""
-    made = ssl.SSLContext(purpose)
-    made.minimum_version = ssl.TLSVersion.TLSv1_3
-    made.check_hostname = False  # certificates are of roles, which may run anywhere
-    made.verify_mode = ssl.CERT_REQUIRED
-    made.sslsocket_class = TlsSocket
-    made.load_verify_locations(cadata=identity.authority)
+    """Return the context of a handshake: our certificate, and the authority that we trust."""
+    tls = ssl.SSLContext(purpose)
+    tls.minimum_version = ssl.TLSVersion.TLSv1_3
+    tls.check_hostname = False  # certificates are of roles, which may run anywhere
+    tls.verify_mode = ssl.CERT_REQUIRED
+    tls.sslsocket_class = TlsSocket
+    tls.load_verify_locations(cadata=identity.authority)
     # `ssl` reads keys from files only, and no disk is to see this one
     secret = os.memfd_create("distbelief identity", os.MFD_CLOEXEC)
     try:
         os.write(secret, (identity.certificate + identity.key).encode())
-        made.load_cert_chain(f"/proc/self/fd/{secret}")
+        tls.load_cert_chain(f"/proc/self/fd/{secret}")
     finally:
         os.close(secret)
-    return made
+    return tls
 
 
 def check_user(connection: socket.socket) -> None:

@@ -37,7 +37,7 @@ class SharedEndpoint(SocketEndpoint):
 
     _segment = -1
     finds: Callable[[str], bool] = staticmethod(_nobody)
-    """Whether a peer finds what it asks for where it is: then nothing is written into its arena."""
+    """Tells whether a peer reads its vector where it lies; then nothing is written into its arena."""
 
     def allocate(self, held: Range, gradients: int, parameters: int) -> Arena:
         """Make this role's arena in one anonymous segment, which every role that it connects to maps. Pinning it for a
@@ -140,8 +140,8 @@ class SharedEndpoint(SocketEndpoint):
             if not self.finds(link.role):
                 copy_bytes(link.view("to", link.lent, message), payload)
             return
-        own, first = self.arena, message.start - self.arena.held.start
-        if payload.nbytes and payload.data_ptr() != own.gradients[message.slot].data_ptr() + first:
+        arena, first = self.arena, message.start - self.arena.held.start
+        if payload.nbytes and payload.data_ptr() != arena.gradients[message.slot].data_ptr() + first:
             raise LocalProtocolError(
                 f"the payload of {message} lies elsewhere than in gradient slot {message.slot} of {self.role}: put it "
                 "there first"

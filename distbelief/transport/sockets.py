@@ -1,4 +1,4 @@
-"""What the carriers over sockets have in common: who may link, introductions, frames, and the one poll loop."""
+"""Common part of the carriers over sockets: admission, introductions, frames, and the one poll loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from distbelief.transport.link import HELLO_LIMIT, HELLO_SECONDS, IN, OUT, STRAN
 from distbelief.transport.patience import Patience
 
 CLOSE_SECONDS = 1.0
-"""How long `close` waits for the last messages to go out."""
+"""Limit for `close` to send the last messages."""
 
 _READ = 16 << 10  # what of a payload comes with its message is copied once more, so not much
 _FLUSH = 128 << 10  # queued bytes that do not wait for the next poll
@@ -72,7 +72,7 @@ class SocketEndpoint(NetworkEndpoint):
 
     @abstractmethod
     def _landing(self, payload: torch.Tensor) -> memoryview | None:
-        """Where the bytes that follow a message are to be received; None where none do."""
+        """Return the buffer for the bytes that follow a message; None where none do."""
 
     def _introduce(self, connection: socket.socket, frame: bytes) -> None:
         """Send the first frame of a link."""
@@ -158,7 +158,7 @@ class SocketEndpoint(NetworkEndpoint):
                 )
 
     def incarnation_of(self, peer: str) -> int:
-        """Which incarnation of a peer has opened the link to it; -1 where that is not known, or there is none."""
+        """Return the incarnation of the peer that opened the link; -1 where unknown, or without a link."""
         return self._links[peer].hello.incarnation if peer in self._links else -1
 
     def flush(self) -> None:
@@ -433,8 +433,8 @@ class SocketEndpoint(NetworkEndpoint):
                 else:
                     payload = link.view("lent", link.lent, message)
                 room = self._landing(payload)
-                found = self.traffic.shared_memory if room is None else self.traffic.received
-                found[message.traffic] += payload.nbytes
+                counts = self.traffic.shared_memory if room is None else self.traffic.received
+                counts[message.traffic] += payload.nbytes
                 if room is not None and room.nbytes:
                     have = min(len(room), end - position)
                     room[:have] = data[position : position + have]

@@ -26,15 +26,15 @@ from distbelief.transport.pulse import BEAT_SECONDS, Pulse
 from distbelief.transport.sockets import SocketEndpoint
 
 SILENCE_SECONDS = 120.0
-"""How long the peer's host may be silent at most, on any network, before the link is lost."""
+"""Longest silence of a peer's host, on any network, before the link is lost."""
 BUFFER = 4 << 20
 """Bytes asked for in each direction of a connection's kernel buffers: a fast link needs its rate times its round trip
 (1 Gbyte/s times 4 ms).
 """
 
 _INFO = struct.Struct("@52x2I")
-"""Of the kernel's tcp_info: milliseconds since data came (tcpi_last_data_recv), and since an acknowledgement did
-(tcpi_last_ack_recv).
+"""Two fields of the kernel's tcp_info: milliseconds since data came (tcpi_last_data_recv), and since an acknowledgement
+did (tcpi_last_ack_recv).
 """
 
 _SCHEME = "tcp:"
@@ -203,5 +203,5 @@ def _reserve(size: int) -> torch.Tensor:
 
 def silence_of(connection: socket.socket) -> float:
     """Seconds since anything came from the host at the other end of a connection, be it only an acknowledgement."""
-    told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
-    return float(min(_INFO.unpack(told))) / 1000
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+    return float(min(_INFO.unpack(info))) / 1000

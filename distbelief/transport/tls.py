@@ -12,7 +12,7 @@ from distbelief.transport.secure import Identity, TlsSocket, context
 from distbelief.transport.tcp import TcpEndpoint
 
 HANDSHAKE_SECONDS = 60.0
-"""How long whoever opens a link waits for the other end, which may be busy (writing a checkpoint, say)."""
+"""Limit for the other end's handshake; it may be busy (writing a checkpoint, say)."""
 
 
 class TlsEndpoint(TcpEndpoint):

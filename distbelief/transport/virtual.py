@@ -65,7 +65,7 @@ class Outage(CheckedStruct, frozen=True):
 
 
 class NetworkModel(CheckedStruct, frozen=True):
-    """What the network is like. Times in seconds, rates in bytes per second."""
+    """Model of a network. Times in seconds, rates in bytes per second."""
 
     latency: float = 50e-6
     bandwidth: float = 1.25e9
@@ -127,16 +127,16 @@ class VirtualNetwork:
             (cut.start, cut.stop, frozenset(cut.side)) for cut in sorted(self.model.outages, key=lambda cut: cut.start)
         ]
         self.plain = not (self._unsteady or self.outages or self.model.reduction)
-        """Whether a message takes no longer than its line and the two ports."""
+        """True where nothing delays a message but its line and the two ports."""
         self.chance = random.Random(seed)
         self.phantom = phantom
         usual = LinkModel(self.model.latency, self.model.bandwidth)
         own = MEMORY if hosts else usual
         inside = LinkModel(self.model.local_latency or own.latency, self.model.local_bandwidth or own.bandwidth)
         self.inside = inside if (per_host or hosts) and inside != usual else None
-        """What links inside a host are like, where that is otherwise."""
+        """Model of links inside a host, where it differs."""
         self.shares = self.inside is not None and self.inside.bandwidth == math.inf
-        """Whether these are its memory, in which nothing is sent."""
+        """True where these are shared memory, in which nothing is sent."""
         self._per_host, self._hosts, self._replicas = per_host, hosts, replicas
         self._machines: dict[int, VirtualHost] = {}
         self.endpoints: dict[str, VirtualEndpoint] = {}
@@ -145,9 +145,9 @@ class VirtualNetwork:
         self.watch: Callable[[str, str, Message], None] = _nothing
         """Called as each message is delivered: where checkers stand."""
         self.adds: Callable[[Message], bool] = lambda _: False
-        """Whether the bytes behind a message are added to others where they arrive, which costs `reduction`."""
+        """Tells whether the bytes of a message are added to others on arrival, which costs `reduction`."""
         self.memories: dict[str, VirtualMemory] = {}
-        """By shard: what it holds, where replicas do there themselves what they would else tell it."""
+        """Memories in which replicas make updates themselves, by shard."""
         self.left: Callable[[str, int], None] = _nobody
         """Called with a role and its incarnation when it has ended by itself, and everything that it had to say has
         left.
@@ -159,7 +159,7 @@ class VirtualNetwork:
         return endpoint
 
     def says(self, role: str, message: Message) -> bool:
-        """Whether a role says that, since it lives, or its memory answers for it."""
+        """Return whether a message leaves a role: it lives, or its memory answers for it."""
         memory = self.memories.get(role)
         return not self.endpoints[role].ended or (memory is not None and type(message) in memory.answers)
 
@@ -206,7 +206,7 @@ class VirtualNetwork:
         return arrives
 
     def _late(self) -> float:
-        """How much later than usual a message comes, by chance."""
+        """Draw the extra delay of a message."""
         model, late = self.model, 0.0
         if model.jitter:
             late = model.latency * model.jitter * self.chance.random()
@@ -256,9 +256,9 @@ class VirtualEndpoint(Endpoint):
         self.port = Port()
         self.host, self.thread = network.host_of(role), network.thread_of(role)
         self.work: MessageCosts | None = None
-        """What its messages cost it: no time, where nobody says."""
+        """Cost of its messages; None is no time."""
         self.ended = False
-        """Whether nothing leaves any more: what was said before it was closed still does."""
+        """True once closed: earlier messages still leave, no others do."""
         self._queues = not (roles.is_replica(role) or role == roles.EVALUATOR)
         self._waiting: deque[tuple[VirtualEndpoint, Arrival]] = deque()
         self.arriving = deque[Any]()
@@ -291,12 +291,12 @@ class VirtualEndpoint(Endpoint):
             self._reach(peer)
 
     def incarnation_of(self, peer: str) -> int:
-        """Which incarnation of a peer the link is to; -1 where there is none."""
+        """Return the incarnation of the peer that the link is to; -1 without a link."""
         link = self.links.get(peer)
         return -1 if link is None or link.gone else link.peer.incarnation
 
     def has_sent(self, role: str) -> bool:
-        """Whether anything has left on the link to a peer."""
+        """Return whether anything has left on the link to a peer."""
         return role in self.links and self.links[role].last >= 0.0
 
     def _reach(self, peer: VirtualEndpoint) -> VirtualLink:
@@ -335,15 +335,15 @@ class VirtualEndpoint(Endpoint):
             self._leave(what)
 
     def _does_in_memory(self, to: str, message: Message, payload: Payload | None) -> bool:
-        """Whether it is not sent, but done or answered in the memory of a shard."""
+        """Return whether a shard's memory takes the message, so that it is not sent."""
         network = self.network
         if (memory := network.memories.get(to)) and roles.is_replica(self.role) and type(message) in memory.taken:
             network.before_send(self.role, to, message)
             if not self.ended:
                 memory.take(self, message, payload)
             return True
-        if (own := network.memories.get(self.role)) and type(message) in own.answers:
-            own.answer(network.endpoints[to], message, payload)
+        if (held := network.memories.get(self.role)) and type(message) in held.answers:
+            held.answer(network.endpoints[to], message, payload)
             return True
         return False
 
@@ -398,7 +398,7 @@ class VirtualEndpoint(Endpoint):
             self._hand(sender, self._landed(arrival))
 
     def _landed(self, arrival: Arrival) -> Arrival:
-        """What arrives, whose bytes are brought to where they were asked for."""
+        """Return the arrival with its bytes in the buffer that was asked for."""
         event = arrival.event
         if not isinstance(event, SlotReply) or arrival.payload is None:
             return arrival
@@ -406,16 +406,17 @@ class VirtualEndpoint(Endpoint):
         return Arrival(arrival.sender, event, here)
 
     def _succeeds(self, theirs: VirtualLink) -> bool:
-        """Whether what comes is of a later life of a role than the one that the link is to, which is gone with this
-        first word; else that was on its way since a former life.
+        """Return whether a message is from a later incarnation than the link's, which is then gone.
+
+        Otherwise it was on its way since a former life.
         """
         sender = theirs.own
         before = self.links[sender.role].peer
         if sender.incarnation < before.incarnation:
             return False
         self._lose((before, f"{sender.role} came again, as incarnation {sender.incarnation}"))
-        own = self.links[sender.role] = VirtualLink(self, sender)
-        own.back, theirs.back = theirs, own
+        link = self.links[sender.role] = VirtualLink(self, sender)
+        link.back, theirs.back = theirs, link
         return True
 
     def _hand(self, sender: VirtualEndpoint, arrival: Arrival) -> None:
@@ -510,8 +511,7 @@ class VirtualEndpoint(Endpoint):
 
 
 class VirtualMemory:
-    """What a shard holds where replicas do there themselves what they would else tell it, one after another. It
-    outlives the shard's process.
+    """Memory of a shard in which replicas make updates themselves, one after another. It outlives the shard's process.
 
     Args:
         network: on which they are.
@@ -533,7 +533,7 @@ class VirtualMemory:
         self._network, self._may, self._do = network, may, do
         self.turns: deque[Turn] = deque()
         self._early: list[Turn] = []
-        """What could not be done in its turn yet."""
+        """Messages that could not be acted on in their turn yet."""
 
     def take(self, sender: VirtualEndpoint, message: Message, payload: Payload | None) -> None:
         """Have a role do something, as soon as it has the lock."""
@@ -548,7 +548,7 @@ class VirtualMemory:
         sender.thread.do(seconds, self._end, None)
 
     def _end(self, _: None) -> None:
-        """What was done is published, and the next has the lock."""
+        """Publish what was done, and pass the lock on."""
         turn = self.turns.popleft()
         left = [] if self._done(turn) else [turn]
         self.look()
@@ -596,7 +596,7 @@ class VirtualMemory:
 
 
 Turn = tuple[VirtualEndpoint, Message, Payload | None]
-"""Who is to do what in a memory."""
+"""A message that a role is to act on in a shard's memory."""
 
 
 def _nothing(sender: str, to: str, message: Message) -> None:
