@@ -26,7 +26,7 @@ from distbelief.tasks.task import ACCURACY
 
 
 def evaluates(settings: Settings, task: Task) -> bool:
-    """Whether a job measures its model as it goes.
+    """Return whether a job measures its model as it goes.
 
     Raises:
         UsageError: a target or a rhythm that the task has no test set for.

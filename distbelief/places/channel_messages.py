@@ -36,13 +36,13 @@ class Failed(ChannelMessage, frozen=True, tag=True):
     trace: str = ""
     """The traceback of what the user's code raised."""
     done: bool = False
-    """Whether its part of the job was done before."""
+    """True if its part of the job was done before."""
     host: str = ""
     """Where it was, of several; their place says it."""
 
     @property
     def told(self) -> str:
-        """What people are told."""
+        """Return what people are told."""
         return f"host {self.host}: {self.text}" if self.host else self.text
 
 
@@ -63,11 +63,11 @@ class Died(ChannelMessage, frozen=True, tag=True):
     reason: str
     incarnation: int
     left: bool = False
-    """Whether it had played its role to the end."""
+    """True if it had played its role to the end."""
 
     @property
     def event(self) -> Event:
-        """What the coordinator is told."""
+        """Return what the coordinator is told."""
         leaves = self.left and roles.is_replica(self.role)
         return membership.Leave(for_good=True) if leaves else Lost(self.reason, self.incarnation)
 

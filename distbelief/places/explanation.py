@@ -51,7 +51,7 @@ class Explanation:
         return self.failed(f"{reason} ({deaths})" if deaths else reason) if self.deaths else JobFailed(reason)
 
     def repeats(self, role: str, said: str) -> bool:
-        """Whether a life of a role has failed with the words of the last."""
+        """Return whether a life of a role has failed with the words of the last."""
         before, self._last_words[role] = self._last_words.get(role), said
         return bool(said) and said == before
 
@@ -67,7 +67,7 @@ class Explanation:
 
     @property
     def remedy(self) -> str:
-        """What the user can do."""
+        """Return what the user can do."""
         if self.checkpoint:
             return f"go on from checkpoint {self.checkpoint} with --resume"
         return "there is no checkpoint yet to go on from: start anew"

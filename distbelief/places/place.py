@@ -22,12 +22,13 @@ class Ended(msgspec.Struct, frozen=True):
     how: str = ""
     """How it ended, in words; "" where that is not to be told when the job fails."""
     killed: bool = False
-    """Whether a signal ended it, and no error of its own."""
+    """True if a signal ended it, and no error of its own."""
     done: bool = False
-    """Whether it had played its role to the end."""
+    """True if it had played its role to the end."""
     resumable: bool = True
-    """Whether a next life could go on where this one was: false of a coordinator whose journal is not whole, and where
-    no host has room for one."""
+    """True if a next life could go on where this one was: false of a coordinator whose journal is not whole, and where
+    no host has room for one.
+    """
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -78,7 +79,7 @@ class Interruption(msgspec.Struct, frozen=True):
     within: float = 0.0
     """Seconds in which the host may leave a job that goes on; 0 where it may not."""
     replaceable: bool = False
-    """Whether another host could hold its shards."""
+    """True if another host could hold its shards."""
 
 
 class Unable(msgspec.Struct, frozen=True):

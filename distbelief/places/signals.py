@@ -87,7 +87,7 @@ def _wait_for_all(child: int) -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal, and can do nothing until it is told to go on."""
+    """Return whether a process was stopped by a signal, and can do nothing until it is told to go on."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] == "T"
@@ -96,7 +96,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def processor_seconds(pid: int) -> float:
-    """What a process has used of the processor, with all that it has started."""
+    """Return what a process has used of the processor, with all that it has started."""
     used = 0.0
     with contextlib.suppress(OSError, ValueError):  # it has ended
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

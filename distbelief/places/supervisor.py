@@ -127,12 +127,12 @@ class Supervisor:
 
     @property
     def over(self) -> bool:
-        """Whether nobody is to be started any more."""
+        """Return whether nobody is to be started any more."""
         return self.failure is not None or self.finished is not None
 
     @property
     def empty(self) -> bool:
-        """Whether nobody is there."""
+        """Return whether nobody is there."""
         return not self._here
 
     def _lives(self) -> Iterator[_Life]:
@@ -142,7 +142,7 @@ class Supervisor:
         return self._here[role][-1] if role in self._here else None
 
     def moves(self, standby: str) -> bool:
-        """Whether a standby is about to play its shard."""
+        """Return whether a standby is about to play its shard."""
         return standby in self._moving
 
     @property
@@ -153,12 +153,12 @@ class Supervisor:
         return ("the job is ending", False) if self.ending or self.finished is not None else None
 
     def _needs(self, role: str) -> bool:
-        """Whether the job cannot go on until another takes the place of a role."""
+        """Return whether the job cannot go on until another takes the place of a role."""
         return self._guest or role in (roles.COORDINATOR, roles.SINGLE)
 
     def conclude(self) -> tuple[DistbeliefError | None, records.Finished | None]:
-        """How the job has ended: the error that says why it has failed, if it has; and what is to be recorded of that,
-        if nobody has yet.
+        """Return how the job has ended: the error that says why it has failed, if it has; and what is to be recorded of
+        that, if nobody has yet.
         """
         self.failure = self.failure or self.explanation.error(self.finished, self.started)
         if self.failure is None and self._late is not None:
@@ -263,7 +263,7 @@ class Supervisor:
         return []
 
     def _failed_late(self, role: str, word: Failed) -> list[Effect]:
-        """What a script raises after its part of the job costs nobody the training: it is told at the end."""
+        """Return what a script raises after its part of the job costs nobody the training: it is told at the end."""
         for life in self._here.get(role, ()):
             life.left = True
         if self._late is None:
@@ -358,7 +358,7 @@ class Supervisor:
         return [*self._notes_of(life, how, again), *self._fill(now, role)]
 
     def _comes_again(self, now: float, life: _Life, ended: Ended) -> bool:
-        """Whether this begins the next life of a role by itself."""
+        """Return whether this begins the next life of a role by itself."""
         if self.failure is not None or not ended.resumable:
             return False
         if life.role in (roles.COORDINATOR, roles.SINGLE):
@@ -368,7 +368,7 @@ class Supervisor:
         return roles.kind(life.role) not in (roles.Kind.SHARD, roles.Kind.STANDBY)
 
     def _was_done(self, life: _Life) -> bool:
-        """Whether another partition of a replica's life has ended in peace: none of that begins another."""
+        """Return whether another partition of a replica's life has ended in peace: none of that begins another."""
         lead, incarnation = roles.lead_of(life.role), life.incarnation
         return any(
             one.left and one.incarnation == incarnation and roles.lead_of(one.role) == lead
@@ -376,7 +376,7 @@ class Supervisor:
         )
 
     def _notes_of(self, life: _Life, how: str, again: bool) -> list[Effect]:
-        """What is recorded of a death that the coordinator does not hear of."""
+        """Return what is recorded of a death that the coordinator does not hear of."""
         told = [f"{life.role} is gone: {how}; another takes its place, and goes on by its journal"] if again else []
         if self._guest:
             told = [life.said.told] * bool(life.said.told) + [
@@ -530,7 +530,7 @@ class Supervisor:
 
     @property
     def _ends(self) -> bool:
-        """Whether the job ends for all, so that no host leaves by itself."""
+        """Return whether the job ends for all, so that no host leaves by itself."""
         return self.ending or bool(self._interrupts) or self.over
 
     def _replicas_of(self, event: Interruption) -> set[str]:
@@ -538,7 +538,7 @@ class Supervisor:
         return {roles.lead_of(role) for role, _ in event.lives if roles.is_replica(role)}
 
     def _spares(self, event: Interruption) -> bool:
-        """Whether the job goes on without a host: others have replicas, and its shards standbys or a checkpoint."""
+        """Return whether the job goes on without a host: others have replicas, its shards standbys or a checkpoint."""
         if not event.within or not self.started or self._ends:
             return False
         leads = self._replicas_of(event)

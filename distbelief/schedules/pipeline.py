@@ -76,10 +76,10 @@ class Boundary(msgspec.Struct, frozen=True):
     size: int = 0
     """Bytes of a sample."""
     gradient: bool = True
-    """Whether its gradient comes back."""
+    """True if its gradient comes back."""
 
     def ends(self, direction: Pass) -> tuple[int, int]:
-        """Who sends, and who receives."""
+        """Return who sends, and who receives."""
         return (self.source, self.target) if direction is Pass.FORWARD else (self.target, self.source)
 
 
@@ -136,7 +136,7 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def homes(self) -> int:
-        """How many homes there are."""
+        """Return how many homes there are."""
         return 1 + max((segment.home for segment in self.segments), default=-1)
 
     def of(self, home: int) -> list[int]:
@@ -145,7 +145,8 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """How many homes a microbatch is at, from each home on to the one where it turns: 1 for the last of a chain.
+        """Return how many homes a microbatch is at, from each home on to the one where it turns: 1 for the last of a
+        chain.
 
         Homes that need values of each other have the same depth.
 
@@ -155,7 +156,7 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
         return depths_of(self.homes, ((one.source, one.target) for one in self.boundaries))
 
     def uses(self, task: SegmentTask) -> list[Crossing]:
-        """What a segment uses, forward or back, of what its home received."""
+        """Return what a segment uses, forward or back, of what its home received."""
         segment = self.segments[task.segment]
         inputs = [Crossing(number, task.microbatch, Pass.FORWARD) for number in segment.takes]
         if task.direction is Pass.FORWARD:
@@ -164,7 +165,7 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
         return inputs + [Crossing(number, task.microbatch, Pass.BACKWARD) for number in back]
 
     def makes(self, task: SegmentTask) -> list[Crossing]:
-        """What is ready to be sent when a segment has been computed."""
+        """Return what is ready to be sent when a segment has been computed."""
         segment = self.segments[task.segment]
         if task.direction is not Pass.BACKWARD:
             return [Crossing(number, task.microbatch, Pass.FORWARD) for number in segment.gives]
@@ -174,7 +175,7 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
 
 
 def depths_of(homes: int, edges: Iterable[tuple[int, int]]) -> tuple[int, ...]:
-    """How many homes a microbatch is at, from each home on to the one where it turns.
+    """Return how many homes a microbatch is at, from each home on to the one where it turns.
 
     Args:
         homes: how many there are.
@@ -227,12 +228,13 @@ class Pipeline(msgspec.Struct, frozen=True, dict=True):
     orders: tuple[tuple[HomeTask, ...], ...]
     """The tasks of each home."""
     asynchronous: bool = False
-    """Whether a home updates its weights when a microbatch is back, which is a minibatch of its own; the weights that
-    it went forward with are kept for its way back."""
+    """True if a home updates its weights when a microbatch is back, which is a minibatch of its own; the weights that
+    it went forward with are kept for its way back.
+    """
 
     @cached_property
     def actions(self) -> tuple[tuple[Action, ...], ...]:
-        """What each home computes, receives and sends, in order, by the rules."""
+        """Return what each home computes, receives and sends, in order, by the rules."""
         return tuple(tuple(self._actions(home)) for home in range(self.graph.homes))
 
     def _actions(self, home: int) -> Iterator[Action]:
@@ -252,17 +254,17 @@ class Pipeline(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def once(self) -> bool:
-        """Whether weights' gradients are made once, of all microbatches."""
+        """Return whether weights' gradients are made once, of all microbatches."""
         return any(task.direction is Pass.WEIGHTS for order in self.orders for task in order)
 
     def uses(self, task: SegmentTask) -> list[Crossing]:
-        """What a task uses of what its home received."""
+        """Return what a task uses of what its home received."""
         every = range(self.microbatches) if task.microbatch == ALL else (task.microbatch,)
         return [crossing for microbatch in every for crossing in self.graph.uses(task._replace(microbatch=microbatch))]
 
     @cached_property
     def last_uses(self) -> Mapping[Crossing, SegmentTask]:
-        """What uses each thing that was received last."""
+        """Return what uses each thing that was received last."""
         tasks = (one for actions in self.actions for one in actions if isinstance(one, SegmentTask))
         return {crossing: task for task in tasks for crossing in self.uses(task)}
 
@@ -276,7 +278,7 @@ class Pipeline(msgspec.Struct, frozen=True, dict=True):
         return tuple(most)
 
     def slots(self, boundary: int) -> int:
-        """How many slots a boundary has each way: what its source has in flight; all, if all stay to the end.
+        """Return how many slots a boundary has each way: what its source has in flight; all, if all stay to the end.
 
         Whoever sends finds one free: its source takes a further microbatch forward only after an earlier one is back,
         and with it what was taken of that one everywhere behind. Where no gradient comes back he may have to wait.

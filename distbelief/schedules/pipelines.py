@@ -48,7 +48,7 @@ def pipeline(algorithm: str, graph: SegmentGraph, microbatches: int = 1, weight_
 
 
 def in_flight(algorithm: str, microbatches: int, depth: int) -> int:
-    """How many microbatches a home of a depth may have in flight.
+    """Return how many microbatches a home of a depth may have in flight.
 
     >>> in_flight("gpipe", 8, 2), in_flight("1f1b", 8, 2), in_flight("1f1b", 1, 2)
     (8, 2, 1)

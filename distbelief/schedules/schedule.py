@@ -31,11 +31,11 @@ class Move(NamedTuple):
 
     @property
     def length(self) -> int:
-        """How many elements."""
+        """Return how many elements."""
         return self.stop - self.start
 
     def overlaps(self, other: Move) -> bool:
-        """Whether some elements are moved by both."""
+        """Return whether some elements are moved by both."""
         return self.start < other.stop and other.start < self.stop
 
 
@@ -52,7 +52,7 @@ class RankStep(NamedTuple):
 
     @property
     def swaps(self) -> bool:
-        """Whether elements that leave are among those that are received: then a copy is kept of one of the two."""
+        """Return whether elements that leave are among those that are received, so that a copy is needed."""
         return any(one.overlaps(other) for one in self.sends for other in self.receives)
 
 
@@ -95,7 +95,9 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def edges(self) -> list[int]:
-        """Where a move begins or ends, in order: the elements between two edges are moved together wherever they go."""
+        """Return where a move begins or ends, in order: the elements between two edges are moved together wherever they
+        go.
+        """
         return sorted({0, self.length, *(edge for move in self.moves for edge in (move.start, move.stop))})
 
     def parts_of(self, move: Move) -> range:
@@ -120,5 +122,5 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
         return [tuple(steps) for steps in found]
 
     def steps_of(self, rank: int) -> tuple[RankStep, ...]:
-        """What one rank does, in order; steps that do not concern it are left out."""
+        """Return what one rank does, in order; steps that do not concern it are left out."""
         return self._by_rank[rank]

@@ -60,7 +60,7 @@ def check_shards(shards: int, parameters: int) -> None:
 
 
 def _shares(sizes: list[int], shards: int) -> list[int]:
-    """How many shards each home has: one, and each further one goes where shards hold most."""
+    """Return how many shards each home has: one, and each further one goes where shards hold most."""
     counts = [1] * len(sizes)
     for _ in range(shards - len(sizes)):
         most = max(range(len(sizes)), key=lambda home: sizes[home] / counts[home])

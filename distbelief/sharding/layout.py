@@ -47,7 +47,7 @@ class Range(msgspec.Struct, frozen=True, array_like=True):
         return self.stop - self.start
 
     def common(self, other: Range) -> Range:
-        """What both have; no bytes, somewhere, where that is nothing.
+        """Return what both have; no bytes, somewhere, where that is nothing.
 
         >>> Range(0, 8).common(Range(4, 12)), Range(0, 4).common(Range(8, 12)).size
         (Range(start=4, stop=8), 0)
@@ -56,7 +56,7 @@ class Range(msgspec.Struct, frozen=True, array_like=True):
         return Range(start, max(start, min(self.stop, other.stop)))
 
     def without(self, others: Iterable[Range]) -> tuple[Range, ...]:
-        """What is left of it without others, which are in order; an empty one where nothing is.
+        """Return what is left of it without others, which are in order; an empty one where nothing is.
 
         >>> Range(0, 9).without([Range(2, 4), Range(4, 5)])
         (Range(start=0, stop=2), Range(start=5, stop=9))
@@ -150,7 +150,7 @@ class TrainedPart(NamedTuple):
 
     @property
     def elements(self) -> slice | None:
-        """Which of its elements these are, one after another; None where it is all of them.
+        """Return which of its elements these are, one after another; None where it is all of them.
 
         >>> weight = Tensor("weight", (3, 4), "float32")
         >>> entry = Entry(weight, whole(weight), 128)
@@ -220,13 +220,13 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
         return next((number for number, home in enumerate(self.homes) if part.stop <= home.all.stop), 0)
 
     def held(self, home: int) -> Range:
-        """What a home has of the vector; all of it, where none (-1) is named."""
+        """Return what a home has of the vector; all of it, where none (-1) is named."""
         own = self.homes if home < 0 else self.homes[home : home + 1]
         return Range(own[0].all.start, own[-1].all.stop)
 
     @property
     def only(self) -> HomeRanges:
-        """What the one home has of a model that is not split.
+        """Return what the one home has of a model that is not split.
 
         Raises:
             UsageError: the model is split.
@@ -251,7 +251,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
         return [entry for entry in self.entries if entry.tensor.kind == "parameter"]
 
     def trained_in(self, within: Range) -> list[TrainedPart]:
-        """What of the parameters that are trained lies in a range, in order."""
+        """Return what of the parameters that are trained lies in a range, in order."""
         parts = (
             TrainedPart(number, entry, Range(entry.start, entry.stop).common(within))
             for number, entry in enumerate(self.trained_entries)
@@ -269,11 +269,11 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
         return sum(e.elements for e in self.trained_entries)
 
     def is_sparse(self, entry: Entry) -> bool:
-        """Whether a parameter's gradients may be some of its rows."""
+        """Return whether a parameter's gradients may be some of its rows."""
         return "rows" in self.groups[entry.tensor.group]
 
     def stepped(self, group: int) -> dict[str, float]:
-        """What a parameter group sets for the optimizer."""
+        """Return what a parameter group sets for the optimizer."""
         return {option: value for option, value in self.groups[group].items() if option != "rows"}
 
     def sections_in(self, within: Range) -> tuple[Section, ...]:
@@ -426,7 +426,7 @@ def check_same(server: Layout, joining: Layout, who: str) -> None:
 
 
 def _lacks(server: Layout, joining: Layout, tensor: Tensor) -> str:
-    """What a model has in the place of a tensor whose name it lacks."""
+    """Return what a model has in the place of a tensor whose name it lacks."""
 
     def nameless(layout: Layout) -> list[Entry]:
         return [msgspec.structs.replace(e, tensor=msgspec.structs.replace(e.tensor, name="")) for e in layout.entries]

@@ -55,7 +55,7 @@ class Choice:
 
     @property
     def told(self) -> str:
-        """What it was chosen for, in a sentence."""
+        """Return what it was chosen for, in a sentence."""
         best = self.candidates[0]
         others = [one for one in self.candidates[1 : 1 + TOLD] if not one.reason]
         beside = "; ".join(f"{_named(one.split)} {self.whole / one.seconds:.2f}" for one in others)

@@ -115,7 +115,7 @@ class SplitGraph:
 
 
 def arrive(value: torch.Tensor) -> torch.Tensor:
-    """What a transfer computes."""
+    """Return what a transfer computes."""
     return value
 
 
@@ -167,7 +167,7 @@ class Rewriter:
             self._make_free(node)
 
     def value(self, node: fx.Node) -> Value:
-        """Where a value of the traced graph is."""
+        """Return where a value of the traced graph is."""
         return self._values[node]
 
     def share_out(self, homes: Mapping[fx.Node, int]) -> None:
@@ -505,7 +505,7 @@ class Rewriter:
                 self._owns(first, Piece(own.dimension, own.start, own.stop, home))
 
     def _owns(self, name: str, piece: Piece) -> bool:
-        """Whether a home has a piece of a tensor: it does if nobody else has any of it."""
+        """Return whether a home has a piece of a tensor: it does if nobody else has any of it."""
         held = self.split.pieces.setdefault(name, [])
         if piece in held:
             return True
@@ -568,7 +568,7 @@ class Rewriter:
         return made
 
     def _is_held(self, name: str) -> bool:
-        """Whether a tensor is a parameter or a buffer of the state, which one home has."""
+        """Return whether a tensor is a parameter or a buffer of the state, which one home has."""
         return name in self._persistent
 
     def _is_constant(self, name: str) -> bool:

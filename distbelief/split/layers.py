@@ -29,7 +29,7 @@ class Indices:
     stop: int
 
     def covers(self, shape: Shape) -> bool:
-        """Whether they are all that a tensor of a shape has."""
+        """Return whether they are all that a tensor of a shape has."""
         at = self.dimension
         return not shape.growth[at] and self.start <= 0 and self.stop >= shape.fixed[at]
 
@@ -66,7 +66,7 @@ class Cut:
 
 
 def edges(length: int, parts: int) -> tuple[int, ...]:
-    """Where a length is cut into parts, the first ones longer by one where it does not divide.
+    """Return where a length is cut into parts, the first ones longer by one where it does not divide.
 
     >>> edges(10, 4)
     (0, 3, 6, 8, 10)
@@ -153,7 +153,7 @@ class Borrowing(nn.Module):
         self._names = names
 
     def forward(self, *args: torch.Tensor) -> object:
-        """What the layer gives with those tensors."""
+        """Return what the layer gives with those tensors."""
         own, given = args[: -len(self._names)], args[-len(self._names) :]
         return torch.func.functional_call(self.inner, dict(zip(self._names, given, strict=True)), own)
 
@@ -183,7 +183,7 @@ class Keyed(nn.Module):
         self._op, self._target, self._number = op, target, number
 
     def forward(self, chance: int, *args: Any, **kwargs: object) -> object:
-        """What the node gives, drawn by a step's and microbatch's number."""
+        """Return what the node gives, drawn by a step's and microbatch's number."""
         torch.manual_seed(mixed(chance, self._number))
         if self.inner is not None:
             return self.inner(*args, **kwargs)
@@ -242,7 +242,7 @@ _DRAWING = ("dropout", "rand", "bernoulli", "multinomial", "normal", "rrelu", "p
 
 
 def draws(node: fx.Node, layer: nn.Module | None = None) -> bool:
-    """Whether a node draws at random."""
+    """Return whether a node draws at random."""
     if layer is not None:
         return any(_draws(part) for part in layer.modules() if part.training)
     if node.op not in ("call_function", "call_method"):

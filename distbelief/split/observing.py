@@ -27,7 +27,7 @@ class NodeValues:
     flops: dict[fx.Node, int]
     """Floating-point operations of each node's forward, at the first number of samples."""
     real: bool
-    """Whether tensors had values, on which numbers may depend."""
+    """True if tensors had values, on which numbers may depend."""
 
 
 def observe(
@@ -72,7 +72,7 @@ def _observe(model: nn.Module, graph: fx.Graph, inputs: tuple[object, ...], make
 
 
 def _arguments(graph: fx.Graph, inputs: tuple[object, ...]) -> list[object]:
-    """What the placeholders are given: each an argument, or each a leaf of the arguments."""
+    """Return what the placeholders are given: each an argument, or each a leaf of the arguments."""
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     given = (
         list(inputs)

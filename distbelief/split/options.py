@@ -66,7 +66,7 @@ class Split:
 
     @classmethod
     def parse(cls, text: str, partitions: int, chunks: int = 0, own: str | None = None) -> Split:
-        """What was written on a command line: a way, or `PATTERN=WAY,...`, where a number is a home.
+        """Return what was written on a command line: a way, or `PATTERN=WAY,...`, where a number is a home.
 
         Args:
             text: what was written.
@@ -125,7 +125,7 @@ def blamed_on_task(own: str) -> Iterator[None]:
 
 
 def fits(pattern: str, path: str) -> bool:
-    """Whether a pattern fits a module's path, or that of a module that it is in.
+    """Return whether a pattern fits a module's path, or that of a module that it is in.
 
     >>> fits("conv*", "conv1"), fits("features", "features.conv1"), fits("conv*", "fc1")
     (True, True, False)

@@ -86,14 +86,14 @@ def _unrolled(split: Split, traced: Traced) -> tuple[Traced, Placed]:
 
 
 def _by_samples(split: Split, traced: Traced) -> set[fx.Node]:
-    """What each home computes for its part of the samples."""
+    """Return what each home computes for its part of the samples."""
     if split.ways == "samples":
         return before_dense(traced)
     return {node for node in traced.graph.nodes if split.of(node.meta.get("path", "")) == "samples"}
 
 
 def _placed(split: Split, traced: Traced, nodes: list[fx.Node], work: Mapping[str, float] | None) -> Placed:
-    """Where what the user named is computed."""
+    """Return where what the user named is computed."""
     placed: Placed = {}
     named: dict[str, list[fx.Node]] = {}
     for node in nodes:
@@ -114,7 +114,7 @@ def _placed(split: Split, traced: Traced, nodes: list[fx.Node], work: Mapping[st
 
 
 def _divided(split: Split, traced: Traced, way: str, nodes: list[fx.Node]) -> Placed:
-    """What a way divides of some nodes; the others follow."""
+    """Return what a way divides of some nodes; the others follow."""
     layers = [node for node in nodes if node.op == "call_module"]
     own: dict[fx.Node, str | int] = dict.fromkeys(layers, way)
     if way == "neurons":
@@ -147,14 +147,14 @@ def _divided(split: Split, traced: Traced, way: str, nodes: list[fx.Node]) -> Pl
 
 
 def _is_tied(traced: Traced, node: fx.Node) -> bool:
-    """Whether a layer shares a tensor with another: then it stays whole, unless it is named."""
+    """Return whether a layer shares a tensor with another: then it stays whole, unless it is named."""
     names = {f"{node.target}.{name}" for name, _ in traced.layer(node).named_parameters()}
     return bool(names & (traced.aliases.keys() | set(traced.aliases.values())))
 
 
 def _followed(traced: Traced, rewriter: Rewriter, node: fx.Node) -> int | Divided:
-    """Where a node is computed that nobody placed: on parts, where what it takes is cut and it can; else where most of
-    what it takes is whole already.
+    """Return where a node is computed that nobody placed: on parts, where what it takes is cut and it can; else where
+    most of what it takes is whole already.
     """
     values = [rewriter.value(one) for one in node.all_input_nodes]
     cuts = [value.cut for value in values]

@@ -257,7 +257,7 @@ class Passes:
         return kept
 
     def _begins(self, source: Source, segment: Segment) -> bool:
-        """Whether no earlier segment takes something."""
+        """Return whether no earlier segment takes something."""
         return not any(source in one.takes for one in self.program.segments[: segment.number])
 
 

@@ -43,32 +43,32 @@ class Shape:
         return tuple(side + own * more for side, more in zip(self.fixed, self.growth, strict=True))
 
     def elements(self, samples: int) -> int:
-        """How many elements for so many samples."""
+        """Return how many elements for so many samples."""
         return math.prod(self.at(samples))
 
     def bytes(self, samples: int) -> int:
-        """How many bytes for so many samples."""
+        """Return how many bytes for so many samples."""
         return self.elements(samples) * self.dtype.itemsize
 
     @property
     def elements_each(self) -> int:
-        """How many elements for one sample: in the mean, where it is of a part of them."""
+        """Return how many elements for one sample: in the mean, where it is of a part of them."""
         return round(self.elements(self.share[1]) / self.share[1])
 
     @property
     def bytes_each(self) -> int:
-        """How many bytes for one sample: in the mean, where it is of a part of them."""
+        """Return how many bytes for one sample: in the mean, where it is of a part of them."""
         return self.elements_each * self.dtype.itemsize
 
     @property
     def bytes_more(self) -> float:
-        """How many bytes more for one sample more: in the mean, where it is of a part of them."""
+        """Return how many bytes more for one sample more: in the mean, where it is of a part of them."""
         return (self.bytes(1 + self.share[1]) - self.bytes(1)) / self.share[1]
 
 
 def samples_of(samples: int, number: int, parts: int) -> int:
-    """How many samples a part of so many has: as equal as can be, the first ones longer; where there are fewer samples
-    than parts, those without one have a copy of one, as a layer may not take none.
+    """Return how many samples a part of so many has: as equal as can be, the first ones longer; where there are fewer
+    samples than parts, those without one have a copy of one, as a layer may not take none.
 
     >>> [samples_of(8, number, 3) for number in range(3)], [samples_of(2, number, 3) for number in range(3)]
     ([3, 3, 2], [1, 1, 1])
@@ -248,7 +248,7 @@ class _Tidied:
     def _number(
         self, node: fx.Node, values: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]
     ) -> Any:
-        """What is no tensor is linear in the number of samples, or computed as it was."""
+        """Return what is no tensor is linear in the number of samples, or computed as it was."""
         pairs = [*zip(*map(pytree.tree_leaves, values), strict=True)]
         known = all(isinstance(one, int) or (isinstance(one, float | None) and one == other) for one, other in pairs)
         depends = self._depends(node)
@@ -265,8 +265,8 @@ class _Tidied:
         return new
 
     def _is_linear(self, node: fx.Node, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> bool:
-        """Whether the numbers that a node gives are linear in the number of samples; two of these would else not show
-        what they are for a third.
+        """Return whether the numbers that a node gives are linear in the number of samples; two of these would else not
+        show what they are for a third.
         """
         counts = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, fx.Node)]
         name = name_of(node)
@@ -276,7 +276,7 @@ class _Tidied:
         return sums and all(one is self._samples or one.target is size for one in counts)
 
     def _depends(self, node: fx.Node) -> bool:
-        """Whether the numbers that a node gives may depend on the values of tensors."""
+        """Return whether the numbers that a node gives may depend on the values of tensors."""
         return self._observed.real and any(
             self._new[one] in self._of_values
             or (name_of(node) not in _SIZES and isinstance(self._observed.values[0].get(one), torch.Tensor))
@@ -364,7 +364,7 @@ class _Tidied:
 
 
 def _inplace(node: fx.Node) -> bool:
-    """Whether a function was told to write in place."""
+    """Return whether a function was told to write in place."""
     if "inplace" in node.kwargs:
         return bool(node.kwargs["inplace"])
     try:

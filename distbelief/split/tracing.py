@@ -67,11 +67,13 @@ class Traced:
     aliases: Mapping[str, str]
     """Names of tied tensors, to the first name of each."""
     copied: bool
-    """Whether it has been copied to be traced, with all its values."""
+    """True if it has been copied to be traced, with all its values."""
 
     @property
     def told(self) -> str:
-        """What tracing it took, behind what else is said of its partitions; "" where that is nothing to speak of."""
+        """Return what tracing it took, behind what else is said of its partitions; "" where that is nothing to speak
+        of.
+        """
         return "; each partition copied the whole model in memory to trace it, which takes its values" * self.copied
 
     @property
@@ -168,7 +170,7 @@ class _Tracer(fx.Tracer):
 
 
 def _by_fx(model: nn.Module, inputs: tuple[object, ...]) -> tuple[nn.Module, fx.Graph]:
-    """What cannot be traced becomes a leaf, from the inside out, until the rest can."""
+    """Return what cannot be traced becomes a leaf, from the inside out, until the rest can."""
     leaves: set[str] = set()
     while True:
         tracer = _Tracer(leaves)
@@ -286,7 +288,7 @@ def _by_modules(model: nn.Module, modules: Sequence[str]) -> tuple[nn.Module, fx
 
 
 def _told(model: nn.Module, failures: Sequence[BaseException]) -> str:
-    """Where in the model's own code the last method failed that came to it, why, and what to do."""
+    """Return where in the model's own code the last method failed that came to it, why, and what to do."""
     kind = type(model).__name__
     told, where = failures[-1], ""
     for error in failures:

@@ -67,7 +67,7 @@ class _Linear(NamedTuple):
         return gradient @ weight
 
     def samples(self, value: torch.Tensor) -> torch.Tensor:
-        """What was taken, or given, with one dimension of samples."""
+        """Return what was taken, or given, with one dimension of samples."""
         return value.flatten(0, -2)
 
     def weights(self, gradient: torch.Tensor, value: torch.Tensor, of: Weights, rooms: GradientRooms) -> Weights:
@@ -100,7 +100,7 @@ class _Convolution(NamedTuple):
         return made
 
     def samples(self, value: torch.Tensor) -> torch.Tensor:
-        """What was taken, or given, with one dimension of samples."""
+        """Return what was taken, or given, with one dimension of samples."""
         return value
 
     def weights(self, gradient: torch.Tensor, value: torch.Tensor, of: Weights, rooms: GradientRooms) -> Weights:
@@ -120,7 +120,7 @@ Product = _Linear | _Convolution
 
 
 def _sum(gradient: torch.Tensor | None, own: torch.Tensor) -> torch.Tensor:
-    """What a parameter has, which may be sparse, and what was made of it."""
+    """Return what a parameter has, which may be sparse, and what was made of it."""
     if gradient is None:
         return own
     return gradient.add_(own) if gradient.layout is torch.strided else own.add_(gradient)
@@ -189,7 +189,7 @@ class WeightGradients(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _kept_of(self, dimensions: int, given: Mapping[str, Any]) -> _Factors | None:
-        """Where a call is kept; None where its weights' gradients are made with its backward pass."""
+        """Return where a call is kept; None where its weights' gradients are made with its backward pass."""
         value, weight, bias = given["input"], given["weight"], given.get("bias")
         own = id(weight) in self._own and (bias is None or id(bias) in self._own)
         if not own or torch.is_autocast_enabled(value.device.type):

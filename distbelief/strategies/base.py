@@ -40,7 +40,7 @@ class LocalMachine(Protocol):
 
     @property
     def encrypted(self) -> bool:
-        """Whether links are TLS."""
+        """Return whether links are TLS."""
         ...
 
 
@@ -49,22 +49,22 @@ class Virtual(Protocol):
 
     @property
     def sends(self) -> bool:
-        """Whether its network is another than usual."""
+        """Return whether its network is another than usual."""
         ...
 
     @property
     def messages(self) -> bool:
-        """Whether messages cost another time than usual."""
+        """Return whether messages cost another time than usual."""
         ...
 
     @property
     def adds(self) -> bool:
-        """Whether it says how fast a gradient is added to another."""
+        """Return whether it says how fast a gradient is added to another."""
         ...
 
     @property
     def local(self) -> bool:
-        """Whether it says how fast links inside a host are."""
+        """Return whether it says how fast links inside a host are."""
         ...
 
     @property
@@ -74,7 +74,7 @@ class Virtual(Protocol):
 
     @property
     def faulty(self) -> bool:
-        """Whether roles crash, or would come back after another time than usual."""
+        """Return whether roles crash, or would come back after another time than usual."""
         ...
 
 
@@ -90,13 +90,13 @@ class Strategy(Checked):
     own: ClassVar[type[StrategySettings]] = Pushing
     """The class of the settings that are its own."""
     coordinated: ClassVar[bool] = True
-    """Whether replicas train under a coordinator; else one process plays everything, where the model is not split."""
+    """True if replicas train under a coordinator; else one process plays everything, where the model is not split."""
     evaluated: ClassVar[bool] = True
-    """Whether an evaluator of its own measures the model; else who has it does."""
+    """True if an evaluator of its own measures the model; else who has it does."""
     most_guests: ClassVar[int] = MOST
     """How many may join one job in all."""
     direct: ClassVar[bool] = False
-    """Whether its replicas can update the shards' memory themselves, where all are on one host."""
+    """True if its replicas can update the shards' memory themselves, where all are on one host."""
     counts: ClassVar[str] = "minibatches"
     """What the position of a checkpoint counts: a run goes on only with a strategy that counts the same."""
     meaningless: ClassVar[Mapping[str, str]] = {}
@@ -125,7 +125,7 @@ class Strategy(Checked):
 
     @classmethod
     def players(cls) -> Players:
-        """Who plays the roles of a job that has a coordinator; made when first asked for, as it needs torch.
+        """Return who plays the roles of a job that has a coordinator; made when first asked for, as it needs torch.
 
         Raises:
             LocalProtocolError: one process plays everything.
@@ -134,7 +134,7 @@ class Strategy(Checked):
 
     @classmethod
     def loop(cls, context: LoopContext) -> Loop:  # noqa: ARG003  # for those that have one
-        """What plays everything in one process; made when first asked for, as it needs torch.
+        """Return what plays everything in one process; made when first asked for, as it needs torch.
 
         Raises:
             LocalProtocolError: its roles have players.
@@ -147,7 +147,7 @@ class Strategy(Checked):
 
     @property
     def alone(self) -> bool:
-        """Whether one process plays everything."""
+        """Return whether one process plays everything."""
         return not self.coordinated
 
     def replica_roles(self) -> tuple[str, ...]:
@@ -168,7 +168,7 @@ class Strategy(Checked):
         )
 
     def needs_memory(self, settings: Settings, carrier: str) -> bool:
-        """Whether the processes of a job share memory that outlives each of them."""
+        """Return whether the processes of a job share memory that outlives each of them."""
         return False
 
     def served_because(self, settings: Settings, carrier: str) -> str:

@@ -64,7 +64,7 @@ class ProcessSpec(Protocol):
 
     @property
     def identity(self) -> Identity | None:
-        """What this role proves itself with; None where links are not encrypted."""
+        """Return what this role proves itself with; None where links are not encrypted."""
         ...
 
     @property
@@ -74,7 +74,7 @@ class ProcessSpec(Protocol):
 
     @property
     def device(self) -> str:
-        """Where replicas compute."""
+        """Return where replicas compute."""
         ...
 
 
@@ -142,7 +142,7 @@ class Context:
     none): the task's data and model, a user's own loop, or for a phantom nothing but the time that passes.
     """
     measured: bool = False
-    """Whether the model is measured."""
+    """True if the model is measured."""
     part: SplitPart | None = None
     """What it computes together with the other partitions of its replica, where that is split: then the model is what
     it holds of it.
@@ -158,7 +158,7 @@ class Context:
     optimizers: tuple[Optimizer, ...] = ()
     """That a user's loop names, one for each of its models; none for those of the settings."""
     scripted: bool = False
-    """Whether a user's own loop computes: a step of it may be several backward passes."""
+    """True if a user's own loop computes: a step of it may be several backward passes."""
     memory: Memory | None = None
     """What the replicas share, where the strategy needs it."""
     crossings: Memory | None = None
@@ -177,7 +177,7 @@ class Context:
 
     @property
     def split(self) -> SplitCompute | None:
-        """How it computes together with the other partitions, where the replica is split."""
+        """Return how it computes together with the other partitions, where the replica is split."""
         if self.part is None:
             return None
         address = self.process.listen() if self.process else ""
@@ -185,7 +185,7 @@ class Context:
         return SplitCompute(siblings, self.part, self._crossings(self.part))
 
     def _crossings(self, part: SplitPart) -> Crossings | None:
-        """Where partitions find what crosses between them, each replica in a part of what they share."""
+        """Return where partitions find what crosses between them, each replica in a part of what they share."""
         if self.crossings is None or not in_order():
             return None
         homes = self.settings.partitions

@@ -96,7 +96,7 @@ def partition(
     task: Task, model: nn.Module, settings: Settings, role: str, rows: bool, graph: SplitGraph,
     clock: Callable[[], float] = time.perf_counter, device: torch.device | None = None,
 ) -> tuple[FlatModule, PartitionTrainer]:  # fmt: skip
-    """What a partition holds of a model, and how it computes with that.
+    """Return what a partition holds of a model, and how it computes with that.
 
     Args:
         task: with its training set.
@@ -116,7 +116,7 @@ def partition(
 
 
 def programs(graph: SplitGraph, model: nn.Module, settings: Settings) -> list[tuple[HomeProgram, HomeSchedule]]:
-    """What each partition computes of a model, and how minibatches go through it."""
+    """Return what each partition computes of a model, and how minibatches go through it."""
     return [(build(graph, home, model), home_schedule(graph, settings, home)) for home in range(settings.partitions)]
 
 
@@ -149,7 +149,7 @@ class PhantomPartition:
 
     @property
     def depth(self) -> int:
-        """How many homes a minibatch is at, from this one on to where it turns."""
+        """Return how many homes a minibatch is at, from this one on to where it turns."""
         return self._way.depth
 
     def play(self, batch: Batch) -> Generator[HomeEffect, object, Computed]:
@@ -201,11 +201,11 @@ class PhantomPartition:
         return self._way.share(run, self._program, self.samples)
 
     def slot(self, asked: Give | Take) -> int:
-        """Which of all things that cross in a step it is."""
+        """Return which of all things that cross in a step it is."""
         raise LocalProtocolError(f"{asked} has no bytes")
 
     def size(self, asked: Give | Take) -> int:
-        """How many bytes cross."""
+        """Return how many bytes cross."""
         return asked.transfer.shape.bytes(self.samples[asked.microbatch])
 
     def encode(self, given: Give) -> None:

@@ -53,11 +53,11 @@ class JobCoordinator(Machine, Protocol):
 
     @property
     def plan(self) -> Plan | None:
-        """Who holds what, once the first replica has told its layout."""
+        """Return who holds what, once the first replica has told its layout."""
         ...
 
     def waits(self) -> str:
-        """What it waits for, in one sentence."""
+        """Return what it waits for, in one sentence."""
         ...
 
     def standing(self) -> dict[str, object]:
@@ -110,7 +110,7 @@ class Players:
     check_model: Callable[[Settings, nn.Module], None] = check_nothing
     """Refuses, with a `UsageError`, a model that the strategy cannot train."""
     rows: bool = False
-    """Whether sparse gradients stay so; else embeddings are told to make dense ones."""
+    """True if sparse gradients stay so; else embeddings are told to make dense ones."""
 
     @property
     def memory(self) -> Mapping[str, type]:
@@ -119,6 +119,6 @@ class Players:
 
     @property
     def served(self) -> Servers:
-        """Who holds the parameters, where there are shards."""
+        """Return who holds the parameters, where there are shards."""
         assert self.servers is not None
         return self.servers

@@ -19,7 +19,7 @@ from distbelief.transport.base import Arena
 
 
 def served(context: Context, story: HasStory) -> Part:
-    """What a replica plays that shards serve, by its story: it computes gradients on what it fetches.
+    """Return what a replica plays that shards serve, by its story: it computes gradients on what it fetches.
 
     A partition of a split replica does not know what to clip its part of a gradient to; its story does.
     """
@@ -28,7 +28,7 @@ def served(context: Context, story: HasStory) -> Part:
 
 
 def served_reader(context: Context) -> Worker:
-    """Who measures for the evaluator, with what the shards answer."""
+    """Return who measures for the evaluator, with what the shards answer."""
     flat = context.module
     land = _landing(flat)
 

@@ -134,7 +134,7 @@ class Agent:
                     child.say(word.word)
 
     def _answer(self, word: ReachHosts | Look | MeasureWays | OfferData | DataPiece) -> AgentWord:
-        """What the supervisor asks of this host before anything is started."""
+        """Return what the supervisor asks of this host before anything is started."""
         match word:
             case ReachHosts():
                 return HostsReached(network.try_all(word.others))
@@ -158,7 +158,7 @@ class Agent:
         return next((one for one in self._processes.children if self._lives[one.role, one.incarnation] == life), None)
 
     def _spec(self, role: str, incarnation: int, output: int) -> bytes:
-        """What the process of a life must know: what the supervisor says, and of this host."""
+        """Return what the process of a life must know: what the supervisor says, and of this host."""
         from distbelief.places.processes.spec import Opening, Spec
 
         told = self._specs.pop((role, incarnation))
@@ -193,7 +193,7 @@ class Agent:
 
 
 def greeting(port: int, mark: str) -> Greeting:
-    """What a host is like.
+    """Return what a host is like.
 
     Args:
         port: where others may try to reach it.
@@ -208,7 +208,7 @@ def greeting(port: int, mark: str) -> Greeting:
 
 
 def look(asked: Look) -> Looked:
-    """Whether the data of a task are here."""
+    """Return whether the data of a task are here."""
     lacks = ""
     if asked.task:
         from distbelief.tasks import available  # with torch

@@ -37,7 +37,7 @@ class Bridge:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         return not self._thread.is_alive()
 
     def wait(self, seconds: float) -> bool:

@@ -214,7 +214,7 @@ def _bare(report: HostReport) -> str:
 
 
 def lines(reports: Sequence[HostReport]) -> list[str]:
-    r"""What is shown of them.
+    r"""Return what is shown of them.
 
     >>> report = HostReport("a", "0.1.0", 4, 0, 3 << 30, 0.002, "10.0.0.1", {"b": Way(1e-4, 1.2e8)}, ["no data"])
     >>> print("\n".join(lines([report])))

@@ -118,8 +118,8 @@ class Cluster(Local):
 
     @property
     def engine(self) -> str:
-        """What starts agents: a launcher that has started this command several times, else as `on` says, else Slurm
-        inside an allocation of several nodes, else SSH.
+        """Return what starts agents: a launcher that has started this command several times, else as `on` says, else
+        Slurm inside an allocation of several nodes, else SSH.
 
         Raises:
             UsageError: there is no such engine, or a launcher has named the hosts already.
@@ -158,7 +158,7 @@ class Cluster(Local):
 
     @property
     def encrypted(self) -> bool:
-        """Whether links are TLS: unless `insecure`."""
+        """Return whether links are TLS: unless `insecure`."""
         return not self.insecure
 
     def attend(self) -> None:
@@ -182,7 +182,7 @@ class Cluster(Local):
         return meeting.meet(*self._start(), self.interface)
 
     def settings(self, job: Job) -> Settings:
-        """What every role of a job is told here.
+        """Return what every role of a job is told here.
 
         Raises:
             UsageError: as of `Local`; also of hosts that are not written well, or have too few slots.
@@ -207,7 +207,7 @@ class Cluster(Local):
         return settings
 
     def plan(self, settings: Settings, everybody: Sequence[str]) -> Placement:
-        """Who is where, by the slots that are written, and if all hosts see the run folder; no host is asked.
+        """Return who is where, by the slots that are written, and if all hosts see the run folder; no host is asked.
 
         Raises:
             UsageError: slots are not written, or too few.
@@ -220,7 +220,7 @@ class Cluster(Local):
         return self._place(settings, everybody, sites)
 
     def preview(self, settings: Settings, everybody: Sequence[str]) -> list[str]:
-        """Who would be where, and what the links between hosts would carry."""
+        """Return who would be where, and what the links between hosts would carry."""
         placement = self.plan(settings, everybody)
         return [*placement.lines(), *lines(self.ordered, settings, placement.where)]
 
@@ -272,7 +272,7 @@ class Cluster(Local):
         return SlurmSteps({host.name: host.slots for host in self.named})
 
     def check(self, task: str = "", data_dir: str = "", every_two: bool = False) -> list[HostReport]:
-        """Whether the hosts are ready for a job: what each is like, and what is wrong there, with what to do.
+        """Return whether the hosts are ready for a job: what each is like, and what is wrong there, with what to do.
 
         Args:
             task: whose data are looked for; "" for none.
@@ -294,7 +294,7 @@ class Cluster(Local):
     def make_processes(
         self, job: Job, settings: Settings, evaluated: bool, attempt: Attempt
     ) -> Callable[[Hooks], HostProcesses]:
-        """What makes the place of a job's processes."""
+        """Return what makes the place of a job's processes."""
         everybody, run = job.strategy.roles(evaluated), attempt.folder.path if attempt.folder else Path()
         ordered = self.ordered
 

@@ -28,7 +28,7 @@ class Through(Protocol):
     """The process here through which an agent is, or what stands for one, with the calls of `subprocess.Popen`."""
 
     def poll(self) -> int | None:
-        """How it has ended; None where it has not."""
+        """Return how it has ended; None where it has not."""
         ...
 
     def wait(self, timeout: float | None = None) -> int:
@@ -48,7 +48,7 @@ class StartedAgent(NamedTuple):
     printed: int
     """A descriptor: the standard error of that process."""
     stays: bool = False
-    """Whether it is there after its part is over, until it is dismissed with the status of the job."""
+    """True if it is there after its part is over, until it is dismissed with the status of the job."""
 
 
 class Engine(Protocol):
@@ -88,12 +88,12 @@ class RemoteShell:
 
 
 def agent_command() -> str:
-    """What a shell on a host runs to be an agent."""
+    """Return what a shell on a host runs to be an agent."""
     return module_command(AGENT)
 
 
 def module_command(module: str) -> str:
-    """What a shell on a host runs: a module with this Python, in this directory, both as they are called here."""
+    """Return the command of a shell on a host: a module with this Python, in this directory."""
     own = [os.path.abspath(one) for one in sys.path if not one.startswith((sys.prefix, sys.base_prefix))]
     words = ["env", f"PYTHONPATH={os.pathsep.join(own)}", sys.executable, "-m", module]
     return f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(words)}"

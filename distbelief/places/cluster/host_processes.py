@@ -83,7 +83,7 @@ class HostProcesses:
         return self._opened.agents if self._opened else []
 
     def spec_for(self, role: str, spec: Spec) -> Spec:
-        """What the process of a role must know, where it is: it listens at its host's address."""
+        """Return what the process of a role must know, where it is: it listens at its host's address."""
         assert self._placement
         assert self._opened
         at = self._placement.where[role]
@@ -151,7 +151,7 @@ class HostProcesses:
 
     @property
     def waitables(self) -> list[Any]:
-        """What is ready as soon as a process has said something or ended, or an agent has."""
+        """Return what is ready as soon as a process has said something or ended, or an agent has."""
         there = [agent for agent in self._agents if not agent.gone]
         return [*self._local.waitables, *(agent.line.reads for agent in there), *(agent.printed for agent in there)]
 

@@ -66,7 +66,7 @@ class Launched(msgspec.Struct, frozen=True):
 
 
 def launched(environment: Mapping[str, str]) -> Launched | None:
-    """Which of several processes this one is; None where no launcher has started more than one.
+    """Return which of several processes this one is; None where no launcher has started more than one.
 
     Raises:
         UsageError: the variables of a launcher contradict each other, or are one's that is not known.
@@ -102,7 +102,7 @@ def launched(environment: Mapping[str, str]) -> Launched | None:
 
 
 def own() -> Launched | None:
-    """Which of several processes this one is."""
+    """Return which of several processes this one is."""
     return launched(os.environ)
 
 
@@ -120,7 +120,9 @@ def hostname() -> str:
 
 
 def parent_process() -> str:
-    """Which process has started this one, the same as long as that runs and no other's; "" where it is out of sight."""
+    """Return which process has started this one, the same as long as that runs and no other's; "" where it is out of
+    sight.
+    """
     try:
         with open(f"/proc/{os.getppid()}/stat") as file, open("/proc/sys/kernel/random/boot_id") as boot:
             return f"{boot.read().strip()} {os.getppid()} {file.read().rpartition(')')[2].split()[19]}"

@@ -280,7 +280,7 @@ def _stay(start: Launched, far: TlsSocket) -> int:
 
 
 def _first_word(line: Line) -> AgentWord | None:
-    """What is said first; None where the other end is gone before."""
+    """Return what is said first; None where the other end is gone before."""
     said: list[AgentWord] = []
     there = True
     while there and not said:
@@ -341,7 +341,7 @@ def _connect(where: str, identity: Identity) -> TlsSocket:
 
 
 def _attend(start: Launched) -> AttendMeeting:
-    """What this process is, and offers."""
+    """Return what this process is, and offers."""
     allowed = sorted(os.sched_getaffinity(0))
     return AttendMeeting(
         start.rank, start.local_rank, network.network_identity(), hostname(), allowed, start.cores, limits.quota(),

@@ -172,8 +172,8 @@ def choose(name: str, addresses: Sequence[str], told: Mapping[str, Sequence[str]
 
 
 def order(addresses: Iterable[str], first: Iterable[str], same: bool) -> list[str]:
-    """Which addresses of a host are tried: those by which it was reached already first; loopback only where all hosts
-    are one machine.
+    """Return which addresses of a host are tried: those by which it was reached already first; loopback only where all
+    hosts are one machine.
     """
     several = [one for one in dict.fromkeys([*first, *addresses]) if "%" not in one]  # of one cable
     loopback = [one for one in several if ipaddress.ip_address(one).is_loopback]

@@ -28,7 +28,7 @@ class HostSlots(msgspec.Struct, frozen=True):
     name: str
     slots: int
     keeps: bool = True
-    """Whether it sees the run folder, where shards write their parts of checkpoints."""
+    """True if it sees the run folder, where shards write their parts of checkpoints."""
     switch: int = 0
     """At which it is; all are at one where no topology says otherwise."""
 
@@ -114,7 +114,7 @@ class Placement:
             self.where[cell], loads[found] = found, loads[found] + 1
 
     def _fullness(self, at: int, more: int = 1) -> float:
-        """Which part of a host's slots would be taken, with so many more."""
+        """Return which part of a host's slots would be taken, with so many more."""
         return (self._loads[at] + more) / max(self.sites[at].slots, 1e-9)
 
     def _put(self, role: str, at: int) -> None:
@@ -132,7 +132,7 @@ class Placement:
         return min(there, key=lambda at: (self._is_near(at, shard), self._servers[at]))
 
     def _is_near(self, at: int, other: int) -> bool:
-        """Whether two hosts are at one switch."""
+        """Return whether two hosts are at one switch."""
         return other != HOME and self.sites[at].switch == self.sites[other].switch
 
     # what is asked
@@ -148,7 +148,7 @@ class Placement:
         return [shard for role in standbys if self.where.get(shard := roles.shard_of(role)) == self.where[role]]
 
     def lines(self) -> list[str]:
-        """Who is where, one line a host, and what whoever runs the job should know of that."""
+        """Return who is where, one line a host, and what whoever runs the job should know of that."""
         told = [f"here: {', '.join(self.on(HOME))}"]
         for at, site in enumerate(self.sites):
             slots = f"{site.slots} slot{'' if site.slots == 1 else 's'}"
@@ -163,7 +163,7 @@ class Placement:
         self._lost.add(at)
 
     def can_replace(self, at: int) -> bool:
-        """Whether the shards of a host could begin again on another."""
+        """Return whether the shards of a host could begin again on another."""
         return any(one != at for one in self._alive(self._keepers))
 
     def rename(self, role: str, to: str) -> None:
@@ -171,8 +171,8 @@ class Placement:
         self.where[to] = self.where.pop(role)
 
     def again(self, role: str) -> int | None:
-        """Where the next life of a role is to begin: where it was; where that host is gone, on another with slots left;
-        None where there is none.
+        """Return where the next life of a role is to begin: where it was; where that host is gone, on another with
+        slots left; None where there is none.
         """
         at = self.where.get(role)
         if at is not None and at not in self._lost:

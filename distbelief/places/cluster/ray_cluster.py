@@ -94,7 +94,7 @@ class RayInvitation:
         self._ray.shutdown()
 
     def late(self, missing: list[int]) -> str:
-        """Which nodes have not come, and why that may be."""
+        """Return which nodes have not come, and why that may be."""
         names = ", ".join(self._nodes[rank - 1][1] for rank in missing[:8])
         return (
             f"{len(missing)} of the {len(self._nodes)} nodes of Ray have not come ({names}): are their processors "
@@ -103,7 +103,7 @@ class RayInvitation:
 
 
 def _task() -> Callable[[str, bytes], str]:
-    """What a task of Ray's does: a function that needs no module of ours where it runs."""
+    """Return what a task of Ray's does: a function that needs no module of ours where it runs."""
 
     def hold(command: str, ticket: bytes) -> str:
         import subprocess

@@ -71,7 +71,7 @@ class RemoteAgent:
         self.gone = ""
         """Why it is; "" while it is there."""
         self.leaves = False
-        """Whether its host was told to go, and the job goes on."""
+        """True if its host was told to go, and the job goes on."""
         self._before, self._last_words = b"", ""
         os.set_blocking(self.printed, False)
 
@@ -105,7 +105,7 @@ class RemoteAgent:
             self.reached = word
 
     def read_printed(self) -> list[str]:
-        """What it, or its engine, has printed since, in lines."""
+        """Return what it, or its engine, has printed since, in lines."""
         data = b""
         with contextlib.suppress(OSError):
             while piece := os.read(self.printed, 1 << 16):
@@ -116,11 +116,11 @@ class RemoteAgent:
 
     @property
     def over(self) -> bool:
-        """Whether the process here by which it was started has ended."""
+        """Return whether the process here by which it was started has ended."""
         return self._process.poll() is not None
 
     def why(self) -> str:
-        """How it ended, by what was printed, and what to do."""
+        """Return how it ended, by what was printed, and what to do."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)  # its line has ended: what it printed is there when it has
         self.read_printed()

@@ -115,7 +115,7 @@ def _is_text(name: str) -> bool:
 
 
 def files_of(folder: Path) -> list[DataFile]:
-    """What a folder holds, by name.
+    """Return what a folder holds, by name.
 
     Raises:
         UsageError: as `list_data`.
@@ -312,7 +312,7 @@ class ShippedData:
 
 
 def _has(folder: Path, file: DataFile) -> bool:
-    """Whether a folder holds a file, bit for bit."""
+    """Return whether a folder holds a file, bit for bit."""
     path = folder / file.name
     try:
         return path.stat().st_size == file.size and _digest(path) == file.digest

@@ -16,7 +16,7 @@ LIST_SECONDS = 20.0
 
 
 def is_allocated(environment: Mapping[str, str]) -> bool:
-    """Whether this process is in an allocation of several nodes."""
+    """Return whether this process is in an allocation of several nodes."""
     return environment.get("SLURM_JOB_NUM_NODES", "1") != "1" and "SLURM_JOB_NODELIST" in environment
 
 
@@ -60,7 +60,7 @@ def allocated_hosts(environment: Mapping[str, str]) -> tuple[Host, ...]:
 
 
 def show_topology() -> str:
-    """What Slurm says of its switches; "" where it knows of none, or is not here."""
+    """Return what Slurm says of its switches; "" where it knows of none, or is not here."""
     if shutil.which("scontrol") is None:
         return ""
     told = subprocess.run(

@@ -63,7 +63,7 @@ class Invitation(Protocol):
         ...
 
     def late(self, missing: list[int]) -> str:
-        """What to say, with what to do, when some ranks have not come."""
+        """Return what to say, with what to do, when some ranks have not come."""
         ...
 
 
@@ -99,7 +99,7 @@ class TicketFile:
         """Nothing is left to do."""
 
     def late(self, missing: list[int]) -> str:
-        """Whom the launcher has started, and who has not come."""
+        """Return whom the launcher has started, and who has not come."""
         more = ", ..." if len(missing) > 8 else ""
         return (
             f"{len(missing)} of the {self._start.size} processes that {self._start.launcher} has started have not "
@@ -114,7 +114,8 @@ def ticket_path(start: Launched, folder: str) -> Path:
 
 
 def told_of(start: Launched) -> Json:
-    """What a run folder keeps of its start, by which the next finds it where a launcher has started all of it again.
+    """Return what a run folder keeps of its start, by which the next finds it where a launcher has started all of it
+    again.
 
     Each command is by itself: what a launcher has started may be a script with several, one after another.
     """
@@ -143,7 +144,7 @@ def run_before(start: Launched, out: str | None, restarts: int) -> Path | None:
 
 
 def _read(path: Path) -> Json:
-    """What a file of a run folder says; nothing where there is none."""
+    """Return what a file of a run folder says; nothing where there is none."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Json)
     except (OSError, ValueError):

@@ -55,7 +55,7 @@ class Greeting(AgentWord, frozen=True, tag=True):
     clock: float
     """Seconds since 1970."""
     keeps: bool
-    """Whether it sees the run folder."""
+    """True if it sees the run folder."""
 
 
 class ReachHosts(AgentWord, frozen=True, tag=True):
@@ -123,7 +123,7 @@ class OfferData(AgentWord, frozen=True, tag=True):
     folder: str
     files: list[DataFile]
     more: bool = False
-    """Whether others follow."""
+    """True if others follow."""
 
 
 class DataPiece(AgentWord, frozen=True, tag=True):

@@ -168,7 +168,7 @@ class _Stay:
             carry_out(self, effect)
 
     def _spec(self, role: str, incarnation: int, output: int) -> bytes:
-        """What the process must know: the job's part of it, and this machine's."""
+        """Return what the process must know: the job's part of it, and this machine's."""
         from distbelief.places.processes.spec import Opening, Spec
 
         guest, named = self._guest, msgspec.msgpack.decode(self._part.spec, type=Opening).strategy
@@ -204,7 +204,7 @@ def leave(path: str) -> int:
 
 
 def _open_leave_listener(ticket: Ticket) -> socket.socket | None:
-    """Where `leave` asks; None where all are taken."""
+    """Return where `leave` asks; None where all are taken."""
     for number in range(LEAVE_LISTENERS):
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

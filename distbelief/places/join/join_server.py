@@ -66,7 +66,7 @@ class JoinRequest(msgspec.Struct, frozen=True):
     role: str = ""
     incarnation: int = -1
     script: bool = False
-    """Whether he has a script of his own to run."""
+    """True if he has a script of his own to run."""
     version: str = ""
     """Of the distbelief that he runs."""
     strategy: str = ""

@@ -25,8 +25,8 @@ _BIND = re.compile(
 
 
 def listen_at(bind: str, role: str, asked: str = "") -> str:
-    """Where a role listens, by what `Local.bind` says: the coordinator at the port named there, shard i at the i-th
-    after it, a standby anywhere.
+    """Return where a role listens, by what `Local.bind` says: the coordinator at the port named there, shard i at the
+    i-th after it, a standby anywhere.
 
     Raises:
         UsageError: it is no HOST or HOST:PORT, or the role's port would be too high.
@@ -118,7 +118,7 @@ def host_towards(other: str, family: int = socket.AF_UNSPEC) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine's loopback, by all of its addresses; one that is not known is not."""
+    """Return whether a host is this machine's loopback, by all of its addresses; one that is not known is not."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

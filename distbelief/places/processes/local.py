@@ -28,7 +28,7 @@ class Local(LocalOptions):
     """Processes of this machine."""
 
     def settings(self, job: Job) -> Settings:
-        """What every role of a job is told here.
+        """Return what every role of a job is told here.
 
         Raises:
             UsageError: a strategy or option that has no meaning here, or more processes than a machine may have.
@@ -100,7 +100,7 @@ class Local(LocalOptions):
             return Running(self, job, settings, attempt, evaluated, script, make).run(woken)
 
     def _kept(self, job: Job, settings: Settings) -> Json:
-        """What `job.json` keeps of this place."""
+        """Return what `job.json` keeps of this place."""
         kept: Json = {}
         if job.strategy.server_roles():
             kept["path"] = path_of(self.path, job.strategy, settings, self.carrier)
@@ -111,5 +111,5 @@ class Local(LocalOptions):
     def make_processes(
         self, job: Job, settings: Settings, evaluated: bool, attempt: Attempt
     ) -> Callable[[Hooks], Processes | HostProcesses]:
-        """What makes the place of a job's processes."""
+        """Return what makes the place of a job's processes."""
         return Processes.of

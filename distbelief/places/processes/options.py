@@ -47,12 +47,12 @@ class LocalOptions(Checked):
 
     @property
     def told_carrier(self) -> str:
-        """How bytes travel, as the result says it: shared, tcp or tls."""
+        """Return how bytes travel, as the result says it: shared, tcp or tls."""
         return "tls" if self.encrypted else self.carrier
 
     @property
     def bound(self) -> str:
-        """Where the roles listen: as `bind`, or after the join server of --listen."""
+        """Return where the roles listen: as `bind`, or after the join server of --listen."""
         if not self.listen:
             return self.bind
         host, port = host_and_port(self.listen, "--listen")
@@ -65,7 +65,9 @@ class LocalOptions(Checked):
 
     @property
     def encrypted(self) -> bool:
-        """Whether the links are TLS: where that was asked for, and on any network but loopback, unless `insecure`."""
+        """Return whether the links are TLS: where that was asked for, and on any network but loopback, unless
+        `insecure`.
+        """
         if self.carrier != "tcp" or self.insecure:
             return False
         return self.tls or not (is_loopback(host_and_port(self.bound)[0]) and is_loopback(self.advertised))

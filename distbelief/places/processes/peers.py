@@ -121,7 +121,7 @@ def _play(
 
 
 def _left_alone(connection: Connection) -> bool:
-    """Whether nobody is at the other end of a pipe, so that nobody wants to know why its process failed."""
+    """Return whether nobody is at the other end of a pipe, so that nobody wants to know why its process failed."""
     poll = select.poll()
     poll.register(connection.fileno(), 0)  # a hang-up is always told
     return bool(poll.poll(LEAVING))

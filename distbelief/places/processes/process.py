@@ -135,7 +135,7 @@ def _traced(error: BaseException, script: str = "") -> str:
 
 
 def _place_in(script: str, named: str, error: BaseException) -> str:
-    """Where in a user's script an error comes from: its name, and the line."""
+    """Return where in a user's script an error comes from: its name, and the line."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script]
     lines += re.findall(rf'^  File "{re.escape(script)}", line (\d+)', worker_traceback(error), re.MULTILINE)
     return f"{named}, line {lines[-1]}" if lines else named
@@ -203,12 +203,12 @@ class _Process:
 
     @property
     def strategy(self) -> Strategy:
-        """How its job trains."""
+        """Return how its job trains."""
         return by_name(self.spec.strategy)
 
     @property
     def players(self) -> Players:
-        """Who plays the roles of its job."""
+        """Return who plays the roles of its job."""
         return self.strategy.players()
 
     def play(self) -> None:
@@ -500,7 +500,7 @@ class _Process:
         part: SplitPart | None = None,
         whole: Callable[[], nn.Module] | None = None,
     ) -> Context:
-        """What whoever plays this role is given."""
+        """Return what whoever plays this role is given."""
         spec = self.spec
         return Context(
             self.role,
@@ -526,8 +526,8 @@ class _Process:
 
     @property
     def _memory(self) -> Memory | None:
-        """What the processes of the job share, where replicas are to compute on any. A script keeps its model, and a
-        device has its own; those are sent what others hold, unless they ask for its place.
+        """Return what the processes of the job share, where replicas are to compute on any. A script keeps its model,
+        and a device has its own; those are sent what others hold, unless they ask for its place.
         """
         spec = self.spec
         sent = self.players.servers is not None and bool(spec.script or spec.device != "cpu")
@@ -541,7 +541,7 @@ class _Process:
 
     @property
     def _crossings(self) -> Memory | None:
-        """What the partitions of its replicas share, where they do."""
+        """Return what the partitions of its replicas share, where they do."""
         return None if self.spec.crossings < 0 else functools.partial(self._share, self.spec.crossings)
 
     def _share(self, memory: int, length: int) -> torch.Tensor:
@@ -584,7 +584,7 @@ class _Process:
         return work
 
     def _computes(self, task: Task, flat: FlatModule, clip_norm: float) -> Compute:
-        """What computes gradients: with the links carried meanwhile, where that needs somebody."""
+        """Return what computes gradients: with the links carried meanwhile, where that needs somebody."""
         s, slowed, pump = self.spec.settings, self._slowed(), self.pump()
         d = s.data
         trainer = Trainer(task, flat.module, d.batch_size, s.seed, clip_norm, d.drop_last, s.arithmetic, d.order)
@@ -605,7 +605,9 @@ class _Process:
         return self.spec.settings.mesh.number(max(0, roles.index_of(self.role)), roles.partition_of(self.role))
 
     def _device(self) -> torch.device:
-        """Where this process computes; torch's current device from here on, as a script's `device="cuda"` means it."""
+        """Return where this process computes; torch's current device from here on, as a script's `device="cuda"` means
+        it.
+        """
         device = placed(self.spec.device, self._number)
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -618,7 +620,7 @@ class _Process:
         return model
 
     def _partition(self, task: Task) -> tuple[Task, FlatModule, PartitionTrainer]:
-        """What this partition holds of the model, of which nothing else stays; the task, with its training set."""
+        """Build this partition's part of the model, of which nothing else stays; return the task with its training set too."""
         spec, device = self.spec, self._device()
         built = build_on_disk(task, spec.settings.seed, self._fill)
         self.players.check_model(spec.settings, built.model)
@@ -690,7 +692,7 @@ class _Process:
         computes: Callable[[float], Compute],
         script: KeptScript | None,
     ) -> Part:
-        """What a replica plays whose loop is the user's."""
+        """Return what a replica plays whose loop is the user's."""
         task = Task(model=lambda: flat.module, train=list)  # which nobody asks for anything: it is the loop's
         context = self._context(task, samples, flat, computes, batch_size, epochs, order, optimizers, True, part)
         context = dataclasses.replace(context, script=script)

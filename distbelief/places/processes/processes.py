@@ -67,7 +67,7 @@ class Hooks(NamedTuple):
     host_printed: Callable[[str, list[str]], None]
     """Is handed a host's name, and what the program there that starts processes prints itself."""
     listens: bool
-    """Whether what processes of this machine print is to be handed on, and not just printed."""
+    """True if what processes of this machine print is to be handed on, and not just printed."""
 
 
 class Processes:
@@ -98,7 +98,7 @@ class Processes:
         """Be ready to start processes: of this machine, it is."""
 
     def spec_for(self, role: str, spec: Spec) -> Spec:
-        """What the process of a role must know, where it is."""
+        """Return what the process of a role must know, where it is."""
         return spec
 
     @classmethod
@@ -157,7 +157,7 @@ class Processes:
 
     @property
     def waitables(self) -> list[Any]:
-        """What is ready as soon as a process has said something or ended."""
+        """Return what is ready as soon as a process has said something or ended."""
         connections = [child.channel.connection for child in self.children if child.open]
         printed = [child.output for child in self.children if child.output]
         return [*(child.process.sentinel for child in self.children), *connections, *printed]

@@ -41,7 +41,7 @@ first replica has made it.
 
 
 def settings_of(local: LocalOptions, job: Job) -> Settings:
-    """What every role of a job is told here.
+    """Return what every role of a job is told here.
 
     Raises:
         UsageError: a strategy or option that has no meaning here, or more processes than a machine may have.
@@ -152,7 +152,7 @@ def check_model(task: Task, settings: Settings) -> None:
 
 
 def processes_of(settings: Settings) -> int:
-    """How many processes a job has, at most, where they are all on one machine."""
+    """Return how many processes a job has, at most, where they are all on one machine."""
     return len(roles.replicas(settings.mesh)) + settings.shards * (1 + settings.standby) + ROLES
 
 

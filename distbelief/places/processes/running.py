@@ -179,7 +179,7 @@ class Running:
             )
 
     def _spec(self, role: str, incarnation: int, output: int = -1) -> bytes:
-        """What the process of a role must know."""
+        """Return what the process of a role must know."""
         told = msgspec.structs.replace(self._told, forkserver=forkserver.pid(), output=output)
         own = self.processes.spec_for(role, told)
         if role == roles.COORDINATOR and incarnation:
@@ -206,7 +206,7 @@ class Running:
         self.attempt.record(time.monotonic(), roles.SUPERVISOR, records.Note(text))
 
     def _admit(self, request: JoinRequest) -> JoinGrant | JoinRefusal:
-        """What a guest is told who holds the ticket; called by threads of the join server."""
+        """Return what a guest is told who holds the ticket; called by threads of the join server."""
         listening = self.supervisor.listening
         if (refusal := self.supervisor.refusal) is not None or listening is None:
             return JoinRefusal(*(refusal or ("its coordinator is about to come again", True)))
@@ -305,5 +305,5 @@ class Running:
 
 
 def _names(record: records.Succeeded) -> tuple[str, str, int]:
-    """Who plays another from now on, and which life of that."""
+    """Return who plays another from now on, and which life of that."""
     return record.standby, record.role, record.incarnation

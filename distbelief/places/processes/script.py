@@ -15,12 +15,12 @@ MODULE = "-m"
 
 
 def is_module(script: list[str]) -> bool:
-    """Whether a script is named as a module."""
+    """Return whether a script is named as a module."""
     return script[:1] == [MODULE]
 
 
 def name_of(script: list[str]) -> str:
-    """What a script is called, without its arguments.
+    """Return what a script is called, without its arguments.
 
     >>> name_of(["train.py", "--lr", "1"]), name_of(["-m", "package.train", "--lr", "1"])
     ('train.py', '-m package.train')
@@ -56,8 +56,8 @@ def check_file(script: list[str]) -> None:
 
 
 def module_spec(name: str) -> ModuleSpec:
-    """How a module is run, of the working folder or of what is installed. Nothing is imported: the code of its packages
-    is for the replicas.
+    """Return how a module is run, of the working folder or of what is installed. Nothing is imported: the code of its
+    packages is for the replicas.
 
     Raises:
         UsageError: there is no such module.
@@ -84,7 +84,7 @@ def module_spec(name: str) -> ModuleSpec:
 
 
 def hint(script: list[str], error: BaseException) -> str:
-    """What to do where a file of a package was run by itself and imports its neighbours; "" for any other error."""
+    """Return what to do where a file of a package was run by itself and imports its neighbours; else ""."""
     if is_module(script) or "no known parent package" not in str(error):
         return ""
     file = Path(script[0]).resolve()

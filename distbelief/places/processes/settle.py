@@ -129,7 +129,7 @@ def _keep_memory() -> None:
 
 
 def title_of(role: str) -> str:
-    """What the process that plays a role is called."""
+    """Return what the process that plays a role is called."""
     return f"distbelief: {role}"
 
 

@@ -70,9 +70,9 @@ class Spec(Opening, frozen=True, kw_only=True):
     memory: int
     """The supervisor's descriptor of the memory that is read in place, or updated; -1 for none."""
     direct: bool = False
-    """Whether replicas update it themselves."""
+    """True if replicas update it themselves."""
     direct_asked: bool = False
-    """Whether they were told to, and not only may."""
+    """True if they were told to, and not only may."""
     crossings: int = -1
     """That of the memory through which partitions give each other what crosses; -1 where they send it."""
     columns: tuple[int, ...] = ()
@@ -91,7 +91,7 @@ class Spec(Opening, frozen=True, kw_only=True):
 def tell(
     cluster: LocalOptions, job: Job, settings: Settings, attempt: Attempt, script: list[str], evaluator: bool
 ) -> Spec:
-    """What the processes of a job are told, but for what each proves itself with and what memory they share."""
+    """Return what the processes of a job are told, but for what each proves itself with and what memory they share."""
     return Spec(
         job=secrets.token_hex(16),
         task=job.reference,
@@ -124,8 +124,8 @@ def tell(
 
 
 def tell_guest(told: Spec, identity: Identity | None) -> Spec:
-    """What a replica on another machine is told: of the job, and nothing of this machine. What a script is called here
-    is not its affair.
+    """Return what a replica on another machine is told: of the job, and nothing of this machine. What a script is
+    called here is not its affair.
     """
     return Spec(
         job=told.job, task=told.task, strategy=told.strategy, data_dir=None, settings=told.settings, device="cpu",

@@ -65,7 +65,7 @@ INSTANT = Handling(0.0, math.inf)
 
 
 def touched(command: operations.AnyCommand) -> int:
-    """How many vectors an operation reads or writes.
+    """Return how many vectors an operation reads or writes.
 
     >>> touched(operations.Dots((("s", "s"), ("s", "y")))), touched(operations.Combine(((1.0, "g"), (2.0, "s")), "d"))
     (2, 3)
@@ -179,7 +179,7 @@ _TAKEN: Mapping[type[Event], Callable[[HandlingCosts, Any, Payload | None], floa
 
 @functools.cache
 def _costs(kind: type[Event]) -> tuple[bool, Callable[[HandlingCosts, Any, Payload | None], float] | None]:
-    """Whether an event of a kind is a message, which costs something to take, and the work that it makes beside."""
+    """Return whether events of a kind are messages, which cost time to take, and the other work that they make."""
     return issubclass(kind, Message), _TAKEN.get(kind)
 
 

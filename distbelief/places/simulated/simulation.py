@@ -100,7 +100,7 @@ def without_loss(record: Record) -> Record:
 
 
 def _adds(message: Message) -> bool:
-    """Whether a message is a part of a sum."""
+    """Return whether a message is a part of a sum."""
     return isinstance(message, grouping.ReducedPiece) and message.adds
 
 
@@ -204,7 +204,7 @@ class Simulation:
             raise self.supervisor.failure
 
     def traffic(self, steps: int) -> Json:
-        """What links between hosts have carried in so many steps, where there is a topology."""
+        """Return what links between hosts have carried in so many steps, where there is a topology."""
         if not (isinstance(self.network, RoutedNetwork) and steps):
             return {}
         size = sum(home.trained.size for home in self._layout.homes)
@@ -390,7 +390,7 @@ class Simulation:
         virtual: SimulatedContext | None = None,
         part: SplitPart | None = None,
     ) -> Context:
-        """What whoever plays a role is given."""
+        """Return what whoever plays a role is given."""
         shared = self.job.strategy.needs_memory(self.settings, "virtual")
         return Context(
             role,
@@ -415,7 +415,7 @@ class Simulation:
         return self.memory[:length]
 
     def _data_of(self, role: str) -> Data:
-        """What a role trains on: where replicas have data of their own, what the task loads for each."""
+        """Return what a role trains on: where replicas have data of their own, what the task loads for each."""
         if not self.settings.data.own_data or not roles.is_replica(role) or self.settings.partitions > 1:
             return self._data
         if role not in self._own_data:
@@ -423,7 +423,7 @@ class Simulation:
         return self._own_data[role]
 
     def _computes(self, role: str, flat: FlatModule | None, clip_norm: float) -> Compute:
-        """What computes gradients, of a phantom only how many samples they are of."""
+        """Return what computes gradients, of a phantom only how many samples they are of."""
         seed, data = self.settings.seed, self.settings.data
         if flat is None:
             return phantom(len(self._data_of(role)), data.batch_size)
@@ -459,12 +459,12 @@ class Simulation:
 
     @functools.cached_property
     def _in_place(self) -> bool:
-        """Whether replicas on the direct path compute where they have made their updates."""
+        """Return whether replicas on the direct path compute where they have made their updates."""
         return self._direct and direct.reads_only(self.settings, self._layout)
 
     @functools.cached_property
     def _found(self) -> bool:
-        """Whether replicas on the host of the shards find the parameters where these hold them."""
+        """Return whether replicas on the host of the shards find the parameters where these hold them."""
         shared = self.players.servers is not None and self.job.strategy.needs_memory(self.settings, "shared")
         return shared and self.cluster.one_host and not self._direct and self.job.device == "cpu"
 
@@ -475,7 +475,7 @@ class Simulation:
 
     @functools.cached_property
     def _programs(self) -> list[tuple[HomeProgram, HomeSchedule]]:
-        """What phantoms of each partition go through: the same in all replicas."""
+        """Return what phantoms of each partition go through: the same in all replicas."""
         return programs(self._graph, self._model(), self.settings)
 
     def _slice(self, plan: Plan, shard: int) -> Slice:
@@ -594,7 +594,9 @@ class Simulation:
             self.clock.call_later(0.0, self._do, asked)
 
     def _ask(self, event: Event) -> list[Effect]:
-        """What the supervisor asks for because of an event; where the job has failed by it, nothing else happens."""
+        """Return what the supervisor asks for because of an event; where the job has failed by it, nothing else
+        happens.
+        """
         asked = self.supervisor.handle(self.clock.time, event)
         if self.supervisor.failure is not None:
             self.driver.look()
@@ -611,11 +613,11 @@ class Simulation:
         self._do(self._ask(Tick()))
 
     def _is_let_go(self, died: Died) -> bool:
-        """Whether a life is to count as one that has left, and is about to be ended."""
+        """Return whether a life is to count as one that has left, and is about to be ended."""
         return died.left and not self.network.endpoints[died.role].ended
 
     def _is_heard(self, died: Died) -> bool:
-        """Whether the coordinator has a link to a life of a role, or will have before it hears of its end."""
+        """Return whether the coordinator has a link to a life of a role, or will have before it hears of its end."""
         endpoint, current = self.network.endpoints[died.role], self.network.endpoints[roles.COORDINATOR].incarnation
         linked = endpoint.has_sent(roles.COORDINATOR) and endpoint.incarnation_of(roles.COORDINATOR) == current
         return linked and endpoint.incarnation == died.incarnation

@@ -42,7 +42,7 @@ class SeedResult(msgspec.Struct, frozen=True):
 
     @property
     def failed(self) -> bool:
-        """Whether there is something to look into."""
+        """Return whether there is something to look into."""
         return self.outcome == Outcome.FAILED
 
 
@@ -93,7 +93,7 @@ def _one(place: Simulated, job: Job) -> SeedResult:
 
 
 def spread(ended: Sequence[SeedResult]) -> dict[str, Any]:
-    """How many ended how, and the least, the median and the largest of each figure.
+    """Return how many ended how, and the least, the median and the largest of each figure.
 
     >>> spread([SeedResult(0, "done", "", 2.0), SeedResult(1, "done", "", 4.0), SeedResult(2, "failed", "")])["seconds"]
     {'min': 2.0, 'median': 3.0, 'max': 4.0}

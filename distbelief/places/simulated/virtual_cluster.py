@@ -106,12 +106,12 @@ class VirtualCluster(Checked):
     topology.conf; each replica has a host where `hosts` says nothing else. None where it is empty."""
 
     def described(self) -> dict[str, Any]:
-        """What this cluster is like, as results tell it."""
+        """Return what this cluster is like, as results tell it."""
         own = {name: getattr(self, name) for name in DESCRIBED}
         return dict(msgspec.to_builtins(own, str_keys=True))
 
     def settings(self, job: Job) -> Settings:
-        """What every role of a job is told here.
+        """Return what every role of a job is told here.
 
         Raises:
             UsageError: a strategy or option that has no meaning here.
@@ -158,11 +158,11 @@ class VirtualCluster(Checked):
 
     @property
     def one_host(self) -> bool:
-        """Whether all roles are on one."""
+        """Return whether all roles are on one."""
         return self.hosts is not None and not self.hosts.replicas
 
     def path_of(self, strategy: Strategy, settings: Settings) -> str:
-        """Who makes the updates of a job here: served or direct.
+        """Return who makes the updates of a job here: served or direct.
 
         Raises:
             UsageError: there is no such path, or none for this job.
@@ -196,22 +196,22 @@ class VirtualCluster(Checked):
 
     @property
     def sends(self) -> bool:
-        """Whether the network is another than usual."""
+        """Return whether the network is another than usual."""
         return self.network != NetworkModel() or bool(self.topology)
 
     @property
     def messages(self) -> bool:
-        """Whether messages cost another time than usual."""
+        """Return whether messages cost another time than usual."""
         return self.handling.message != Handling().message
 
     @property
     def adds(self) -> bool:
-        """Whether the network says how fast a gradient is added to another."""
+        """Return whether the network says how fast a gradient is added to another."""
         return bool(self.network.reduction)
 
     @property
     def local(self) -> bool:
-        """Whether the network says how fast links inside a host are."""
+        """Return whether the network says how fast links inside a host are."""
         return bool(self.network.local_latency or self.network.local_bandwidth)
 
     @property
@@ -221,7 +221,7 @@ class VirtualCluster(Checked):
 
     @property
     def faulty(self) -> bool:
-        """Whether roles crash, or would come back after another time than usual."""
+        """Return whether roles crash, or would come back after another time than usual."""
         return bool(self.crashes or self.leaves) or self.restart_seconds != 1.0
 
     # what it refuses
@@ -291,12 +291,12 @@ class VirtualCluster(Checked):
 
 
 def _there(strategy: Strategy, settings: Settings) -> set[str]:
-    """Whom a fault may strike."""
+    """Return whom a fault may strike."""
     return set(strategy.roles(settings.evaluates))
 
 
 def _told(there: set[str]) -> str:
-    """Whom a fault may strike, in words."""
+    """Return whom a fault may strike, in words."""
     kinds = [roles.kind(role) for role in there]
     numbers = sorted((one.index, one.partition) for one in map(roles.parse, filter(roles.is_replica, there)))
     index, partition = numbers[-1]

@@ -50,12 +50,12 @@ def _is(traced: Traced, node: fx.Node, kinds: tuple[type, ...], names: frozenset
 
 
 def is_elementwise(traced: Traced, node: fx.Node) -> bool:
-    """Whether each element that a node gives is of the same elements of what it takes."""
+    """Return whether each element that a node gives is of the same elements of what it takes."""
     return _is(traced, node, _ELEMENTWISE, _ELEMENTWISE_FUNCTIONS)
 
 
 def follow(traced: Traced, node: fx.Node, cuts: Sequence[Cut | None]) -> Divided | None:
-    """How a node is computed on parts of what it takes; None where it needs something whole.
+    """Return how a node is computed on parts of what it takes; None where it needs something whole.
 
     Args:
         traced: the model.

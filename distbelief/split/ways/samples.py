@@ -129,7 +129,7 @@ class _Rounds:
         return made
 
     def _target(self, node: fx.Node, number: int | None) -> Target:
-        """What a copy calls: for dropout, a module that draws as for all samples and takes those of its part."""
+        """Return what a copy calls: for dropout, a module that draws as for all samples and takes those of its part."""
         layer = self._traced.layer(node) if node.op == "call_module" else None
         if number is None or not draws(node, layer):
             return node.target
@@ -144,7 +144,7 @@ class _Rounds:
         return target
 
     def _together(self, node: fx.Node) -> fx.Node:
-        """What all parts give, one behind the other."""
+        """Return what all parts give, one behind the other."""
         parts = self.copies[node]
         if len(set(parts)) == 1:
             return parts[0]
@@ -173,12 +173,12 @@ class _Rounds:
             raise self._refusal(node)
 
     def _is_number(self, node: fx.Node) -> bool:
-        """Whether what a node gives of tensors is no tensor, nor holds any."""
+        """Return whether what a node gives of tensors is no tensor, nor holds any."""
         took = any(one in self._traced.shapes for one in node.all_input_nodes) or node.target is operator.getitem
         return node not in self._traced.shapes and took and not self._holds(node)
 
     def _holds(self, node: fx.Node) -> bool:
-        """Whether tensors are taken out of what a node gives."""
+        """Return whether tensors are taken out of what a node gives."""
         taken = (user for user in node.users if user.target in (operator.getitem, getattr))
         return any(user in self._traced.shapes or self._holds(user) for user in taken)
 
@@ -191,13 +191,13 @@ class _Rounds:
 
 
 def _normalises(node: fx.Node) -> bool:
-    """Whether a function is batch norm that is trained."""
+    """Return whether a function is batch norm that is trained."""
     training = node.kwargs.get("training", node.args[5] if len(node.args) > 5 else False)
     return node.op == "call_function" and "batch_norm" in name_of(node) and bool(training)
 
 
 def _of_all_samples(layer: nn.Module) -> bool:
-    """Whether a layer takes the mean over the minibatch, or keeps one."""
+    """Return whether a layer takes the mean over the minibatch, or keeps one."""
     if not isinstance(layer, nn.modules.batchnorm._NormBase):
         return False
     if isinstance(layer, nn.modules.instancenorm._InstanceNorm) and not layer.track_running_stats:
@@ -206,6 +206,6 @@ def _of_all_samples(layer: nn.Module) -> bool:
 
 
 def joined(parts: Sequence[torch.Tensor], samples: int) -> torch.Tensor:
-    """What all parts give, one behind the other, without what those gave that have copies."""
+    """Return what all parts give, one behind the other, without what those gave that have copies."""
     made = torch.cat([*parts])
     return made if len(made) == samples else made[:samples]

@@ -59,7 +59,7 @@ def _has_parameters(traced: Traced, node: fx.Node) -> bool:
 
 
 def work_of(traced: Traced, node: fx.Node, work: Mapping[str, float] | None) -> float:
-    """What a node costs: as it is given, or its operations and what it touches, for one sample more or less."""
+    """Return what a node costs: as it is given, or its operations and what it touches, for one sample more or less."""
     if work is not None:
         return work.get(node.meta["path"], 0.0) if node.op == "call_module" else 0.0
     shape = traced.shapes.get(node)
@@ -79,7 +79,7 @@ def _crossing(traced: Traced, units: Sequence[Sequence[fx.Node]]) -> list[int]:
 
 
 def _balanced(cost: Sequence[float], crossing: Sequence[int], parts: int) -> list[int]:
-    """Where to cut, so that the largest sum of a part is least, and then the sum of what crosses."""
+    """Return where to cut, so that the largest sum of a part is least, and then the sum of what crosses."""
     total = [0.0, *accumulate(cost)]
     count = len(cost)
     best: list[tuple[float, int, tuple[int, ...]]] = [(total[stop], 0, (0, stop)) for stop in range(count + 1)]

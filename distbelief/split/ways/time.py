@@ -57,7 +57,7 @@ def unrolled(
 
 
 def _works(traced: Traced, stacks: Sequence[fx.Node]) -> list[int]:
-    """How much each layer of recurrent stacks, which follow each other, works for a step: in operations."""
+    """Return how much each layer of recurrent stacks, which follow each other, works for a step: in operations."""
     works: list[int] = []
     for node in stacks:
         stack = traced.layer(node)
@@ -68,8 +68,8 @@ def _works(traced: Traced, stacks: Sequence[fx.Node]) -> list[int]:
 
 
 def chunk_edges(steps: int, chunks: int, growth: float) -> tuple[int, ...]:
-    """Where a sequence is cut into chunks, of which each is longer than the one before by a factor, as nearly as whole
-    steps allow; as equal as can be, the first ones longer, where that is 1.
+    """Return where a sequence is cut into chunks, of which each is longer than the one before by a factor, as nearly as
+    whole steps allow; as equal as can be, the first ones longer, where that is 1.
 
     >>> chunk_edges(28, 7, 1.0), chunk_edges(28, 7, 1.3)
     ((0, 4, 8, 12, 16, 20, 24, 28), (0, 2, 4, 6, 10, 14, 20, 28))
@@ -176,7 +176,7 @@ class _Unrolling:
         return [home for home, (a, b) in enumerate(pairwise(edges(count, self._partitions))) for _ in range(a, b)]
 
     def _growth(self, homes: Sequence[int]) -> float:
-        """How much longer a home works than the one before it, in the mean over all."""
+        """Return how much longer a home works than the one before it, in the mean over all."""
         if self._partitions == 1:
             return 1.0
         first, last = (sum(work for work, at in zip(self._works, homes, strict=True) if at == home)

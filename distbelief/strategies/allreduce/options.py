@@ -64,13 +64,13 @@ class Allreduce(Splittable, Scaled):
 
     @classmethod
     def players(cls) -> Players:
-        """Who plays them."""
+        """Return who plays them."""
         from distbelief.strategies.grouped.players import PLAYERS
 
         return PLAYERS
 
     def needs_memory(self, settings: Settings, carrier: str) -> bool:
-        """Where gradients are added up in it."""
+        """Return where gradients are added up in it."""
         return carrier == "shared"
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:

@@ -81,7 +81,7 @@ class AllreduceCoordinator(Answering):
         ] = []  # what the first member is to do before more is dealt, the first of which it does now
         self._out = False
         self._drains = False
-        """Whether the group was told to bring back all that is under way, and has not yet."""
+        """True if the group was told to bring back all that is under way, and has not yet."""
         self._pushes = self._minibatches = 0
         """Since the last checkpoint."""
         self._unmeasured = MinibatchCount()
@@ -111,7 +111,7 @@ class AllreduceCoordinator(Answering):
         self._answers = Answers("the coordinator", self.heard, answers)
 
     def waits(self) -> str:
-        """What the job waits for now, in one sentence.
+        """Return what the job waits for now, in one sentence.
 
         >>> from distbelief.core.portions import ANEW
         >>> AllreduceCoordinator(Settings(), True, ANEW).waits()
@@ -131,12 +131,12 @@ class AllreduceCoordinator(Answering):
         return f"{waits} to {f'meet in group {groups.number}' if groups.group else f'leave group {groups.number - 1}'}"
 
     def standing(self) -> dict[str, object]:
-        """How far it is."""
+        """Return how far it is."""
         return {"phase": self.phase, "rounds": self.rounds, "group": self._groups.number}
 
     @property
     def epochs(self) -> int:
-        """How many are done."""
+        """Return how many are done."""
         return self.data.completed if self.data else 0
 
     @property
@@ -144,7 +144,7 @@ class AllreduceCoordinator(Answering):
         return [role for role in roles.leads(self.settings.mesh) if role not in self._lives.over]
 
     def _may(self, act: GroupMay) -> bool:
-        """Whether the phase allows it."""
+        """Return whether the phase allows it."""
         return act in GROUP_ALLOWED[self.phase]
 
     def _enter(self, phase: GroupPhase) -> None:
@@ -340,8 +340,8 @@ class AllreduceCoordinator(Answering):
         return data.deal(members, rounds) if rounds else None
 
     def _rounds_to_deal(self, members: int) -> int:
-        """How many may be dealt now: no more than there are to the next measure or checkpoint by minibatches; where
-        these overlap also to that by pushes, so that what is under way is brought back at the same in each run.
+        """Return how many may be dealt now: no more than there are to the next measure or checkpoint by minibatches;
+        where these overlap also to that by pushes, so that what is under way is brought back at the same in each run.
         """
         s, held = self.settings, sum(self._held)
         every = (
@@ -443,7 +443,9 @@ class AllreduceCoordinator(Answering):
         return self._out and self._groups.group[:1] == [sender] and self._duties[0][0] is what
 
     def _is_done(self, what: Duty, sender: str) -> bool:
-        """Whether this is the answer to what the first member was asked for last; the next may be asked for then."""
+        """Return whether this is the answer to what the first member was asked for last; the next may be asked for
+        then.
+        """
         if not self._does(what, sender):
             return False
         self._duties.pop(0)

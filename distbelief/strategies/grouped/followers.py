@@ -38,7 +38,7 @@ class Followers:
         self._made: dict[str, int] = {}
 
     def enter(self, own: grouping.Enter) -> grouping.Enter:
-        """What the lead enters the job with, for all."""
+        """Return what the lead enters the job with, for all."""
         joined = self._siblings.joined
         entered = [one for role in self._siblings.followers if isinstance(one := joined[role], grouping.Enter)]
         parts = tuple(grouping.PartPlace(Address(one.address, one.incarnation), one.store) for one in entered)

@@ -131,7 +131,7 @@ class Gradients:
             self._tell_rest()
 
     def covered(self) -> tuple[Range, ...]:
-        """What of the vector has a gradient of this replica in this round, buffers too; nothing where all has."""
+        """Return the ranges with a gradient of this replica in this round, buffers too; none where all have."""
         if all(self._has):
             return ()
         return self._moving.without(one for one, has in zip(self._ranges, self._has, strict=True) if not has)

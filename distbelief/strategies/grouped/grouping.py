@@ -28,7 +28,7 @@ class Grouping:
         self.number = 0
         """Of the group, or of the one that is formed."""
         self.whole = False
-        """Whether all of the group hold what it began with."""
+        """True if all of the group hold what it began with."""
         self._stand: dict[str, int] = {}
         self._reported: dict[str, int] = {}
         self._begins = 0

@@ -21,7 +21,7 @@ from distbelief.strategies.players import Players
 
 
 def replica(context: Context) -> Part:
-    """What a replica plays: its gradients are added up by its process's carrier, or, simulated, in messages."""
+    """Return what a replica plays: its gradients are added up by its process's carrier, or, simulated, in messages."""
     return process_replica(context) if context.process else simulated_replica(context)
 
 

@@ -136,7 +136,7 @@ class AllreduceReplica:
             incarnation, address, whole.layout, samples, batch_size, whole.digest(), store, epochs
         )
         self.stops = False
-        """Whether its script ends the job for all."""
+        """True if its script ends the job for all."""
         self._reduces, self._gradual, self._choose, self._fault = reduces, gradual, choose, fault
         self._split, self.script = split, script
         self._siblings = split.siblings if split else Siblings(role, incarnation)
@@ -146,7 +146,7 @@ class AllreduceReplica:
         self._squares = grouping.PartSquares(-1, -1, ())
         """The newest norms of whole layers that a partition that follows was told."""
         self._cuts = False
-        """Whether the optimizer needs norms of layers that lie at several partitions."""
+        """True if the optimizer needs norms of layers that lie at several partitions."""
         self._plan: Plan | None = None
         self._assemble: grouping.Assemble | None = None
         self._halt: int | None = None
@@ -162,7 +162,7 @@ class AllreduceReplica:
         self._versions: Versions | None = None
         """Of the weights, where minibatches overlap."""
         self._drained = True
-        """Whether nothing is under way, here and at those that this one leads."""
+        """True if nothing is under way, here and at those that this one leads."""
         self._reported = 0
         """Rounds of the last report."""
         self._begun: deque[int] = deque()
@@ -221,7 +221,7 @@ class AllreduceReplica:
         return list(islice(self._coming, most))
 
     def waits(self) -> str:
-        """What it waits for, where it does: one sentence."""
+        """Return what it waits for, where it does: one sentence."""
         if self._plan is None:
             return "for all replicas to be there"
         if together := self._siblings.waits():
@@ -239,7 +239,7 @@ class AllreduceReplica:
         return f"for work from {self._siblings.superior if self._siblings.follows else 'the coordinator'}"
 
     def standing(self) -> dict[str, object]:
-        """How far it is."""
+        """Return how far it is."""
         return {"rounds": self.rounds}
 
     def _await(self, what: str, whom: list[str]) -> None:
@@ -318,7 +318,7 @@ class AllreduceReplica:
         return reduction(self._settings)
 
     def _schedule(self, bucket: Bucket) -> Schedule:
-        """How one bucket is reduced in the group."""
+        """Return how one bucket is reduced in the group."""
         ranks, own = len(self._members), self._own
         chosen = self._choose(bucket, ranks) if self._choose and own.algorithm == "auto" else own.algorithm
         return schedule_of(bucket, chosen, ranks, own.per_host)
@@ -713,7 +713,7 @@ class AllreduceReplica:
                 yield from self._await_receipts([superior])
 
     def _chunks(self) -> list[tuple[int, int]]:
-        """What this partition holds of the flat vector, in parts of which one at least is there."""
+        """Return what this partition holds of the flat vector, in parts of which one at least is there."""
         held = self.whole.layout.held(self._siblings.partition)
         starts = range(held.start, max(held.stop, held.start + 1), CHUNK)
         return [(start, min(start + CHUNK, held.stop)) for start in starts]

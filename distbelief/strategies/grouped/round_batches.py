@@ -85,7 +85,7 @@ class RoundBatches(Epochs):
 
     @property
     def at_start(self) -> bool:
-        """Whether what is dealt next begins an epoch."""
+        """Return whether what is dealt next begins an epoch."""
         return not self._again and not self._batch
 
     @property
@@ -116,7 +116,7 @@ class RoundBatches(Epochs):
         return shares
 
     def held(self) -> list[int]:
-        """How many minibatches of what is dealt and not done are each member's."""
+        """Return how many minibatches of what is dealt and not done are each member's."""
         held = [0] * self._members
         for portion, done in self._out:
             for index in range(portion.count - done * self._width):
@@ -143,5 +143,5 @@ class RoundBatches(Epochs):
         return lost
 
     def position(self) -> Position:
-        """Where the data stands, nothing being dealt and not done."""
+        """Return where the data stands, nothing being dealt and not done."""
         return Position(self._epoch, self._batch, tuple(self._again))

@@ -52,10 +52,10 @@ class AllreduceSettings(StrategySettings, frozen=True, kw_only=True):
         return self.per_host
 
     def global_batch(self, settings: Settings) -> int:
-        """What all accumulate for a round."""
+        """Return what all accumulate for a round."""
         return settings.replicas * settings.data.batch_size * self.accumulate
 
 
 def reduction(settings: Settings) -> AllreduceSettings:
-    """How the replicas of a job add up their gradients; of a strategy that says nothing of it, as it is usual."""
+    """Return how the replicas of a job add up their gradients; the usual way where the strategy does not say."""
     return settings.strategy if isinstance(settings.strategy, AllreduceSettings) else AllreduceSettings()

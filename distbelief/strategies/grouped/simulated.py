@@ -22,7 +22,7 @@ from distbelief.transport.virtual import HEADER
 
 
 def simulated_replica(context: Context) -> Part:
-    """What a simulated replica plays."""
+    """Return what a simulated replica plays."""
     virtual, flat = context.virtual, context.flat
     assert virtual is not None
     partition, split = roles.partition_of(context.role), context.split

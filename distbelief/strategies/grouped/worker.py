@@ -26,7 +26,7 @@ from distbelief.transport.addresses import interface_of
 
 
 def process_replica(context: Context) -> Part:
-    """What the process of a replica plays.
+    """Return what the process of a replica plays.
 
     In a user's own loop a step may be several backward passes, so that nothing is added up before it is over.
     """
@@ -80,8 +80,8 @@ Carrier = SharedMemory | Links | ProcessGroup | OneRank
 
 
 def carrier(process: Process, role: str, settings: Settings) -> Carrier:
-    """What adds up the gradients of a replica: shared memory inside a host; over a network links of ours where they are
-    encrypted, else torch.distributed; nothing where there is one replica and nobody may join it.
+    """Return what adds up the gradients of a replica: shared memory inside a host; over a network links of ours where
+    they are encrypted, else torch.distributed; nothing where there is one replica and nobody may join it.
     """
     spec, index, own = process.spec, roles.index_of(role), reduction(settings)
     device = placed(spec.device, settings.mesh.number(index, roles.partition_of(role)))

@@ -31,7 +31,7 @@ class ServedWithOptimizer(Splittable, Served):
 
     @classmethod
     def players(cls) -> Players:
-        """Who plays them."""
+        """Return who plays them."""
         from distbelief.strategies.parameter_server.players import PLAYERS
 
         return PLAYERS
@@ -59,7 +59,7 @@ class Asynchronous(ServedWithOptimizer):
     """How the learning rate of a push falls with its staleness: none, inverse (divided by it) or exponential."""
 
     def served_because(self, settings: Settings, carrier: str) -> str:
-        """What needs the shards' processes to make the updates; "" where nothing does."""
+        """Return what needs the shards' processes to make the updates; "" where nothing does."""
         reasons = {
             f"strategy {self.name} is written elsewhere, and may have slices of its own": ":" in self.name,
             f"--transport {carrier} has no memory that replicas and shards share": carrier != "shared",
@@ -83,7 +83,7 @@ class Downpour(Asynchronous):
     """Compute on the shards' own memory, torn, and fetch nothing (one machine, shared memory)."""
 
     def needs_memory(self, settings: Settings, carrier: str) -> bool:
-        """Where replicas read the shards' own."""
+        """Return where replicas read the shards' own."""
         return settings.own(Pushing).read_in_place
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
@@ -125,8 +125,8 @@ class Synchronous(ServedWithOptimizer, Scaled):
     part (0.75), which follows deaths; else their number; 0 waits for all."""
 
     def needs_memory(self, settings: Settings, carrier: str) -> bool:
-        """Where replicas find the parameters in the shards' own, which nobody steps while one of them computes, since
-        a round waits for all. One that is written elsewhere may have others play them.
+        """Return where replicas find the parameters in the shards' own, which nobody steps while one of them computes,
+        since a round waits for all. One that is written elsewhere may have others play them.
         """
         waits = not settings.strategy.leaves_behind and not settings.standby
         return waits and carrier == "shared" and self.partitions == 1 and ":" not in self.name

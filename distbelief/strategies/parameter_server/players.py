@@ -18,12 +18,12 @@ from distbelief.strategies.served import served
 
 
 def coordinator(settings: Settings, evaluator: bool, start: StartingPoint) -> Coordinator:
-    """What the coordinator plays: shards hold the parameters, and portions are dealt."""
+    """Return what the coordinator plays: shards hold the parameters, and portions are dealt."""
     return Coordinator(settings, evaluator, start, ShardHolders(), PortionWork())
 
 
 def replica(context: Context) -> Part:
-    """What a replica plays."""
+    """Return what a replica plays."""
     role, vectors, samples, incarnation = context.role, context.vectors, context.samples, context.incarnation
     story = DownpourReplica(
         role, vectors, samples, context.batch_size, context.scripted, incarnation, context.split, context.epochs,

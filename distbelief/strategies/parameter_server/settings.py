@@ -28,7 +28,7 @@ class SynchronousSettings(Pushing, frozen=True, kw_only=True):
 
     @property
     def leaves_behind(self) -> bool:
-        """Where a round does not wait for all."""
+        """Return where a round does not wait for all."""
         return bool(self.backup_workers or self.quorum)
 
     def check(self, settings: Settings) -> None:
@@ -58,7 +58,7 @@ class SynchronousSettings(Pushing, frozen=True, kw_only=True):
         return late or super().singular(settings)
 
     def global_batch(self, settings: Settings) -> int:
-        """What all are pushing for a round."""
+        """Return what all are pushing for a round."""
         waited = quorum_of(self.quorum, settings.replicas) if self.quorum else settings.replicas - self.backup_workers
         return waited * super().global_batch(settings)
 
@@ -91,7 +91,7 @@ class SoftsyncSettings(Pushing, frozen=True, kw_only=True):
         return "strategy softsync"
 
     def global_batch(self, settings: Settings) -> int:
-        """What is in the pushes of an update."""
+        """Return what is in the pushes of an update."""
         return settings.replicas // self.n * super().global_batch(settings)
 
     def policy(self, settings: Settings, rules: bool) -> Policy:

@@ -31,7 +31,7 @@ class BatchWork:
         self._story: Steps[tuple[Cause, str]] | None = None
         self._answer: object = None
         self._waits = False
-        """Whether the story waits for an answer."""
+        """True if the story waits for an answer."""
         self._resting, self._due = True, False
         self._operation = 0
         self._told: list[operations.Operate] = []
@@ -54,7 +54,7 @@ class BatchWork:
         return work
 
     def again(self, shard: str) -> list[Effect]:
-        """What was told since all shards had answered."""
+        """Return what was told since all shards had answered."""
         return [Send(shard, told) for told in self._told]
 
     def defers(self) -> bool:
@@ -63,7 +63,7 @@ class BatchWork:
         return not self._resting
 
     def end(self, job: Coordinator) -> list[Effect]:
-        """What a line search was trying out is not the model: go back to where it began."""
+        """Return what a line search was trying out is not the model: go back to where it began."""
         _dealt(job).abandon()
         return self._operate(job, (Copy(X0, X),))
 

@@ -41,7 +41,7 @@ class BatchWindows:
 
     @property
     def whole(self) -> bool:
-        """Whether every batch is the whole training set."""
+        """Return whether every batch is the whole training set."""
         return not self._size
 
     def work_units(self, batch: int) -> list[WorkUnit]:

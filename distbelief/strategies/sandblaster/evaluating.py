@@ -43,11 +43,11 @@ class Evaluating:
 
     @property
     def finished(self) -> bool:
-        """Whether all iterations are done."""
+        """Return whether all iterations are done."""
         return self.epochs >= self._iterations
 
     def position(self) -> Position:
-        """Where the job stands, after its last iteration."""
+        """Return where the job stands, after its last iteration."""
         return Position(self.epochs, 0, (), {**self.state, "evaluations": self.evaluation})
 
     def advance(self, iteration: int, state: Json) -> None:
@@ -131,7 +131,7 @@ class Evaluating:
         raise RemoteProtocolError(f"{sender} reports steps, and this job is of work units")
 
     def held(self, role: str) -> int:
-        """How many portions a replica was dealt and has not done."""
+        """Return how many portions a replica was dealt and has not done."""
         return sum(self._cut[number].portion.count for number in self._work_units.held(role)) if self._work_units else 0
 
     def lost(self, role: str) -> int:

@@ -57,7 +57,7 @@ class Method(Protocol):
         ...
 
     def asks(self) -> tuple[AnyCommand, ...]:
-        """What must be known before the first direction."""
+        """Return what must be known before the first direction."""
         ...
 
     def begin(self, scalars: list[float]) -> None:
@@ -76,7 +76,7 @@ class Method(Protocol):
         ...
 
     def state(self) -> Json:
-        """What it goes on with."""
+        """Return what it goes on with."""
         ...
 
 
@@ -254,7 +254,7 @@ class Lbfgs:
         return forgotten
 
     def state(self) -> Json:
-        """Which slots hold pairs, oldest first."""
+        """Return which slots hold pairs, oldest first."""
         return {"slots": list(self._slots)}
 
 

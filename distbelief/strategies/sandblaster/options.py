@@ -80,7 +80,7 @@ class Sandblaster(Splittable, Served):
 
     @classmethod
     def players(cls) -> Players:
-        """Who plays them."""
+        """Return who plays them."""
         from distbelief.strategies.sandblaster.players import PLAYERS
 
         return PLAYERS

@@ -21,12 +21,12 @@ from distbelief.strategies.served import served
 
 
 def coordinator(settings: Settings, evaluator: bool, start: StartingPoint) -> Coordinator:
-    """What the coordinator plays: shards hold the parameters, and the work units of batches are dealt."""
+    """Return what the coordinator plays: shards hold the parameters, and the work units of batches are dealt."""
     return Coordinator(settings, evaluator, start, ShardHolders(), BatchWork(), BATCHED)
 
 
 def replica(context: Context) -> Part:
-    """What a replica plays."""
+    """Return what a replica plays."""
     role, vectors, samples = context.role, context.vectors, context.samples
     return served(context, WorkUnitReplica(role, vectors, samples, context.incarnation, context.split))
 

@@ -133,8 +133,8 @@ class WorkUnitTraining:
         return math.fsum(losses) if all(map(math.isfinite, losses)) else math.inf
 
     def _may_compute(self, assigned: operations.Assign, index: int) -> Generator[Effect, object, bool]:
-        """Whether a portion of a work unit is still to be computed. For a split replica the lead decides, before each
-        portion and not after the last: so all of its partitions send the work unit, or none.
+        """Yield whether a portion of a work unit is still to be computed. For a split replica the lead decides, before
+        each portion and not after the last: so all of its partitions send the work unit, or none.
         """
         if self._siblings.follows:
             while not self._told:
@@ -240,7 +240,7 @@ class WorkUnitTraining:
             self._told.append(event)
 
     def waits(self) -> str:
-        """What it waits for: one sentence."""
+        """Return what it waits for: one sentence."""
         sent = [one for one in self._sent if one]
         if any(one.owing for one in sent):
             return "for the shards to take its work unit"

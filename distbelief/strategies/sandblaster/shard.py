@@ -65,7 +65,7 @@ class WorkUnitSums:
         }
 
     def measured(self, shard: Shard) -> Payload:
-        """What the last iteration ended with, whatever a line search is trying out now."""
+        """Return what the last iteration ended with, whatever a line search is trying out now."""
         return _vectors(shard).accepted()
 
     def _operate(self, shard: Shard, sender: str, event: operations.Operate, payload: Payload | None) -> list[Effect]:

@@ -64,7 +64,7 @@ class Counts:
 
     @property
     def turn(self) -> int:
-        """Whose turn it is, where replicas update by turns."""
+        """Return whose turn it is, where replicas update by turns."""
         return int(self._memory[self._turn])
 
     @turn.setter
@@ -76,12 +76,12 @@ class Counts:
         return sum(self._memory[what::ROW])
 
     def facts(self) -> Json:
-        """What was done, by all and before: updates, samples, and how many updates had each staleness."""
+        """Return what was done, by all and before: updates, samples, and how many updates had each staleness."""
         staleness = {str(at - STALENESS): count for at in range(STALENESS, ROW) if (count := self.total(at))}
         return {"updates": self.total(UPDATES), "samples": self.total(SAMPLES), "staleness": staleness, "taken": []}
 
     def holder(self, process: int) -> str:
-        """Which replica a process is.
+        """Return which replica a process is.
 
         >>> Counts([0] * size_of(1), 1, 0).holder(7)
         'process 7'
@@ -91,5 +91,5 @@ class Counts:
 
 
 def size_of(replicas: int) -> int:
-    """How many numbers the rows of so many replicas are."""
+    """Return how many numbers the rows of so many replicas are."""
     return (replicas + 1) * ROW

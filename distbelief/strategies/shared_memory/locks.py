@@ -43,7 +43,7 @@ class Queues:
         return [now for number, queue in self._queues.items() if role in queue and (now := self.give(role, number))]
 
     def holder(self, number: int) -> str:
-        """Who has a lock; "" for nobody."""
+        """Return who has a lock; "" for nobody."""
         return next(iter(self._queues.get(number, ())), "")
 
 
@@ -80,7 +80,7 @@ class RoundRobin:
         return self._pass_on() == replica
 
     def has(self, replica: int) -> bool:
-        """Whether one has its turn, and has been told so."""
+        """Return whether one has its turn, and has been told so."""
         return self.turn == replica and replica in self._present and replica not in self._waiting
 
     def give(self, replica: int) -> int | None:
@@ -98,7 +98,7 @@ class RoundRobin:
 
 
 def following(turn: int, present: Iterable[int]) -> int:
-    """Whose turn it is, of those who compute: the first from `turn` on, and round again.
+    """Return whose turn it is, of those who compute: the first from `turn` on, and round again.
 
     >>> [following(turn, [0, 2]) for turn in (0, 1, 2, 3)]
     [0, 2, 2, 0]
@@ -107,7 +107,7 @@ def following(turn: int, present: Iterable[int]) -> int:
 
 
 def waits_for(turn: int) -> str:
-    """What is said of who waits for its turn.
+    """Return what is said of who waits for its turn.
 
     >>> waits_for(2)
     'for its turn, which replica 2 has'

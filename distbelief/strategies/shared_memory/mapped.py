@@ -231,7 +231,7 @@ class MappedModel:
 
 
 def touched(rows: torch.Tensor, entry: Entry, stops: torch.Tensor) -> tuple[int, ...]:
-    """Which ranges some rows of a parameter lie in, in order; a row may lie in several.
+    """Return which ranges some rows of a parameter lie in, in order; a row may lie in several.
 
     Args:
         rows: int64, 1-D, in any order.
@@ -252,7 +252,7 @@ def touched(rows: torch.Tensor, entry: Entry, stops: torch.Tensor) -> tuple[int,
 
 
 def mapped_layout(plan: Plan) -> mapping.MappingLayout:
-    """Where everything lies in the mapping of a job."""
+    """Return where everything lies in the mapping of a job."""
     settings = plan.settings
     return mapping.mapping_layout(plan.layout, settings.optimizer, settings.shards, settings.replicas)
 

@@ -106,8 +106,8 @@ class MappingLayout(msgspec.Struct, frozen=True):
 
 
 def mapping_layout(layout: Layout, optimizer: Optimizer, shards: int, replicas: int) -> MappingLayout:
-    """Where everything lies: a vector of this layout, stepped by this optimizer in so many ranges, and counted by so
-    many replicas.
+    """Return where everything lies: a vector of this layout, stepped by this optimizer in so many ranges, and counted
+    by so many replicas.
     """
 
     def after(start: int, size: int) -> int:

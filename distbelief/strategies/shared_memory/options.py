@@ -45,7 +45,7 @@ class Mapped(Replicated):
 
     @classmethod
     def players(cls) -> Players:
-        """Who plays them."""
+        """Return who plays them."""
         from distbelief.strategies.shared_memory.players import PLAYERS
 
         return PLAYERS

@@ -17,7 +17,7 @@ from distbelief.tasks.flat import layout_of
 
 
 def coordinator(settings: Settings, evaluator: bool, start: StartingPoint) -> Coordinator:
-    """What the coordinator plays: the replicas hold the parameters themselves, and portions are dealt."""
+    """Return what the coordinator plays: the replicas hold the parameters themselves, and portions are dealt."""
     return Coordinator(settings, evaluator, start, MemoryHolders(), PortionWork(), SHARED)
 
 

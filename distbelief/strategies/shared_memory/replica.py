@@ -82,7 +82,7 @@ class SharedMemoryReplica:
         return self._work.coming(most)
 
     def waits(self) -> str:
-        """What it waits for, where it does: one sentence."""
+        """Return what it waits for, where it does: one sentence."""
         if not self._welcomed:
             return "to be welcomed by the coordinator"
         if self._updating:
@@ -92,7 +92,7 @@ class SharedMemoryReplica:
         return "for a checkpoint to be made" if self._holding else "for work from the coordinator"
 
     def standing(self) -> dict[str, object]:
-        """How far it is."""
+        """Return how far it is."""
         return {"clock": self.step}
 
     def _train(self, plan: Plan) -> Steps[None]:

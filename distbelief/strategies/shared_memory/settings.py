@@ -19,7 +19,7 @@ class MappedSettings(StrategySettings, frozen=True, kw_only=True):
 
     @property
     def by_turns(self) -> bool:
-        """Whether replicas update one after another, in a fixed order."""
+        """Return whether replicas update one after another, in a fixed order."""
         return self.locks == "round-robin"
 
     def check(self, settings: Settings) -> None:

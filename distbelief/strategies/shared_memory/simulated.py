@@ -155,7 +155,7 @@ class SimulatedUpdater:
         self._then()
 
     def _seconds(self, size: int) -> float:
-        """How long it takes to update so many bytes of parameters."""
+        """Return how long it takes to update so many bytes of parameters."""
         work, reduction = self._virtual.endpoint.work, self._virtual.endpoint.network.model.reduction
         return size * reduction if reduction or work is None else work.update(size)
 

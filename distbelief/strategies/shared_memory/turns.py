@@ -75,7 +75,9 @@ class UpdateTurns:
         return self._locks.waits() or (waits_for(turn) if turn != self._index else "")
 
     def _may_have_turn(self) -> bool:
-        """Whether it is this one's turn, or nobody's who takes part; which is certain under the lock of all only."""
+        """Return whether it is this one's turn, or nobody's who takes part; which is certain under the lock of all
+        only.
+        """
         turn = self._counts().turn
         return turn == self._index or not self._is_there(turn)
 

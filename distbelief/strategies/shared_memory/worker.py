@@ -77,7 +77,7 @@ class ProcessUpdater:
 
 
 def replica(context: Context) -> Part:
-    """What a replica plays."""
+    """Return what a replica plays."""
     index, process, virtual = roles.index_of(context.role), context.process, context.virtual
     attached = list[Updated]()
 
@@ -131,7 +131,7 @@ def replica(context: Context) -> Part:
 
 
 def reader(context: Context) -> Worker:
-    """Who measures for the evaluator: a copy of the mapping as it is."""
+    """Return who measures for the evaluator: a copy of the mapping as it is."""
     flat, found = context.module, list[tuple[torch.Tensor, torch.Tensor]]()
 
     def attach(plan: Plan, arena: Arena) -> None:

@@ -232,7 +232,7 @@ class SingleLoop:
     # checkpoints: those of one shard that holds everything
 
     def _is_time(self) -> bool:
-        """Whether it is time for a checkpoint within an epoch; a step counts as a push."""
+        """Return whether it is time for a checkpoint within an epoch; a step counts as a push."""
         moment, steps = self._saved
         return snapshot_due(self.settings, self._steps - steps, self._now() - moment, self._steps - steps)
 
@@ -322,7 +322,7 @@ def _arrays(flat: FlatModule, stepping: Sequence[torch.optim.Optimizer]) -> dict
 
 
 def _parts(values: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What each parameter has of one state of a section: its elements, or the one value of all."""
+    """Return what each parameter has of one state of a section: its elements, or the one value of all."""
     if values.ndim and values.numel() == sum(p.numel() for p in parameters):
         return [
             part.view(p.shape)
