@@ -1,4 +1,4 @@
-"""What a supervisor and the processes of its job say to each other."""
+"""Messages between a supervisor and the processes of its job."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Failed(ChannelMessage, frozen=True, tag=True):
     done: bool = False
     """True if its part of the job was done before."""
     host: str = ""
-    """Where it was, of several; their place says it."""
+    """Host where it was, of several; its place says it."""
 
     @property
     def told(self) -> str:
@@ -81,7 +81,7 @@ class Ask(ChannelMessage, frozen=True, tag=True):
 
 
 class Standing(ChannelMessage, frozen=True, tag=True):
-    """How a role stands: what it does, what it waits for and for how many seconds by now, and its counts.
+    """State of a role: what it does, what it waits for and for how many seconds by now, and its counts.
 
     `facts` may hold "of": what this role knows of others, by role.
     """

@@ -1,5 +1,5 @@
-"""How long steps take: a distribution of compute times, replicas that are always slow, steps that now and then
-straggle; and real steps padded so.
+"""Compute times of steps: a distribution, replicas that are always slow, steps that now and then straggle; and real
+steps padded so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the end of a job is explained: who has died and how, and what the user can do."""
+"""Explanation of a job's end: who has died and how, and what the user can do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from distbelief.errors import Interrupted, JobFailed
 
 
 class Explanation:
-    """What is known of the deaths of one job, and of what it can go on from.
+    """Explanation of the deaths of one job, and of what it can go on from.
 
     Args:
         checkpoint: number of the newest checkpoint; 0 where there is none.
@@ -19,9 +19,9 @@ class Explanation:
     def __init__(self, checkpoint: int = 0, run: str = "") -> None:
         self.run, self.checkpoint = run, checkpoint
         self.reported_loss = ""
-        """What the first role said that told only of somebody else who is gone."""
+        """First word of a role that told only of somebody else who is gone."""
         self.deaths: dict[str, str] = {}
-        """How the last life of each role ended, of those that nobody meant to end."""
+        """End of the last life of each role, of those that nobody meant to end."""
         self._last_words: dict[str, str] = {}
 
     def error(self, finished: Finished | None, started: bool) -> JobFailed | None:

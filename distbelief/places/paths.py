@@ -1,4 +1,4 @@
-"""Who makes the updates of a job: its shards' processes (served), or its replicas, in memory that they share with the
+"""Paths of updates: made by the shards' processes (served), or by the replicas, in memory that they share with the
 shards (direct).
 """
 

@@ -20,7 +20,7 @@ class Ended(msgspec.Struct, frozen=True):
     role: str
     incarnation: int
     how: str = ""
-    """How it ended, in words; "" where that is not to be told when the job fails."""
+    """End in words; "" where that is not to be told when the job fails."""
     killed: bool = False
     """True if a signal ended it, and no error of its own."""
     done: bool = False
@@ -73,7 +73,7 @@ class Interruption(msgspec.Struct, frozen=True):
 
     why: str
     host: str = ""
-    """Where he said so; "" for here. A launcher tells all hosts at once, which is once."""
+    """Host where he said so; "" for here. A launcher tells all hosts at once, which is once."""
     lives: tuple[tuple[str, int], ...] = ()
     """Those of that host."""
     within: float = 0.0
@@ -128,7 +128,7 @@ Effect = Start | Kill | Vacate | Tell | TickLater | effects.WriteRecord
 
 
 class Deadlines(msgspec.Struct, frozen=True):
-    """How long a supervisor waits, in seconds."""
+    """Limits of a supervisor's patience, in seconds."""
 
     ending: float = 30.0
     """For a replica to leave a job that is ending, a process to end once the job has, and a stopped one (SIGSTOP) to go
@@ -141,7 +141,7 @@ class Deadlines(msgspec.Struct, frozen=True):
 
 
 NEVER = Deadlines(float("inf"), float("inf"), float("inf"))
-"""That of a place where nobody can hang."""
+"""Deadlines of a place where nobody can hang."""
 
 
 class Place(Protocol):

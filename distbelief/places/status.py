@@ -20,9 +20,9 @@ from distbelief.record.summary import Summary, in_words
 from distbelief.transport.secure import check_user
 
 ANSWER_SECONDS = 0.5
-"""How long a process may take to say how it stands; one that computes for longer says nothing."""
+"""Limit for a process's answer; one that computes for longer says nothing."""
 ASK_SECONDS = 5.0
-"""How long the supervisor of a job may take to answer."""
+"""Limit for the answer of a job's supervisor."""
 CLIENTS = 8
 """Most who may wait for an answer or read one at once; more are turned away."""
 READING_SECONDS = 0.02
@@ -50,7 +50,7 @@ class StatusServer:
         self._said: dict[str, Standing] = {}
         self._asked, self._deadline = 0, 0.0
         self._readers: list[tuple[socket.socket, memoryview, float]] = []
-        """Who has not taken all of his answer yet, the rest of it, and until when he may."""
+        """Readers that have not taken all of their answer yet, the rest of it, and until when they may."""
         self.listener: socket.socket | None = None
         if run is not None:
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -94,7 +94,7 @@ class StatusServer:
         self._clients.append(client)
 
     def take(self, standing: Standing) -> None:
-        """What a process says of itself."""
+        """Take what a process says of itself."""
         self._said[standing.role] = standing
 
     @property

@@ -52,7 +52,7 @@ class _Life:
     def __init__(self, role: str, incarnation: int) -> None:
         self.role, self.incarnation = role, incarnation
         self.name = role, incarnation
-        """What the place knows it by."""
+        """Name by which the place knows it."""
         self.left = False
         """It has left the job in peace: what its script does after that takes as long as it takes."""
         self.stopped_at: float | None = None
@@ -99,10 +99,10 @@ class Supervisor:
         self.failure: DistbeliefError | None = None
         """Why the job is to be ended at once."""
         self.finished: records.Finished | None = None
-        """How the job has ended, as the coordinator says."""
+        """End of the job, as the coordinator says."""
         self.started = self.ending = False
         self.listening: Listening | None = None
-        """Where the coordinator listens; None before it does, and while it is about to come again."""
+        """Address where the coordinator listens; None before it does, and while it is about to come again."""
         self._listened = False
         self._here: dict[str, list[_Life]] = {}
         self._gone: dict[str, Died] = {}
@@ -112,15 +112,15 @@ class Supervisor:
         self._due: dict[str, float] = {}
         """When they are to."""
         self._died_in: dict[str, int] = {}
-        """Of each role, and of the partitions of each replica, the latest life that died."""
+        """Latest life that died of each role, and of the partitions of each replica."""
         self._moving: dict[str, _Life] = {}
-        """By standby: who is its shard as soon as it has heard so."""
+        """Life that is its shard as soon as it has heard so, by standby."""
         self._interrupts: list[Interruption] = []
         self._leaving: set[str] = set()
         """Hosts that were told to go."""
         self._heard = self._hushed = 0.0
         self._late: DistbeliefError | None = None
-        """What a script has raised whose part of the job was done."""
+        """Error of a script whose part of the job was done."""
         self._leave_by = self._end_by = float("inf")
 
     # what there is

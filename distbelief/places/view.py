@@ -1,4 +1,4 @@
-"""How a job is shown."""
+"""View of a job while it runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from distbelief.core.values import CheckedStruct
 
 
 class View(CheckedStruct, frozen=True):
-    """How a job is shown while it runs."""
+    """View of a job while it runs."""
 
     quiet: bool = True
     json: bool = False

@@ -1,1 +1,1 @@
-"""Where each tensor lies in the flat vector, and who holds which range of it: pure functions."""
+"""Layout of the flat vector, and who holds which range of it: pure functions."""

@@ -1,4 +1,4 @@
-"""Which range of the flat vector each shard holds: a function of the layout, the mesh and the number of shards."""
+"""Assignment of ranges of the flat vector to shards: a function of the layout, the mesh and the number of shards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distbelief.sharding.mesh import Mesh
 
 
 class Assignment(msgspec.Struct, frozen=True, array_like=True):
-    """What one shard holds, of one home: a range that is pushed and fetched, and a range that was sent once."""
+    """Ranges of one shard at one home: one that is pushed and fetched, and one that was sent once."""
 
     moving: Range
     frozen: Range

@@ -68,7 +68,7 @@ class Range(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True):
-    """What the layout needs to know of one parameter or buffer."""
+    """Facts about a parameter or buffer that the layout needs."""
 
     name: str
     shape: tuple[int, ...]
@@ -119,7 +119,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the piece."""
+        """Shape of the piece."""
         shape, at = self.tensor.shape, self.piece.dimension
         return (*shape[:at], self.piece.stop - self.piece.start, *shape[at + 1 :]) if shape else ()
 
@@ -140,10 +140,10 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TrainedPart(NamedTuple):
-    """What lies in a range of a parameter that is trained."""
+    """Part of a trained parameter that lies in a range."""
 
     number: int
-    """Of the parameter, among those that are trained."""
+    """Number of the parameter, among those that are trained."""
     entry: Entry
     part: Range
     """Its bytes there."""
@@ -175,14 +175,14 @@ class Section(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HomeRanges(msgspec.Struct, frozen=True, array_like=True):
-    """What one home has of the flat vector: a vector of a partition is as long as these."""
+    """Ranges of one home in the flat vector: a vector of a partition is as long as these."""
 
     trained: Range
     """Its trained parameters."""
     moving: Range
-    """What is pushed and fetched: the trained parameters, and the buffers behind them."""
+    """Range that is pushed and fetched: the trained parameters, and the buffers behind them."""
     frozen: Range
-    """What is sent once."""
+    """Range that is sent once."""
 
     @property
     def all(self) -> Range:
@@ -191,20 +191,20 @@ class HomeRanges(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Layout(msgspec.Struct, frozen=True, array_like=True):
-    """Where everything lies; equal layouts mean models that may train together."""
+    """Places of all tensors in the flat vector; equal layouts mean models that may train together."""
 
     entries: tuple[Entry, ...]
     sections: tuple[Section, ...]
     groups: tuple[dict[str, float], ...]
-    """What each parameter group sets for itself (`lr`, `weight_decay`), by group number, and `rows` where gradients may
-    be some rows.
+    """Options that each parameter group sets for itself (`lr`, `weight_decay`), by group number, and `rows` where
+    gradients may be some rows.
     """
     aliases: dict[str, str]
     """Other names of tied tensors, to the name under which they are laid out."""
     homes: tuple[HomeRanges, ...]
-    """What each home has, by its number."""
+    """Ranges of each home, by its number."""
     models: tuple[Range, ...] = ()
-    """What moves of each model, where there are several with an optimizer each; none of a single one."""
+    """Moving range of each model, where there are several with an optimizer each; none of a single one."""
 
     @property
     def total(self) -> int:

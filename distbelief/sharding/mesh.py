@@ -43,7 +43,7 @@ class Mesh(msgspec.Struct, frozen=True, array_like=True):
         return self.replicas * self.partitions
 
     def number(self, replica: int, partition: int = 0) -> int:
-        """Of a process among all: which of the devices of a machine it takes, as all take them in turn.
+        """Return the number of a process among all, by which it takes one of a machine's devices in turn.
 
         >>> Mesh(2, 3).number(1, 2)
         5
@@ -52,5 +52,5 @@ class Mesh(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def cells(self) -> tuple[tuple[int, int], ...]:
-        """Of each process, which replica and which partition it is."""
+        """Return the replica and the partition of each process."""
         return tuple((replica, partition) for replica in range(self.replicas) for partition in range(self.partitions))

@@ -39,13 +39,13 @@ class Candidate(NamedTuple):
 
     split: Split
     seconds: float
-    """Of a step; infinite where it cannot be."""
+    """Seconds of a step; infinite where it cannot be."""
     reason: str = ""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a model is split by, and what else was looked at."""
+    """Chosen ways to split a model, and those that were looked at."""
 
     split: Split
     whole: float

@@ -40,7 +40,7 @@ from distbelief.split.tracing import Traced
 
 
 class TransferKind(Enum):
-    """What transfers are part of: for prices and drawings."""
+    """Kind of transfer, for prices and drawings."""
 
     SEND = "send"
     GATHER = "gather"
@@ -87,13 +87,13 @@ class SplitGraph:
     home: dict[fx.Node, int] = field(default_factory=dict)
     shapes: dict[fx.Node, Shape] = field(default_factory=dict)
     transfers: dict[fx.Node, Transfer] = field(default_factory=dict)
-    """By the node at which each arrives."""
+    """Transfers by the node at which each arrives."""
     holdings: dict[str, Holding] = field(default_factory=dict)
-    """By the target of the nodes that call each."""
+    """Holdings by the target of the nodes that call each."""
     pieces: dict[str, list[Piece]] = field(default_factory=dict)
-    """Of each tensor, by its first name."""
+    """Pieces of each tensor, by its first name."""
     outputs: dict[int, Argument] = field(default_factory=dict)
-    """By home, what the model gives: a structure of nodes, each whole there. One home has it, or all."""
+    """Outputs of the model by home: a structure of nodes, each whole there. One home has it, or all."""
     loss: fx.Node | None = None
 
     def constant(self, name: str) -> torch.Tensor:
@@ -126,14 +126,14 @@ def as_number(loss: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class Value:
-    """Where a value is."""
+    """Places of a value."""
 
     node: fx.Node
-    """Of the traced graph."""
+    """Node of the traced graph."""
     at: dict[int, fx.Node] = field(default_factory=dict)
     """Whole copies, by home; the first is its owner's."""
     parts: dict[int, fx.Node] = field(default_factory=dict)
-    """By home, where it is cut or left as summands."""
+    """Nodes by home, where it is cut or left as summands."""
     cut: Cut | None = None
     free: bool = False
     """Any home makes it itself, from what every home has."""
@@ -450,7 +450,7 @@ class Rewriter:
         return self._known(made, home, node.meta["path"], shape)
 
     def _share(self, node: fx.Node, part: HomePart | None) -> float:
-        """Of the operations of a node, those of a part: by what it gives; one of all homes, where that is a summand."""
+        """Return a part's share of a node's operations: by what it gives; one of all homes, where that is a summand."""
         whole = self._traced.shapes.get(node)
         if part is None or whole is None:
             return 1.0

@@ -1,5 +1,5 @@
-"""What one home computes of a layer: the form in which a way says how it divides one, and the modules that stand in for
-a layer at a home.
+"""Divisions of layers: the form in which a way says how it divides one, and the modules that stand in for a layer at a
+home.
 """
 
 from __future__ import annotations
@@ -77,17 +77,17 @@ def edges(length: int, parts: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class HomePart:
-    """What one home computes of a node: which part of each tensor that it takes, with which pieces, and what it gives.
+    """Part of a node that one home computes: parts of the tensors that it takes, its pieces, and its result.
 
     Everything that it needs and does not have is brought from the homes that have it.
     """
 
     needs: tuple[Indices | None, ...] = ()
-    """Of each node that it takes, in the order of its arguments: None is the whole; () is the whole of each. Indices
-    before the first or behind the last are padding.
+    """Indices of each node that it takes, in the order of its arguments: None is the whole; () is the whole of each.
+    Indices before the first or behind the last are padding.
     """
     gives: Indices | None = None
-    """Which indices of the whole result it gives; None where it gives a summand of it."""
+    """Indices of the whole result that it gives; None where it gives a summand of it."""
     layer: nn.Module | None = None
     """The layer of its shape; None where the layer, or the function, itself does."""
     holds: Mapping[str, Indices | None] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class HomePart:
     borrows: tuple[str, ...] = ()
     """Tensors of the layer that another home has, and that this one needs whole."""
     fill: float = 0.0
-    """What stands where it needs indices before the first or behind the last."""
+    """Value of indices before the first or behind the last."""
     call: Callable[..., object] | None = None
     """The function that computes it, where it is not the node's own."""
 
@@ -113,7 +113,7 @@ class Divided:
 
 
 Placed = dict[fx.Node, int | Divided]
-"""Where nodes are computed: each at one home, or in parts at all of them."""
+"""Homes of nodes: one of each, or parts at all of them."""
 
 
 def part_of(layer: nn.Module, holds: Mapping[str, Indices | None], **changed: object) -> nn.Module:
@@ -159,7 +159,7 @@ class Borrowing(nn.Module):
 
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
-"""Of an output and the targets: the mean over the minibatch."""
+"""Function of an output and the targets: the mean over the minibatch."""
 
 
 class Loss(nn.Module):
@@ -175,7 +175,7 @@ class Loss(nn.Module):
 
 
 class Keyed(nn.Module):
-    """What draws at random, by numbers of its own: of the step, the microbatch and the node, and of nothing else."""
+    """Random layer or function whose numbers depend on the step, the microbatch and the node only."""
 
     def __init__(self, inner: nn.Module | None, op: str, target: Any, number: int) -> None:
         super().__init__()

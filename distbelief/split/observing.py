@@ -20,7 +20,7 @@ Values = dict[fx.Node, object]
 
 @dataclass(frozen=True)
 class NodeValues:
-    """What each node gave for two numbers of samples."""
+    """Values that each node gave for two numbers of samples."""
 
     samples: tuple[int, int]
     values: tuple[Values, Values]

@@ -18,7 +18,7 @@ MOST = 1 << 10
 
 @dataclass(frozen=True)
 class Split:
-    """How a model is split over the partitions of a replica.
+    """Split of a model over the partitions of a replica.
 
     Raises:
         UsageError: a way that is unknown; a home that is not there; fewer than two partitions.
@@ -97,7 +97,7 @@ class Split:
 
     @property
     def text(self) -> str:
-        """As it is written on a command line.
+        """Text of the split, as on a command line.
 
         >>> Split({"conv*": "filters", "fc*": 1}).text
         'conv*=filters,fc*=1'

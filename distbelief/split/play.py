@@ -63,13 +63,13 @@ HomeEffect = RunSegment | Give | Take
 NONE_GIVEN: Mapping[int, torch.Tensor] = {}
 Returned = TypeVar("Returned")
 HomeSteps = Generator[HomeEffect, torch.Tensor | None, Returned]
-"""What a home does, as a story: it yields effects, and returns something."""
+"""Story of a home: it yields effects, and returns something."""
 HomeStory = HomeSteps["HomeResult"]
 
 
 @dataclass(frozen=True)
 class HomeResult:
-    """What a step gave at one home; the gradients are in its parameters."""
+    """Result of a step at one home; the gradients are in its parameters."""
 
     loss: float | None
     """The mean over the minibatch, at the home that computes it."""
@@ -83,7 +83,7 @@ class Microbatch(NamedTuple):
     """A part of a minibatch, as every home has it."""
 
     given: Mapping[str, Any]
-    """What segments name `Supplied`."""
+    """Values that segments name `Supplied`."""
     weight: float
     """Its share of the minibatch's samples."""
 
@@ -130,9 +130,9 @@ class _Pending:
     """A microbatch that went forward through a home and not yet back."""
 
     leaves: dict[Source, Any] = field(default_factory=dict)
-    """What segments took, cut off from what computed it."""
+    """Values that segments took, cut off from what computed them."""
     results: dict[int, Any] = field(default_factory=dict)
-    """What they gave, by its number."""
+    """Results of segments, by their numbers."""
 
 
 class Passes:

@@ -47,17 +47,17 @@ Source = Supplied | OwnValue | Received
 
 @dataclass(frozen=True)
 class Result:
-    """What a segment computes that is needed outside of it."""
+    """Value that a segment computes and another place needs."""
 
     value: int
     """Its number at this home, by which later segments name it."""
     transfers: tuple[Transfer, ...]
-    """By which it leaves for other homes."""
+    """Transfers by which it leaves for other homes."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """What one home computes without waiting.
+    """Part of a program that one home computes without waiting.
 
     It begins where a transfer is needed that no earlier one needed, or after a value that leaves.
     """
@@ -68,11 +68,11 @@ class Segment:
     compute: Callable[..., tuple[Any, ...]]
     """From what it takes to what it gives, in their orders."""
     flops: int
-    """Of its forward, for the samples that the model was traced with."""
+    """Floating-point operations of its forward, for the samples that the model was traced with."""
     elements: int
-    """That its nodes give, forward, of one sample."""
+    """Elements that its nodes give, forward, of one sample."""
     nodes: int
-    """How many it has."""
+    """Number of its nodes."""
     paths: tuple[str, ...]
     """The modules that it computes, in order."""
 
@@ -86,7 +86,7 @@ class HomeProgram:
     module: nn.Module
     """This home's parameters and buffers, by the names that the whole model has for them."""
     pieces: Mapping[str, Piece]
-    """Which piece of the whole tensor each of them is."""
+    """Piece of the whole tensor that each of them is."""
     segments: tuple[Segment, ...]
     loss: OwnValue | None
     """The value that is the loss, at the home that computes it."""
@@ -166,7 +166,7 @@ LIGHT = frozenset({torch.narrow, operator.getitem})
 
 
 def elements(nodes: Iterable[fx.Node], shapes: Mapping[fx.Node, Shape]) -> int:
-    """That nodes give of one sample; what only takes a value apart gives none."""
+    """Count the elements that nodes give of one sample; what only takes a value apart gives none."""
     given = (shapes[node] for node in nodes if node in shapes and node.op != "get_attr" and node.target not in LIGHT)
     return sum(shape.elements_each for shape in given)
 
@@ -179,7 +179,7 @@ class _Builder:
         self._device = device if self._elsewhere else None
         """To which what it has is moved; None where it stays."""
         self._there: dict[int, torch.Tensor] = {}
-        """What was moved, by the ids of what it was."""
+        """Tensors that were moved, by the ids of the originals."""
         self._nodes = [node for node in split.nodes if split.home[node] == home]
         self._numbers = {node: number for number, node in enumerate(self._nodes)}
         self._pieces = {name: piece for name, held in split.pieces.items() for piece in held if piece.home == home}

@@ -40,7 +40,7 @@ class LayerCall:
     layer: nn.Module
     path: str
     takes: tuple[Shape, ...]
-    """Of each tensor that it takes."""
+    """Shapes of the tensors that it takes."""
     gives: Shape
     homes: int
     owner: int

@@ -35,7 +35,7 @@ class Shape:
     dtype: torch.dtype
     differentiable: bool
     share: tuple[int, int] = (0, 1)
-    """Which part of the samples it is of, and of how many: `samples_of` says how many these are."""
+    """Number of the part of the samples, and number of parts: `samples_of` gives its samples."""
 
     def at(self, samples: int) -> tuple[int, ...]:
         """The sides for so many samples of all parts."""
@@ -103,7 +103,7 @@ _PLAIN: Mapping[object, Callable[..., object]] = {
     operator.itruediv: operator.truediv, operator.imatmul: operator.matmul, operator.ipow: operator.pow,
     operator.setitem: set_item,
 }  # fmt: skip
-"""What gives the same as each of Python's own operations in place."""
+"""Equivalents of Python's own operations in place."""
 
 
 _SIZES = frozenset({
@@ -111,9 +111,9 @@ _SIZES = frozenset({
     "is_floating_point", "is_complex", "is_signed", "len", "__len__", "getattr", "sym_size", "sym_numel", "sym_stride",
     "sym_storage_offset",
 })  # fmt: skip
-"""What gives numbers that are of a tensor's shape or kind, whatever its values."""
+"""Functions whose numbers depend on a tensor's shape or kind, whatever its values."""
 _SUMS = frozenset({"add", "sub", "neg", "pos", "iadd", "isub"})
-"""What gives numbers that are linear in those that it takes."""
+"""Functions whose numbers are linear in those that they take."""
 
 
 def name_of(node: fx.Node) -> str:
@@ -147,9 +147,9 @@ class _Tidied:
         self._new: dict[fx.Node, Any] = {}
         self._order: dict[fx.Node, int] = {}
         self._of_values: set[fx.Node] = set()
-        """What gives numbers that depend on the values of tensors."""
+        """Nodes whose numbers depend on the values of tensors."""
         self._writes: set[fx.Node] = set()
-        """What writes to a parameter or buffer, and gives it: what writes to that in turn does so too."""
+        """Nodes that write to a parameter or buffer, and give it: a node that writes to these does so too."""
         self._samples = self.graph.placeholder("samples")
         self._samples.meta["path"] = ""
 

@@ -40,7 +40,7 @@ def examples(samples: int) -> torch.Tensor:
 
 
 class TracedBy(Enum):
-    """How a model was traced."""
+    """Method by which a model was traced."""
 
     FX = "torch.fx"
     EXPORT = "torch.export"
@@ -56,13 +56,13 @@ class Traced:
     """
 
     model: nn.Module
-    """Where the modules and tensors are that the graph names."""
+    """Module with the modules and tensors that the graph names."""
     graph: fx.Graph
     """A placeholder for each leaf of the inputs, in their order, and `samples` first; `node.meta["path"]` is the module
     that a node comes from.
     """
     shapes: Mapping[fx.Node, Shape]
-    """Of each node that gives a tensor."""
+    """Shapes of the nodes that give tensors."""
     method: TracedBy
     aliases: Mapping[str, str]
     """Names of tied tensors, to the first name of each."""

@@ -28,14 +28,14 @@ FUNCTIONS: Mapping[object, int] = {
 }  # fmt: skip
 """The functions that are such a product, and over how many dimensions their weights slide."""
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-"""Which call them."""
+"""Layers that call them."""
 ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 Weights = tuple[torch.Tensor, torch.Tensor | None]
 """A weight, or what belongs to it, and the same of its bias where it has one."""
 GradientRooms = dict[torch.Tensor, torch.Tensor]
-"""Where the gradients of weights lie from step to step, by weight: a step writes over those of the last, and adds what
-is not there. So whoever lends it needs no gradient of a step any more once the next one begins. Where a gradient is
-large, the kernel takes longer to give new memory than the product takes.
+"""Gradients of weights from step to step, by weight: a step writes over those of the last, and adds missing ones. So
+whoever lends it needs no gradient of a step any more once the next one begins. Where a gradient is large, the kernel
+takes longer to give new memory than the product takes.
 """
 
 
@@ -128,7 +128,7 @@ def _sum(gradient: torch.Tensor | None, own: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class _Factors:
-    """What the gradients of a weight and its bias are made of."""
+    """Factors of the gradients of a weight and its bias."""
 
     product: Product
     weight: torch.Tensor
@@ -137,7 +137,7 @@ class _Factors:
     gradients: list[torch.Tensor] = field(default_factory=list)
 
     def add(self, value: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Of a further microbatch: what was taken, and the gradient of what was given."""
+        """Add the factors of a further microbatch: the value that was taken, and the gradient of the result."""
         self.values.append(self.product.samples(value.detach()))
         self.gradients.append(self.product.samples(gradient))
 
@@ -151,7 +151,7 @@ class _Factors:
 
 
 class WeightGradients(TorchFunctionMode):
-    """Where this is entered, layers that are computed go back without the gradients of their weights.
+    """Mode in which layers go back without the gradients of their weights.
 
     Args:
         parameters: those whose gradients may be left out.

@@ -1,4 +1,4 @@
-"""What a strategy is: its options, the settings that they make, its roles, and what it has no meaning for. It needs no
+"""Base of strategies: options, the settings that they make, roles, and what they have no meaning for. It needs no
 torch.
 """
 
@@ -94,11 +94,11 @@ class Strategy(Checked):
     evaluated: ClassVar[bool] = True
     """True if an evaluator of its own measures the model; else who has it does."""
     most_guests: ClassVar[int] = MOST
-    """How many may join one job in all."""
+    """Limit of guests that may join one job in all."""
     direct: ClassVar[bool] = False
     """True if its replicas can update the shards' memory themselves, where all are on one host."""
     counts: ClassVar[str] = "minibatches"
-    """What the position of a checkpoint counts: a run goes on only with a strategy that counts the same."""
+    """Unit of a checkpoint's position: a run goes on only with a strategy that counts the same."""
     meaningless: ClassVar[Mapping[str, str]] = {}
     """Options of a job that mean nothing to it, and what there is instead."""
     lacks: ClassVar[Mapping[str, str]] = {}
@@ -248,7 +248,7 @@ class Partitioned(Strategy):
     partitions: int = field(default=1, kw_only=True)
     """Processes over which each replica is split."""
     split: str = field(default="auto", kw_only=True)
-    """How the model is split over them: a way (stages, neurons, ...), or ways by patterns of its modules
+    """Way to split the model over them: a way (stages, neurons, ...), or ways by patterns of its modules
     (conv*=filters,fc*=neurons); auto takes the way with the least price."""
     microbatches: int = field(default=1, kw_only=True)
     """Parts of a minibatch that go through the partitions of a replica by themselves: one computes while another
@@ -311,7 +311,8 @@ class Scaled(Strategy):
     """A strategy whose learning rate can grow with its global batch (Goyal et al. 2017, section 2.1)."""
 
     lr_scaling: str = field(default="none", kw_only=True)
-    """How --lr, which is for --base-batch, grows with the global batch (replicas x batch size x minibatches of each in
-    a round) where that is k times as large: linear (times k), sqrt (times its root), or none."""
+    """Rule by which --lr, which is for --base-batch, grows with the global batch (replicas x batch size x minibatches
+    of each in a round) where that is k times as large: linear (times k), sqrt (times its root), or none.
+    """
     base_batch: int = field(default=0, kw_only=True)
     """The global batch that --lr is for; --lr-scaling linear and sqrt need it."""

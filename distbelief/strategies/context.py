@@ -1,5 +1,5 @@
-"""What a place gives to whoever plays a replica or the evaluator in it: a process, or the simulation, which may compute
-nothing.
+"""Context that a place gives to whoever plays a replica or the evaluator: a process, or the simulation, which may
+compute nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Memory = Callable[[int], torch.Tensor]
 
 
 class ProcessSpec(Protocol):
-    """What a process of a job is told, as far as who plays a replica asks."""
+    """Part of a process's spec that a replica's player asks for."""
 
     @property
     def supervisor(self) -> int:
@@ -80,7 +80,7 @@ class ProcessSpec(Protocol):
 
 @dataclass(frozen=True)
 class Process:
-    """What there is beside, where a replica is a process."""
+    """Context of a replica that is a process."""
 
     spec: ProcessSpec
     listen: Callable[[], str]
@@ -93,7 +93,7 @@ class Process:
 
 @dataclass
 class StepTiming:
-    """How a simulated replica goes through a step."""
+    """Timing of a simulated replica's step."""
 
     first: float = 1.0
     """The share of a step after which a minibatch is answered: the rest of it is not waited for."""
@@ -103,16 +103,16 @@ class StepTiming:
 
 @dataclass(frozen=True)
 class SimulatedContext:
-    """What there is beside, where a replica is simulated."""
+    """Context of a simulated replica."""
 
     clock: VirtualClock
     endpoint: VirtualEndpoint
-    """Of this life of the replica: its thread, its network, and what work costs it."""
+    """Endpoint of this life of the replica: its thread, its network, and the cost of work."""
     addition: float
     """Seconds for each byte of a vector that is added to another."""
     timing: StepTiming
     common: dict[type, object]
-    """What the replicas of this simulation have in common; ask for it by `shared`."""
+    """Objects that the replicas of this simulation have in common; ask for one by `shared`."""
     died: list[Callable[[], None]]
     """Called when this life of the replica is killed."""
 
@@ -125,48 +125,46 @@ class SimulatedContext:
 
 @dataclass(frozen=True)
 class Context:
-    """What a place gives to whoever plays a replica, or the evaluator, in it."""
+    """Context of whoever plays a replica, or the evaluator, in a place."""
 
     role: str
     incarnation: int
     settings: Settings
     task: Task
     samples: int
-    """Of the training set."""
+    """Samples of the training set."""
     layout: Layout
-    """Of the model."""
+    """Layout of the model."""
     flat: FlatModule | None
     """The model, with its initial parameters; None for a phantom, which computes nothing."""
     computes: Callable[[float], Compute]
-    """What computes the gradient of a minibatch, in the time that it takes there, clipped to a global norm (0 for
-    none): the task's data and model, a user's own loop, or for a phantom nothing but the time that passes.
+    """Builds what computes the gradient of a minibatch, clipped to a global norm (0 for none). It uses the task's data
+    and model, or a user's own loop; for a phantom only time passes.
     """
     measured: bool = False
     """True if the model is measured."""
     part: SplitPart | None = None
-    """What it computes together with the other partitions of its replica, where that is split: then the model is what
-    it holds of it.
-    """
+    """Part of a split replica, computed together with the other partitions: the model is what it holds of it."""
     whole: Callable[[], nn.Module] = cannot("make the whole model")
     """Makes the model of which it holds a part, where its replica is split."""
     batch_size: int = 0
     """Samples of a minibatch, where a user's loop names them; 0 for those of the settings."""
     epochs: int = 0
-    """That a user's loop names; 0 for those of the settings."""
+    """Epochs that a user's loop names; 0 for those of the settings."""
     order: str = ""
-    """That a user's loop names; "" for that of the settings."""
+    """Order that a user's loop names; "" for that of the settings."""
     optimizers: tuple[Optimizer, ...] = ()
-    """That a user's loop names, one for each of its models; none for those of the settings."""
+    """Optimizers that a user's loop names, one for each of its models; none for those of the settings."""
     scripted: bool = False
     """True if a user's own loop computes: a step of it may be several backward passes."""
     memory: Memory | None = None
-    """What the replicas share, where the strategy needs it."""
+    """Memory that the replicas share, where the strategy needs it."""
     crossings: Memory | None = None
-    """What the partitions of split replicas share, where they are on one host."""
+    """Memory that the partitions of split replicas share, where they are on one host."""
     process: Process | None = None
-    """Where it is a process."""
+    """Context of a process; None in simulation."""
     virtual: SimulatedContext | None = None
-    """Where it is simulated."""
+    """Context of a simulation; None of a process."""
     script: KeptScript | None = None
     """The user's script, where that keeps something."""
 
@@ -208,14 +206,14 @@ class Context:
 
 
 class LoopSteps(NamedTuple):
-    """What a step of a loop that one process plays is made of."""
+    """Parts of a step in a loop that one process plays."""
 
     compute: Callable[[Batch], Computed]
     """The gradient of a minibatch."""
     update: Callable[[], None]
     """The step with it."""
     samples: int
-    """Of the training set."""
+    """Samples of the training set."""
     trained: int
     """Bytes of the parameters."""
 
@@ -229,7 +227,7 @@ class Loop(Protocol):
 
 @dataclass(frozen=True)
 class LoopContext:
-    """What a place gives to a loop that plays everything."""
+    """Context of a loop that plays everything."""
 
     task: Task
     model: nn.Module

@@ -1,4 +1,4 @@
-"""What a process holds and computes of a split model, and the whole model on what all of them hold."""
+"""Partition of a split model in its process, and the whole model on what all of them hold."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class PhantomPartition:
         return begun
 
     def share(self, run: RunSegment) -> float:
-        """Of the work of a step, that of a segment for its microbatch."""
+        """Return the share of a step's work that a segment has for its microbatch."""
         return self._way.share(run, self._program, self.samples)
 
     def slot(self, asked: Give | Take) -> int:
@@ -212,7 +212,7 @@ class PhantomPartition:
         """Nothing is computed."""
 
     def shape(self, asked: Give | Take) -> tuple[int, ...]:
-        """Of what would cross."""
+        """Return the shape of what would cross."""
         return asked.transfer.shape.at(self.samples[asked.microbatch])
 
     def decode(self, wanted: Take, data: bytearray) -> None:

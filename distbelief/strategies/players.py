@@ -1,4 +1,4 @@
-"""Who plays the roles of a job, wherever it runs. Each room has its own; here is what all are made of."""
+"""Players of the roles of a job, wherever it runs. Each room has its own; here is their common form."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ COORDINATOR_STATE = (
     Address, Portion, Position, AllotmentPlace, Plan, Settings, Cause, Closing, Phase, ClosingStep, ShardStanding,
     StandbyStanding, EvaluatorStanding, CheckpointStage,
 )  # fmt: skip
-"""What a `Coordinator` that deals portions is made of, for its journal."""
+"""Classes of a portion-dealing `Coordinator`'s state, for its journal."""
 
 
 class JobCoordinator(Machine, Protocol):
@@ -67,7 +67,7 @@ class JobCoordinator(Machine, Protocol):
 
 @dataclass(frozen=True)
 class Servers:
-    """Who holds the parameters of a job with a server."""
+    """Players of the servers: holders of the parameters."""
 
     shard: Callable[[int, Callable[[Plan, int], Any], int], Shard]
     """Makes a shard of its number, what makes its slice, and its incarnation."""
@@ -93,7 +93,7 @@ def check_nothing(settings: Settings, model: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Players:
-    """Who plays the roles of a job of one strategy."""
+    """Players of all roles of a job of one strategy."""
 
     coordinator: Callable[[Settings, bool, StartingPoint], JobCoordinator]
     """Makes the coordinator of a job of these settings, with an evaluator or without, from where it goes on."""
@@ -102,9 +102,9 @@ class Players:
     again.
     """
     replica: Callable[[Context], Part]
-    """What a replica plays, as a process, in a user's own loop, and in a simulation, where it may be a phantom."""
+    """Builds a replica's part, as a process, in a user's own loop, and in a simulation, where it may be a phantom."""
     reader: Callable[[Context], Worker] = served_reader
-    """Who measures for the evaluator, as a process and in a simulation."""
+    """Builds the evaluator's worker, as a process and in a simulation."""
     servers: Servers | None = None
     """None where there are no shards."""
     check_model: Callable[[Settings, nn.Module], None] = check_nothing

@@ -15,7 +15,7 @@ _PIECE = 1 << 16
 _MOST = 1 << 22
 """Bytes that wait for either end, beyond which no more are read from the other."""
 PARTING_SECONDS = 5.0
-"""How long the last words may take to be sent."""
+"""Limit for sending the last words."""
 
 
 class Bridge:

@@ -1,4 +1,4 @@
-"""Whether hosts are ready for a job: what each is like, and what is wrong there, each with what to do."""
+"""Checks of hosts before a job: what each is like, and what is wrong there, each with what to do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_MEASURED = 64
 
 
 class HostReport(msgspec.Struct):
-    """What a host is like."""
+    """Report of a host."""
 
     name: str
     version: str = ""
@@ -38,15 +38,15 @@ class HostReport(msgspec.Struct):
     clock: float = 0.0
     """Seconds by which it is ahead."""
     address: str = ""
-    """By which the others reach it."""
+    """Address by which the others reach it."""
     ways: dict[str, Way] = {}
     """To the other hosts."""
     problems: list[str] = []
-    """What is wrong, and what to do."""
+    """Problems, each with what to do."""
 
 
 Reports = dict[str, HostReport]
-"""By the names of the hosts."""
+"""Reports by the names of the hosts."""
 
 
 def check_hosts(
@@ -127,7 +127,7 @@ def _hear(
 
 
 def _describe(agent: RemoteAgent, report: HostReport) -> None:
-    """What an agent's greeting says, and what of it is wrong."""
+    """Describe a host by its agent's greeting, with what is wrong."""
     if (greeting := agent.greeting) is None:
         return
     report.version, report.cores, report.gpus = greeting.version, greeting.cores, greeting.gpus
@@ -151,7 +151,7 @@ def _ask(agents: Sequence[RemoteAgent], word: AgentWord) -> None:
 
 
 def _look(agents: Sequence[RemoteAgent], task: str, data_dir: str, reports: Reports, woken: Connection) -> None:
-    """Whether the data are there."""
+    """Look for the data."""
     _ask(agents, Look(task, data_dir))
     _hear(agents, lambda agent: agent.looked is not None, reports, woken)
     for agent in agents:

@@ -50,8 +50,9 @@ class Cluster(Local):
     remote_shell: str = "ssh"
     """The command, with its options, by which a host is logged in to; it must ask for no password."""
     on: str = ""
-    """What starts a job on its hosts: ssh; slurm, inside an allocation of several nodes (which is seen), whose nodes
-    are the hosts; or ray, or ray:HOST:PORT, on the nodes of a running cluster of Ray."""
+    """Engine that starts a job on its hosts: ssh; slurm, inside an allocation of several nodes (which is seen), whose
+    nodes are the hosts; or ray, or ray:HOST:PORT, on the nodes of a running cluster of Ray.
+    """
     topology: str = ""
     """The switches between the hosts, in a file as Slurm's topology.conf: replicas follow each other along a walk over
     these, so that a ring takes each link once, and shards and standbys are spread over them. Inside Slurm it is what
@@ -59,8 +60,9 @@ class Cluster(Local):
     interface: str = ""
     """The network interface by whose address hosts are reached, such as eth1; else each is tried until one answers."""
     tickets: str = ""
-    """Where the processes that srun, torchrun or mpirun has started find each other: a folder that all hosts share;
-    else the working directory."""
+    """Folder in which the processes that srun, torchrun or mpirun has started find each other, shared by all hosts;
+    else the working directory.
+    """
     oversubscribe: bool = False
     """Let a host have more replicas than slots."""
     ship_data: bool = False
@@ -162,7 +164,7 @@ class Cluster(Local):
         return not self.insecure
 
     def attend(self) -> None:
-        """Of several processes that a launcher has started, all but the first stay here until the job is over.
+        """Keep all but the first of a launcher's processes here until the job is over.
 
         Raises:
             SystemExit: then, with its status.

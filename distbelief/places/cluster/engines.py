@@ -21,7 +21,7 @@ SSH = (
 LOCAL = ("localhost", "127.0.0.1", "::1")
 AGENT = "distbelief.places.cluster.agent"
 PASSED_ON = ("DISTBELIEF_", "OMP_", "MKL_", "NCCL_", "GLOO_", "CUDA_", "TORCH_")
-"""What the names of environment variables begin with that hosts are told of."""
+"""Beginnings of the names of environment variables that hosts are told of."""
 
 
 class Through(Protocol):

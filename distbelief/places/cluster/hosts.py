@@ -10,7 +10,7 @@ from distbelief.errors import UsageError
 
 MOST_HOSTS = 1 << 12
 MOST_SLOTS = 1 << 12
-"""Of one host."""
+"""Limit of slots of one host."""
 _NAME = r"(?P<name>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_][A-Za-z0-9_.@-]*)"
 """A name, an address, or user@name: none begins with a dash, which a remote shell would take for an option."""
 _WORD = re.compile(rf"{_NAME}(?::(?P<slots>[0-9]+))?")

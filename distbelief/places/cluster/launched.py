@@ -14,7 +14,7 @@ from distbelief.errors import UsageError
 
 
 class _Variables(NamedTuple):
-    """Of a launcher: which variables say what, and which of them are nobody's but the launcher's."""
+    """Variables of a launcher, and those that are nobody's but the launcher's."""
 
     size: str
     rank: str
@@ -22,7 +22,7 @@ class _Variables(NamedTuple):
     names: tuple[str, ...]
     """Those that are the same in all processes of one start, and in no other's; the first is always there."""
     own: tuple[str, ...]
-    """What the names of those begin with that the roles of a job are not to see: they are other processes."""
+    """Beginnings of the names that the roles of a job are not to see: they are other processes."""
 
 
 LAUNCHERS = {
@@ -46,7 +46,7 @@ LAUNCHERS = {
 RESTARTS = {"torchrun": "TORCHELASTIC_RESTART_COUNT"}
 """The launchers that start all again when one has failed, and the variable by which they say how often."""
 UNKNOWN = "PMI_SIZE"
-"""What MPICH and its kin say, whose processes cannot tell one start from another by it."""
+"""Variable of MPICH and its kin, whose processes cannot tell one start from another by it."""
 
 
 class Launched(msgspec.Struct, frozen=True):
@@ -58,9 +58,9 @@ class Launched(msgspec.Struct, frozen=True):
     local_rank: int
     """Among those of its host."""
     name: str
-    """Of the start: all of its processes have the same, and those of no other."""
+    """Name of the start: all of its processes have the same, and those of no other."""
     restarts: int = 0
-    """How often the launcher has started this one again since one of its host failed: another number on each host."""
+    """Restarts of this process by the launcher since one of its host failed: another number on each host."""
     cores: int = 0
     """Processors that it says are allotted on this host; 0 where it says nothing of that."""
 
@@ -115,7 +115,7 @@ def forget(environment: MutableMapping[str, str]) -> None:
 
 
 def hostname() -> str:
-    """Of this host."""
+    """Return the name of this host."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 

@@ -1,5 +1,5 @@
-"""How the processes that a launcher has started find each other: the first listens and writes a ticket into a folder
-that all hosts share; the others read it, and one of each host is appointed its agent.
+"""Meeting of the processes that a launcher has started: the first listens and writes a ticket into a folder that all
+hosts share; the others read it, and one of each host is appointed its agent.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from distbelief.transport.secure import Identity, TlsSocket, context
 
 VERSION = metadata.version("distbelief")
 MEET_SECONDS = 45.0
-"""How long all of the processes may take to come together."""
+"""Limit for all of the processes to come together."""
 GREET_SECONDS = 5.0
-"""How long a handshake may take."""
+"""Limit for a handshake."""
 PAUSE = 0.1
 ATTENDANT = "attendant"
-"""What the certificate in a ticket names."""
+"""Name in a ticket's certificate."""
 
 
 def keep_alive(connection: socket.socket) -> None:
@@ -118,7 +118,7 @@ class Meeting:
         """The most that the launcher counts on any host."""
         self.is_over = False
         self._agents: dict[str, tuple[Attendant | None, list[int]]] = {}
-        """By host: who is to be its agent, None where this process starts that; and its processors."""
+        """Agent to be of each host, None where this process starts it; and the host's processors."""
         atexit.register(invitation.withdraw)
         try:
             invitation.send(MeetingTicket([joined(one, port) for one in addresses], authority.issue(ATTENDANT)))

@@ -1,4 +1,6 @@
-"""Whether others are reached at their addresses, with bytes, and which one of its own a host is told by."""
+"""Ways between hosts: whether others are reached at their addresses, with bytes, and which one of its own a host is
+told by.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ from distbelief.transport.addresses import cut, listen_anywhere
 from distbelief.transport.secure import MUTE
 
 TRY_SECONDS = 2.0
-"""How long another host may take to answer."""
+"""Limit for another host's answer."""
 HERE = "this host"
 WHOLE, EXCHANGE_SECONDS = 1 << 15, 5.0
 """Bytes that a way is tried with, each way, and how long they may take."""
 MOST_VISITORS, VISIT_SECONDS = 256, 30.0
-"""Who may try this host at once, and how long one may be silent."""
+"""Limit of others that try this host at once, and of the silence of each."""
 TRIPS, MEASURE_SECONDS, MOST_MEASURED = 21, 0.1, 1 << 28
 """Round trips whose median is the latency; how long the last, largest message takes at least, and its most bytes."""
 _AMOUNTS = struct.Struct("<QQ")
@@ -30,14 +32,14 @@ _AMOUNTS = struct.Struct("<QQ")
 
 
 def network_identity() -> str:
-    """Of this machine, as long as it runs, and of its network."""
+    """Return a name of this machine, as long as it runs, and of its network."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return f"{file.read().strip()} {os.stat('/proc/self/ns/net').st_ino}"
 
 
 class WayServer:
-    """Where others try the way to this host, and measure it: takes as many bytes as they say, and gives back as many as
-    they ask for, in threads of its own until it is closed.
+    """Server for others that try and measure the way to this host. It takes as many bytes as they say, and gives back
+    as many as they ask for, in threads of its own until it is closed.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""How the hosts of a job are opened: their agents are started, greet, and try whether the hosts reach each other."""
+"""Opening of a job's hosts: their agents are started, greet, and try whether the hosts reach each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from distbelief.transport.addresses import joined, own_addresses
 
 VERSION = metadata.version("distbelief")
 START_SECONDS = 60.0
-"""How long the agents of all hosts may take to begin, or to try each other."""
+"""Limit for the agents of all hosts to begin, or to try each other."""
 ALL_PAIRS = 16
 """So many hosts try each other, pair by pair; of more, each tries the next two and this one."""
 
@@ -58,7 +58,7 @@ class Opened:
         self.agents: list[RemoteAgent] = []
         self.home = ""
         self.told: list[str] = []
-        """What the person who runs the job should know of how they were opened."""
+        """Lines for the person who runs the job on how they were opened."""
 
     def close(self, seconds: float = 10.0) -> None:
         """End the agents, and what they have started."""

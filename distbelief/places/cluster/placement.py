@@ -1,4 +1,4 @@
-"""Who is where: the roles of a job on hosts with slots, and where one goes whose host is gone. Pure.
+"""Placement of a job's roles on hosts with slots, and of those whose host is gone. Pure.
 
 Replicas take slots, as many as they have partitions, which are together; all others take none. Shards are spread over
 the hosts that see the run folder, and over their switches; a standby is on another host than its shard, at another
@@ -19,7 +19,7 @@ from distbelief.network.graph import spread
 from distbelief.sharding.mesh import Mesh
 
 HOME = -1
-"""Where the supervisor is, in the place of a host's number, where it is on none of them."""
+"""Place of the supervisor, as a host's number, where it is on none of them."""
 
 
 class HostSlots(msgspec.Struct, frozen=True):

@@ -36,7 +36,7 @@ REMEDIES = {
     "No such file": "the working directory and Python must be at the same path on every host",
     "not found": "Python must be at the same path on every host",
 }
-"""By what an engine, or a shell on a host, says: what to do."""
+"""Remedies, by the words of an engine, or of a shell on a host."""
 KEPT = 600
 """Characters of what an agent has printed last."""
 
@@ -57,14 +57,14 @@ class RemoteAgent:
         self.looked: Looked | None = None
         self.measured: WaysMeasured | None = None
         self.taken: DataTaken | None = None
-        """What it has last said of the data that it is sent, until that is acted on."""
+        """Last word on the data that it is sent, until that is acted on."""
         self.has_data = False
         self.told_to_end = ""
-        """Which signal has told it so; "" while none has."""
+        """Signal that has told it to end; "" while none has."""
         self.clock_ahead = 0.0
         """Seconds by which the clock of its host was ahead of this one when it greeted, and its word's way here."""
         self.address = ""
-        """By which others reach its host."""
+        """Address by which others reach its host."""
         self.heard = time.monotonic()
         self.stopped: list[int] = []
         """Lives that are stopped by a signal."""

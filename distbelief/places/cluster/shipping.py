@@ -40,7 +40,7 @@ OFFERED = 1 << 5
 SLOWEST = 1 << 19
 """Bytes a second, below which the start of a job takes too long."""
 END_SECONDS = 10.0
-"""How long the folder of an agent that ends may take to be gone."""
+"""Limit for an ending agent's folder to be gone."""
 CHANGED = "changed while it was sent, or did not arrive whole; start again, and let nobody write there"
 
 
@@ -222,7 +222,7 @@ class ShippedData:
 
     def __init__(self) -> None:
         self.folder = ""
-        """Where they are; "" where the host has had them, or nothing was sent."""
+        """Folder of the data; "" where the host has had them, or nothing was sent."""
         self._made: Path | None = None
         self._lifeline: subprocess.Popen[bytes] | None = None
         self._files: list[DataFile] = []

@@ -27,15 +27,15 @@ UNFINISHED = (None, Outcome.INTERRUPTED, Outcome.FAILED)
 
 
 class MeetingTicket(msgspec.Struct, frozen=True):
-    """Where the first process is, and by what the others prove that they are of the same job."""
+    """Address of the first process, and proof for the others that they are of the same job."""
 
     where: list[str]
-    """As `host:port`."""
+    """Addresses as `host:port`."""
     identity: Identity
 
 
 class Invitation(Protocol):
-    """How the other processes of a job get their ticket."""
+    """Invitation by which the other processes of a job get their ticket."""
 
     ranks: range
     """Theirs."""

@@ -1,4 +1,4 @@
-"""What a supervisor and the agents of a job's hosts say to each other, and the line on which they do."""
+"""Messages between a supervisor and the agents of a job's hosts, and the line on which they go."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SILENCE_SECONDS = 45.0
 """Without a sign of life, after which the other end is gone. A cable that was cut for 15 s is heard from again within
 30; links between roles give up a peer no earlier."""
 MARK = b"\0distbelief agent\n"
-"""What an agent writes first: whatever a login shell prints before it is none of its words."""
+"""First bytes of an agent: whatever a login shell prints before them is none of its words."""
 
 
 class AgentWord(msgspec.Struct, frozen=True, tag=True):
@@ -31,27 +31,27 @@ class OpenJob(AgentWord, frozen=True, tag=True):
     mark: str
     """A file in the run folder, by which an agent knows whether it sees that."""
     environment: dict[str, str]
-    """What the roles' environment is to have beside that of the host."""
+    """Environment of the roles beside that of the host."""
 
 
 class Greeting(AgentWord, frozen=True, tag=True):
-    """Of an agent: its host."""
+    """Description of an agent's host."""
 
     version: str
-    """Of its distbelief."""
+    """Version of its distbelief."""
     hostname: str
     cores: int
     gpus: int
     memory: int
-    """Of its host, in bytes: what is free there."""
+    """Bytes of memory that are free on its host."""
     network: str
-    """Of the machine and its network: two agents with the same can reach each other by loopback."""
+    """Name of the machine and its network: two agents with the same can reach each other by loopback."""
     addresses: dict[str, list[str]]
-    """By interface."""
+    """Addresses by interface."""
     login: list[str]
-    """By which addresses a remote shell has come here: the other end's, and this host's; none where it was another."""
+    """Addresses by which a remote shell has come here: the other end's, and this host's; none where it was another."""
     port: int
-    """Where it listens, at each of its addresses, for others to try and measure the way to it."""
+    """Port, at each of its addresses, for others to try and measure the way to it."""
     clock: float
     """Seconds since 1970."""
     keeps: bool
@@ -65,7 +65,7 @@ class ReachHosts(AgentWord, frozen=True, tag=True):
 
 
 class HostsReached(AgentWord, frozen=True, tag=True):
-    """Of an agent: for each other and each of its addresses, "" where it answers there, else why it does not."""
+    """Answer of an agent: for each other and each of its addresses, "" where it answers there, else why it does not."""
 
     others: dict[str, list[str]]
 
@@ -79,7 +79,7 @@ class Look(AgentWord, frozen=True, tag=True):
 
 
 class Looked(AgentWord, frozen=True, tag=True):
-    """Of an agent: why the data are not there, "" where they are."""
+    """Answer of an agent: why the data are not there, "" where they are."""
 
     lacks: str
 
@@ -94,13 +94,13 @@ class Way(msgspec.Struct, frozen=True):
     """Between two hosts."""
 
     latency: float
-    """Of a round trip, in seconds."""
+    """Seconds of a round trip."""
     bandwidth: float
     """Bytes a second."""
 
 
 class WaysMeasured(AgentWord, frozen=True, tag=True):
-    """Of an agent: the way to each that answers."""
+    """Answer of an agent: the way to each that answers."""
 
     ways: dict[str, Way]
 
@@ -133,7 +133,7 @@ class DataPiece(AgentWord, frozen=True, tag=True):
 
 
 class DataTaken(AgentWord, frozen=True, tag=True):
-    """Of an agent: it has taken what it was told or sent of the data."""
+    """Answer of an agent: it has taken what it was told or sent of the data."""
 
     missing: int
     """Bytes that are still to be sent; -1 while more are to be offered."""
@@ -166,20 +166,20 @@ class TellLife(OfLife, frozen=True, tag=True):
 
 
 class LifeStarted(OfLife, frozen=True, tag=True):
-    """Of an agent: the process of a life."""
+    """Word of an agent: the process of a life."""
 
     pid: int
 
 
 class LifeSaid(OfLife, frozen=True, tag=True):
-    """Of an agent: a life has said a word, of which a moment is so many seconds ago."""
+    """Word of an agent: a life has said a word, of which a moment is so many seconds ago."""
 
     word: AnyChannelMessage
     age: float = 0.0
 
 
 class LifeEnded(OfLife, frozen=True, tag=True):
-    """Of an agent: a life is there no more; as `places.place.Ended`."""
+    """Word of an agent: a life is there no more; as `places.place.Ended`."""
 
     how: str
     killed: bool
@@ -187,46 +187,46 @@ class LifeEnded(OfLife, frozen=True, tag=True):
 
 
 class Printed(OfLife, frozen=True, tag=True):
-    """Of an agent: a line that a life has printed."""
+    """Word of an agent: a line that a life has printed."""
 
     text: str
 
 
 class StoppedLives(AgentWord, frozen=True, tag=True):
-    """Of an agent: which lives are stopped by a signal by now."""
+    """Word of an agent: the lives that are stopped by a signal by now."""
 
     lives: list[int]
 
 
 class AgentFailed(AgentWord, frozen=True, tag=True):
-    """Of an agent: it cannot go on."""
+    """Word of an agent: it cannot go on."""
 
     why: str
 
 
 class ToldToEnd(AgentWord, frozen=True, tag=True):
-    """Of an agent: a signal has told it to end; it goes on until the job has ended in peace."""
+    """Word of an agent: a signal has told it to end; it goes on until the job has ended in peace."""
 
     why: str
 
 
 class AttendMeeting(AgentWord, frozen=True, tag=True):
-    """Of one of several processes that a launcher has started: where it is, and what it offers."""
+    """Introduction of one of a launcher's processes: where it is, and what it offers."""
 
     rank: int
     local_rank: int
     network: str
-    """As that of `Greeting`: those with the same are on one host."""
+    """Network as that of `Greeting`: those with the same are on one host."""
     hostname: str
     processors: list[int]
     """Those that it may use, by number."""
     cores: int
-    """How many the launcher says are allotted on its host; 0 where it says nothing of that."""
+    """Cores that the launcher says are allotted on its host; 0 where it says nothing of that."""
     quota: int
-    """How many its container leaves at most."""
+    """Cores that its container leaves at most."""
     version: str
     restarts: int
-    """How often the launcher has started it again, as it counts on its host."""
+    """Restarts by the launcher, as it counts on its host."""
 
 
 class Appoint(AgentWord, frozen=True, tag=True):

@@ -13,7 +13,7 @@ from cryptography.x509.oid import NameOID
 from distbelief.transport.secure import Identity
 
 LIFETIME = timedelta(days=30)
-"""How long certificates hold: links that are there outlive them, new ones are refused after it."""
+"""Lifetime of certificates: links that are there outlive them, new ones are refused after it."""
 _SKEW = timedelta(days=1)  # between the clocks of two machines
 
 

@@ -33,7 +33,7 @@ from distbelief.strategies import find
 from distbelief.transport.secure import check_user
 
 WAIT_SECONDS, PAUSE = 60.0, 0.5
-"""How long to wait for a job that has not begun, and between two requests."""
+"""Limit for waiting for a job that has not begun, and the pause between two requests."""
 TICK = 1.0
 """Seconds between two looks at the clock."""
 LEAVE_LISTENERS = 64
@@ -95,7 +95,7 @@ class _Stay:
         self._processes = Processes(self._spec, self._take, self._happens)
         self._part = self._ask()
         self._host = host_towards(ticket.host)
-        """Where other replicas reach this one, if they have to."""
+        """Address at which other replicas reach this one, if they have to."""
         self._supervisor = Supervisor(self._part.restarts, deadlines=NEVER, guest=True)
 
     def run(self) -> None:

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from distbelief.places.join.authority import Authority
 
 GUEST = "guest"
-"""What the certificate in a ticket names: not yet a replica."""
+"""Name in a ticket's certificate: not yet a replica."""
 TICKET = "ticket.json"
 VERSION = metadata.version("distbelief")
-"""What both ends must run: what a guest is told is not of the wire alone."""
+"""Version that both ends must run: what a guest is told is not of the wire alone."""
 PATIENCE = 5.0
 """Seconds that one at the join server may take in all."""
 CROWD = 64
@@ -48,7 +48,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class Ticket(msgspec.Struct, frozen=True):
-    """What lets its holder take part in a job: keep it as you keep a password."""
+    """Ticket that lets its holder take part in a job: keep it as you keep a password."""
 
     job: str
     host: str
@@ -68,7 +68,7 @@ class JoinRequest(msgspec.Struct, frozen=True):
     script: bool = False
     """True if he has a script of his own to run."""
     version: str = ""
-    """Of the distbelief that he runs."""
+    """Version of his distbelief."""
     strategy: str = ""
     """The strategy from outside the package that he names; "" for none."""
 
@@ -224,7 +224,7 @@ def wrong_strategy(strategy: str, named: str) -> str:
 
 
 class Guests:
-    """Which lives of which replicas were given to guests; they are numbered after those of the job itself.
+    """Lives of replicas that were given to guests; they are numbered after those of the job itself.
 
     >>> guests = Guests(replicas=2, restarts=1)
     >>> guests.give(JoinRequest("", "")), guests.give(JoinRequest("", "", "replica 2", 0)), guests.give(JoinRequest("",

@@ -17,7 +17,7 @@ ANYWHERE = {"0.0.0.0": (socket.AF_INET, "192.0.2.1"), "::": (socket.AF_INET6, "2
 """Hosts to bind that are no address to tell others; with each, somebody far away of its family."""
 PORTS = 65535
 REACH_SECONDS = 2.0
-"""How long this machine may take to reach itself."""
+"""Limit for this machine to reach itself."""
 UNREACHABLE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
 _BIND = re.compile(
     r"(?:\[(?P<six>[^\[\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>[0-9]+))?|(?P<bare>[^:\[\]]*:[^:\[\]]*:[^\[\]]*)"

@@ -18,14 +18,14 @@ class Child:
     ) -> None:
         self.role, self.incarnation, self.process, self.channel = role, incarnation, process, Channel(connection)
         self.output = output
-        """What it prints into; None where that is what this process prints to."""
+        """Pipe that it prints into; None where that is what this process prints to."""
         self.open = True
         self.over = self.killed = False
         """It has played its role to the end; it was told to end at once."""
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Process id."""
         assert self.process.pid is not None  # it has been started
         return self.process.pid
 

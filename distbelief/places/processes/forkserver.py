@@ -30,10 +30,10 @@ LEFT = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 
 GONE = "the forkserver, which starts the processes of the job, is gone: "
 PRELOADED = ["distbelief.places.processes.process"]
-"""What the processes of a job have imported."""
+"""Modules that the processes of a job have imported."""
 ENDS_WITH_PARENT = ["distbelief.places.processes.ends_with_parent"]
 TRACING = ["torch._dynamo"]
-"""What torch traces with: 0.7 s and 70 MB, which the partitions of a job would each have by themselves."""
+"""Modules that torch traces with: 0.7 s and 70 MB, which the partitions of a job would each have by themselves."""
 UNTOLD = 255
 """The status of a process of which the forkserver has not told how it ended, since it is gone itself."""
 MOST_TRIED = 1000
@@ -158,7 +158,9 @@ def pid() -> int:
 
 
 def how_it_ended(seconds: float = 0.0) -> str:
-    """That it is gone and how it ended, in words; "" where it runs, or does so after a while, or was never started."""
+    """Return in words that it is gone and how it ended; "" where it runs, or does so after a while, or was never
+    started.
+    """
     if (number := _server()._forkserver_pid) is None:
         return ""
     try:

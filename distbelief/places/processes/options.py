@@ -1,4 +1,6 @@
-"""How the processes of one machine reach each other and whoever joins from others, and how slow they are made."""
+"""Options of a machine's processes: how they reach each other and whoever joins from others, and how slow they are
+made.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ from distbelief.transport.addresses import joined
 
 @dataclass(frozen=True)
 class LocalOptions(Checked):
-    """What is chosen for processes of this machine, and what follows from it."""
+    """Options of processes of this machine, and what follows from them."""
 
     transport: str = "shared"
-    """How bytes travel: shared (memory) or tcp."""
+    """Carrier of bytes: shared (memory) or tcp."""
     bind: str = "127.0.0.1"
     """With tcp, HOST or HOST:PORT: the coordinator listens at that port and the shards at the next ones; standbys, and
     all where there is no PORT, at any that are free."""
@@ -33,8 +35,9 @@ class LocalOptions(Checked):
     """HOST or HOST:PORT where other machines may join: writes a ticket into the run folder, for `distbelief join`. The
     coordinator and the shards listen at the ports after it. It implies --transport tcp."""
     path: str = "auto"
-    """Who makes the updates: served (the shards' processes), direct (each replica, into memory that it shares with the
-    shards, under their locks), or auto (direct where the job allows it)."""
+    """Path of updates: served (made by the shards' processes), direct (by each replica, in memory that it shares with
+    the shards, under their locks), or auto (direct where the job allows it).
+    """
     logs: bool = False
     """Keep what each role prints in a file of its own in the run folder, as logs/replica-0.log, and show none of it."""
     compute: ComputeModel | None = None

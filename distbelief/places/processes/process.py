@@ -1,6 +1,4 @@
-"""What one process of a local job does: it takes its role, meets the others, plays it, and tells its supervisor how it
-ended.
-"""
+"""Process of a local job: it takes its role, meets the others, plays it, and tells its supervisor how it ended."""
 
 from __future__ import annotations
 
@@ -85,9 +83,9 @@ from distbelief.transport.tcp import TcpEndpoint
 from distbelief.transport.tls import TlsEndpoint
 
 TELL_SECONDS = 5.0
-"""How often a process tells what it has sent and received, beside at its end and whenever it is asked how it stands."""
+"""Period in which a process tells what it has sent and received, beside at its end and when asked."""
 WORD_SECONDS = 1.0
-"""How long the supervisor may take to say why one is gone whose link has ended."""
+"""Limit for the supervisor to say why one is gone whose link has ended."""
 
 
 def main(role: str, incarnation: int, spec: bytes, connection: Connection) -> None:
@@ -193,7 +191,7 @@ class _Process:
         self.role, self.incarnation, self.spec, self.channel = role, incarnation, spec, channel
         self.endpoint = self._endpoint()
         self.traffic = [self.endpoint.traffic]
-        """Of all carriers of its role."""
+        """Ledgers of all carriers of its role."""
         self._ends: _Ends | None = None
         self.clock = WallClock(self.endpoint)
         self.clock.call_later(TELL_SECONDS, self._tell_bytes, None)
@@ -601,7 +599,7 @@ class _Process:
 
     @property
     def _number(self) -> int:
-        """Of this process among those that compute gradients, which take devices in turn."""
+        """Number of this process among those that compute gradients, which take devices in turn."""
         return self.spec.settings.mesh.number(max(0, roles.index_of(self.role)), roles.partition_of(self.role))
 
     def _device(self) -> torch.device:
@@ -620,7 +618,7 @@ class _Process:
         return model
 
     def _partition(self, task: Task) -> tuple[Task, FlatModule, PartitionTrainer]:
-        """Build this partition's part of the model, of which nothing else stays; return the task with its training set too."""
+        """Build this partition's part of the model; return it and the task with its training set."""
         spec, device = self.spec, self._device()
         built = build_on_disk(task, spec.settings.seed, self._fill)
         self.players.check_model(spec.settings, built.model)

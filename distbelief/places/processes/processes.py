@@ -41,7 +41,7 @@ class Life(Protocol):
 
     @property
     def pid(self) -> int:
-        """Of its process, on its host."""
+        """Id of its process, on its host."""
         ...
 
     def say(self, word: ChannelMessage) -> None:
@@ -50,7 +50,7 @@ class Life(Protocol):
 
 
 class Hooks(NamedTuple):
-    """What whoever runs a job does for the place of its processes."""
+    """Callbacks of whoever runs a job for the place of its processes."""
 
     spec: Callable[[str, int, int], bytes]
     """Makes what the process of a life of a role must know, encoded; with the descriptor that takes what it prints, -1
@@ -90,9 +90,9 @@ class Processes:
         self._spec, self._take, self._happens, self._printed = spec, take, happens, printed
         self._children: dict[tuple[str, int], Child] = {}
         self._used: dict[int, tuple[float, float]] = {}
-        """By process id: when it was last asked what it has used of the processor, and what it had."""
+        """Moment when it was last asked for its processor time, and the time that it had, by process id."""
         self._memory_kills = limits.memory_kills()
-        """Of how many processes that memory had killed the reason is known."""
+        """Processes killed for lack of memory whose reason is known."""
 
     def open(self, woken: Connection) -> None:
         """Be ready to start processes: of this machine, it is."""
@@ -208,7 +208,7 @@ class Processes:
         self._happens(Ended(child.role, child.incarnation, how, killed=status < 0, done=done))
 
     def _lack(self, child: Child, status: int) -> str:
-        """That the kernel killed a process since memory ran out, where that is so, and what to do."""
+        """Return that the kernel killed a process since memory ran out, where that is so, and what to do."""
         if status != -signal.SIGKILL or child.killed or self._memory_kills >= limits.memory_kills():
             return ""
         self._memory_kills += 1

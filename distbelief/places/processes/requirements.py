@@ -1,4 +1,4 @@
-"""What a job on processes of this machine must be like: whatever cannot be run there is refused before anybody is
+"""Requirements of a job on processes of this machine: whatever cannot be run there is refused before anybody is
 started.
 """
 

@@ -88,7 +88,7 @@ class Running:
         self.status_server = status.StatusServer(folder, self._ask, self._state)
         self._looked = 0.0
         self._address = ""
-        """Where the coordinator listens, or did last."""
+        """Address where the coordinator listens, or did last."""
         self._known = 0
         """Records that the coordinator's lives have made."""
         self._certifier: Authority | None = None

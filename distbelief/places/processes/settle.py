@@ -1,4 +1,4 @@
-"""How a process of a job settles: its title, its threads, the signals it leaves to its supervisor, and that it outlives
+"""Settling of a job's process: its title, its threads, the signals it leaves to its supervisor, and that it outlives
 nobody.
 """
 
@@ -27,7 +27,7 @@ from distbelief.runtime.loop import PLAYED
 from distbelief.transport.nameless import share_descriptors
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Of glibc's mallopt."""
+"""Parameters of glibc's mallopt."""
 KEPT_BYTES = 1 << 30
 """Free memory that a process keeps for its next step."""
 MAPPED_BYTES = 32 << 20

@@ -1,4 +1,4 @@
-"""What a process of a local job is told: everything that it must know to play its role."""
+"""Spec of a local job's process: everything that it must know to play its role."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a process is to work as if it were the one that has it started."""
+    """Surroundings in which a process is to work as if it were the one that has it started."""
 
     threads: int
     supervisor: int
@@ -39,10 +39,10 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Opening(Surroundings, frozen=True, kw_only=True):
-    """What a process must know before it can read the rest, which may be of classes that it is to import."""
+    """Part that a process must know before it can read the rest, which may be of classes that it is to import."""
 
     strategy: str
-    """By name."""
+    """Name of the strategy."""
     output: int = -1
     """A descriptor of the supervisor's that takes what the process prints; -1: what this one prints to does."""
 
@@ -61,9 +61,9 @@ class Spec(Opening, frozen=True, kw_only=True):
     insecure: bool
     compute: ComputeModel | None
     identity: Identity | None
-    """What this role proves itself with, where links are TLS."""
+    """Proof of this role, where links are TLS."""
     successor: Identity | None
-    """What a standby proves itself with when it is its shard."""
+    """Proof of a standby when it is its shard."""
     run: str
     start: StartingPoint
     init_from: str | None
@@ -74,7 +74,7 @@ class Spec(Opening, frozen=True, kw_only=True):
     direct_asked: bool = False
     """True if they were told to, and not only may."""
     crossings: int = -1
-    """That of the memory through which partitions give each other what crosses; -1 where they send it."""
+    """Descriptor of the memory through which partitions give each other what crosses; -1 where they send it."""
     columns: tuple[int, ...] = ()
     """Those of the memory in which partitions, from the second on, add up gradients with those of other replicas."""
     script: list[str] = []
@@ -83,7 +83,7 @@ class Spec(Opening, frozen=True, kw_only=True):
     journal: tuple[int, ...] = ()
     """The supervisor's descriptors of the coordinator's journal; none where it does not come again."""
     listen: str = ""
-    """Where a coordinator that comes again listens, as before; "" for one that has not."""
+    """Address where a coordinator that comes again listens, as before; "" for one that has not."""
     known: int = 0
     """Records of its journal that the supervisor has."""
 

@@ -1,5 +1,5 @@
-"""What messages cost the roles of a simulated cluster: seconds for each, and for the bytes that are read and written
-because of it.
+"""Handling of messages by the roles of a simulated cluster: seconds for each, and for the bytes that are read and
+written because of it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STATES = {
 
 
 class Handling(CheckedStruct, frozen=True):
-    """What it costs a role to take a message, and to touch the bytes that it is about.
+    """Cost to a role of taking a message, and of touching the bytes that it is about.
 
     The defaults are what `bench wire` measured on two cores: a push of 4 kB took 30 us there and back, which are two
     messages (6 us) and two waits to be woken (8 us, the latency of a link within a host); to update or to copy 64 MB
@@ -86,7 +86,7 @@ def touched(command: operations.AnyCommand) -> int:
 
 
 class HandlingCosts:
-    """What its messages cost one role.
+    """Costs of one role's messages.
 
     Args:
         handling: of the cluster.

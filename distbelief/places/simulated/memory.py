@@ -14,7 +14,7 @@ from distbelief.transport.virtual import VirtualMemory, VirtualNetwork
 
 
 class ShardInMemory:
-    """What one process of a shard plays.
+    """Part of one process of a shard.
 
     Args:
         network: on which the shard is.

@@ -139,14 +139,14 @@ class Simulation:
     stopped: Callable[[], str | None] = _never
     """Says, between two events, why the job is to end; None while it is not."""
     parts: dict[str, Part] = field(init=False, default_factory=dict)
-    """What each replica plays."""
+    """Part of each replica."""
     common: dict[type, object] = field(init=False, default_factory=dict)
-    """What the replicas have in common, by its kind."""
+    """Objects that the replicas have in common, by their kind."""
     memory: torch.Tensor | None = field(init=False, default=None)
-    """What the replicas share, where the strategy needs it: 1-D uint8."""
+    """Memory that the replicas share, where the strategy needs it: 1-D uint8."""
     shards: list[Shard] = field(init=False, default_factory=list)
     _died: dict[str, list[Callable[[], None]]] = field(init=False, default_factory=dict)
-    """Who is told of the death of a replica's current life."""
+    """Callbacks on the death of a replica's current life."""
 
     def __post_init__(self) -> None:
         cluster, settings = self.cluster, self.settings
@@ -437,7 +437,7 @@ class Simulation:
 
     @functools.cached_property
     def _layout(self) -> Layout:
-        """Of the model, for phantoms, which have none."""
+        """Layout of the model, for phantoms, which have none."""
         return self._whole().layout
 
     @functools.cached_property

@@ -24,13 +24,13 @@ FIGURES = {
     "staleness": "{:.2f}",
     "samples_per_second": "{:,.0f}",
 }
-"""What is compared, and how it is shown; `staleness` is the mean of a job."""
+"""Figures that are compared, and their formats; `staleness` is the mean of a job."""
 TIMED = ("seconds", "samples_per_second")
 """Those of the simulated clock."""
 
 
 class SeedResult(msgspec.Struct, frozen=True):
-    """How the job ended under one seed."""
+    """Result of the job under one seed."""
 
     seed: int
     outcome: Outcome

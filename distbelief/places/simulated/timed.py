@@ -1,4 +1,4 @@
-"""What computes in a simulation: at once, and answers when the simulated step is over."""
+"""Simulated computing: it computes at once, and answers when the simulated step is over."""
 
 from __future__ import annotations
 

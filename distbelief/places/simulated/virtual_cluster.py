@@ -1,6 +1,4 @@
-"""What a virtual cluster is like: its network, compute times, hosts and deaths; and what of a job has no meaning
-there.
-"""
+"""Virtual cluster: its network, compute times, hosts and deaths; and what of a job has no meaning there."""
 
 from __future__ import annotations
 
@@ -85,7 +83,7 @@ class VirtualCluster(Checked):
     compute: ComputeModel = ComputeModel()
     """The compute times."""
     crashes: tuple[Crash, ...] = ()
-    """Who dies, and when."""
+    """Deaths of roles."""
     restart_seconds: float = 1.0
     """Time from a crash to the first word of the next life."""
     phantom: bool = False
@@ -93,14 +91,15 @@ class VirtualCluster(Checked):
     keep: bool = False
     """Leave a run folder with metrics, checkpoints and the model."""
     handling: Handling = Handling()
-    """What messages cost those who take them; `INSTANT` costs nothing."""
+    """Costs of messages to those who take them; `INSTANT` costs nothing."""
     hosts: Hosts | None = None
     """Machines whose cores several roles share; None gives each role its own."""
     path: str = AUTO
-    """Who makes the updates: served (the shards), direct (each replica, in the memory of one host that all are on,
-    under the shards' locks), or auto (direct where the job allows it)."""
+    """Path of updates: served (made by the shards), direct (by each replica, in the memory of one host that all are on,
+    under the shards' locks), or auto (direct where the job allows it).
+    """
     leaves: tuple[LeavingHost, ...] = ()
-    """Which replicas' hosts are told to go, and when."""
+    """Hosts of replicas that are told to go, and when."""
     topology: str = ""
     """Switches and cables between hosts: tree:8x8, fat-tree:4, torus:4x4x4, dragonfly:2, slim-fly:5, or Slurm's
     topology.conf; each replica has a host where `hosts` says nothing else. None where it is empty."""

@@ -48,7 +48,7 @@ def branches(
 
 
 def _forks(nodes: Sequence[fx.Node], inside: set[fx.Node]) -> list[list[list[fx.Node]]]:
-    """Of each fork on the way through, the paths between it and where they have all joined."""
+    """Find the forks on the way through, and for each the paths from it to where all have joined."""
     order = {node: number for number, node in enumerate(nodes)}
     last = len(nodes)
     joins: dict[int, int] = {last: last}  # by a node's number, the next node that every path from it goes through

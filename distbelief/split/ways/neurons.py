@@ -61,7 +61,7 @@ def _linear(call: LayerCall) -> nn.Linear:
 
 
 def pairs(traced: Traced, nodes: Sequence[fx.Node]) -> dict[fx.Node, str | int]:
-    """Of each layer, whether it is split by columns or by rows, or (an int) at which home it is whole.
+    """Choose for each layer columns or rows, or (an int) the home at which it is whole.
 
     A layer by rows takes what one by columns gives as it lies there, if only elementwise operations are between them:
     one message where two by columns need two and their gradients.

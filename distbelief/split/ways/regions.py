@@ -57,7 +57,7 @@ def pooled(call: LayerCall) -> Divided | None:
 
 
 def _windows(call: LayerCall, size: int, step: int, before: int, spread: int) -> Sequence[tuple[int, Indices, Indices]]:
-    """Of each home, the rows that it gives, and those that it needs: rows outside the image are padding."""
+    """Return each home's rows of the result, and the rows that it needs: rows outside the image are padding."""
     rows = call.gives.fixed[ROWS]
     if rows < call.homes:
         raise call.refuse("rows", rows)

@@ -78,7 +78,7 @@ class _Rounds:
         self.graph = fx.Graph()
         self.shapes: dict[fx.Node, Shape] = {}
         self.copies: dict[fx.Node, list[fx.Node]] = {}
-        """Of each node, by part; the same one for all, where it is of no samples."""
+        """Copies of each node, by part; the same one for all, where it is of no samples."""
         self.model = copy.copy(traced.model)
         vars(self.model)["_modules"] = dict(traced.model._modules)
         self._traced, self._parts = traced, parts

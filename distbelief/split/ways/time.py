@@ -24,7 +24,7 @@ from distbelief.split.tracing import Traced
 
 RECURRENT = (nn.GRU, nn.LSTM, nn.RNN)
 State = fx.Node | tuple[fx.Node, ...]
-"""What a stack, or a layer of one, goes on with: an LSTM's is two tensors."""
+"""State of a stack or a layer between time steps: an LSTM's is two tensors."""
 CHUNKS = 4
 """Chunks for each partition, where none are named."""
 ELEMENTWISE = 320
@@ -166,7 +166,7 @@ class _Unrolling:
             raise UsageError(f"{path} has proj_size={stack.proj_size}: it cannot be pipelined over time")
 
     def _homes_of(self, path: str) -> list[int]:
-        """Of each layer of all stacks."""
+        """Return the home of each layer of all stacks."""
         count = len(self._works)
         if count < self._partitions:
             raise UsageError(

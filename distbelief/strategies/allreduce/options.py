@@ -31,11 +31,11 @@ class Allreduce(Splittable, Scaled):
     most_guests: ClassVar[int] = GUESTS
 
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
-    """What every replica steps with."""
+    """Optimizer of every replica."""
     accumulate: int = field(default=1, kw_only=True)
     """Minibatches whose gradients each replica accumulates for a round, where a larger one does not fit."""
     algorithm: str = field(default="auto", kw_only=True)
-    """How gradients are added up: ring, butterfly, halving-doubling, tree, naive, direct, hierarchical
+    """Algorithm that adds up gradients: ring, butterfly, halving-doubling, tree, naive, direct, hierarchical
     (hierarchical:tree: with tree between hosts), native (the carrier's own), or auto, the cheapest by what is
     measured."""
     bucket_mb: float = field(default=25.0, kw_only=True)

@@ -1,1 +1,1 @@
-"""Who plays a job without a server: replicas in groups, which hold the parameters and make the same updates."""
+"""Jobs without a server: replicas in groups, which hold the parameters and make the same updates."""

@@ -66,7 +66,7 @@ class AllreduceCoordinator(Answering):
         """The newest checkpoint."""
         self._resumed = bool(start.checkpoint)
         self._cut = start.position
-        """Where the data of the next stands."""
+        """Position of the next round's data."""
         self._failed, self._updates, self._staleness = "", 0, {0: 0}
         self._lives = Lives(settings.restarts)
         self._groups = Grouping()

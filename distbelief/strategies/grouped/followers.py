@@ -21,7 +21,7 @@ HEARD = (
     grouping.Kept,
     grouping.PartValues,
 )
-"""What they answer their lead."""
+"""Messages by which followers answer their lead."""
 
 
 class Followers:
@@ -88,5 +88,5 @@ class Followers:
         return [said for said in found if isinstance(said, kind)]
 
     def forget(self) -> None:
-        """What they have said is of the past."""
+        """Forget what they have said."""
         self._said.clear()

@@ -14,7 +14,7 @@ from distbelief.strategies.grouped.settings import reduction
 
 
 class GradientVectors(Protocol):
-    """Where the gradients are added up, by whoever adds them."""
+    """Vectors in which gradients are added up, as a carrier sees them."""
 
     def open(self, size: int, found: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
         """Two vectors of so many bytes (1-D uint8), which may be one: where this replica writes its gradient, and where
@@ -68,7 +68,7 @@ class Gradients:
         both = (*found, *(of_buffers(layout, partition) if own.buffers == "broadcast" else ()))
         self.slot, self.sum = vectors.open(home.moving.size, both)
         self._landing = None if self.sum.device == vector.device else torch.empty_like(self.sum, device=vector.device)
-        """Where the sum is stepped with, if it is added up in the memory of the host and the model is elsewhere."""
+        """Copy of the sum on the model's device, where it is added up in the memory of the host."""
         self._ready, self._overlaps = vectors.ready, overlaps
         self._parameters, self._clip, self._trained = parameters, plan.settings.clip_norm, home.trained.size
         trained = [entry for entry in layout.trained_entries if entry.piece.home == partition]
@@ -93,8 +93,8 @@ class Gradients:
                 parameter.register_post_accumulate_grad_hook(lambda _, number=number: self._made(number))
 
     def weigh(self, weight: float, first: bool, last: bool) -> None:
-        """What the next gradient is multiplied with, and whether it is the first of its round, which is written, and
-        the last.
+        """Set the weight of the next gradient, and whether it is the first of its round, which is written, and the
+        last.
         """
         self._weight, self._first, self._last = weight, first, last
         self._missing, self._left = [True] * len(self._views), list(self._counts)
@@ -148,7 +148,7 @@ class Gradients:
             self._ready(bucket)
 
     def norm(self) -> float:
-        """Of the sum, in float64, where the job clips it; else 0."""
+        """Return the norm of the sum, in float64, where the job clips it; else 0."""
         if not self._clip:
             return 0.0
         parts = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in self._sums]

@@ -26,7 +26,7 @@ class Grouping:
         self.dealt: list[str] = []
         """The members of the last group that was dealt anything."""
         self.number = 0
-        """Of the group, or of the one that is formed."""
+        """Number of the group, or of the one that is being formed."""
         self.whole = False
         """True if all of the group hold what it began with."""
         self._stand: dict[str, int] = {}

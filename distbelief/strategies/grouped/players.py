@@ -1,4 +1,4 @@
-"""Who plays the roles of a job without a server."""
+"""Players of the roles of a job without a server."""
 
 from __future__ import annotations
 

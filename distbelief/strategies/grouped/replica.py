@@ -64,13 +64,13 @@ from distbelief.strategies.grouped.whole import Whole
 CHUNK = 4 << 20
 """Most bytes of what a replica holds in one message to another."""
 FORWARD = 1 / 3
-"""Of the time of a simulated step, what has passed when the backward pass begins."""
+"""Fraction of a simulated step after which the backward pass begins."""
 UNDONE = 2
 """Minibatches for each partition that a lead has begun and not all have done, at most, where they overlap."""
 NAMED = 3
 """Most replicas that a sentence about a wait names."""
 OTHERS_SAY = (grouping.ReducedPiece, grouping.GroupHello, grouping.State, grouping.AskReceipt, grouping.Receipt)
-"""What any other of the group, or of the replica, may say."""
+"""Messages from any other of the group, or of the replica."""
 
 
 class _Halted(Exception):
@@ -82,16 +82,16 @@ class _Dismissed(Exception):
 
 
 def collect_nothing(_start: int, _data: bytes) -> None:
-    """Of a replica that holds the whole model, or measures none."""
+    """Collect nothing: this replica holds the whole model, or measures none."""
 
 
 def no_fault() -> str:
-    """Of a carrier that cannot say what is wrong."""
+    """Return "": this carrier cannot say what is wrong."""
     return ""
 
 
 class _StateArray(NamedTuple):
-    """What has come of one array of the source's state."""
+    """Received part of one array of the source's state."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -153,20 +153,20 @@ class AllreduceReplica:
         self._group = -1
         self._members: list[str] = []
         self._rank = 0
-        """Of this replica among them."""
+        """Rank of this replica among them."""
         self._buckets: list[Bucket] = []
         self._messages: Messages | None = None
-        """What adds up the gradients of the group, where no worker does."""
+        """Carrier that adds up the gradients of the group, where no worker does."""
         self._awaits, self._awaited = "", list[str]()
-        """What it, or its worker, may be waiting for now, and from whom of its group."""
+        """Reason that it, or its worker, may be waiting, and those of its group that it waits for."""
         self._versions: Versions | None = None
-        """Of the weights, where minibatches overlap."""
+        """Versions of the weights, where minibatches overlap."""
         self._drained = True
         """True if nothing is under way, here and at those that this one leads."""
         self._reported = 0
         """Rounds of the last report."""
         self._begun: deque[int] = deque()
-        """Of each minibatch that is under way, the rounds that were made when it began."""
+        """Rounds that were made when each minibatch under way began."""
         self._staleness: Counter[int] = Counter()
         """Updates by how many others were made since the forward pass of each."""
         self._round_batches: deque[tuple[Portion | None, int]] = deque()
@@ -309,7 +309,7 @@ class AllreduceReplica:
 
     @property
     def _settings(self) -> Settings:
-        """Of the job, once it has begun."""
+        """Settings of the job, once it has begun."""
         assert self._plan is not None
         return self._plan.settings
 
@@ -719,7 +719,7 @@ class AllreduceReplica:
         return [(start, min(start + CHUNK, held.stop)) for start in starts]
 
     def _collect(self) -> Steps[None]:
-        """Of a split replica, have the whole model where it is measured."""
+        """Collect a split replica's whole model where it is measured."""
         for start, stop in self._chunks() if self._siblings.followers else ():
             self._followers.collect(start, self.whole.values(start, stop))
         now = self._group

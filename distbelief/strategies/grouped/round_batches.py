@@ -16,7 +16,7 @@ ROUNDS_LIMIT = 16
 
 
 class Share(NamedTuple):
-    """What one member has done."""
+    """Work of one member in a round."""
 
     steps: int = 0
     samples: int = 0

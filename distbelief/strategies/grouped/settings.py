@@ -8,12 +8,12 @@ from distbelief.core.settings import Holder, Settings, StrategySettings, at_leas
 from distbelief.errors import UsageError, unknown
 
 GUESTS = 64
-"""That may join one job: each sends into a window of its own in the memory of the others."""
+"""Limit of guests that may join one job: each sends into a window of its own in the memory of the others."""
 CHOICES = {"buffers": ("broadcast", "local"), "on_death": ("regroup", "stop")}
 
 
 class AllreduceSettings(StrategySettings, frozen=True, kw_only=True):
-    """How replicas add up their gradients."""
+    """Settings of how replicas add up their gradients."""
 
     held_by: ClassVar[Holder] = Holder.REPLICAS
     deals_to_any: ClassVar[str] = "deals the minibatches of a round to its whole group: use synchronous"
@@ -21,13 +21,13 @@ class AllreduceSettings(StrategySettings, frozen=True, kw_only=True):
     accumulate: int = 1
     """Minibatches whose gradients each replica accumulates for a round."""
     algorithm: str = "auto"
-    """How gradients are added up: one of `schedules/allreduce`, native or auto."""
+    """Algorithm that adds up gradients: one of `schedules/allreduce`, native or auto."""
     bucket_mb: float = 25.0
     """Most megabytes of gradients that are added up at once."""
     buffers: str = "broadcast"
-    """Whose buffers a replica computes with: those of the first (broadcast), or its own (local)."""
+    """Buffers that a replica computes with: those of the first (broadcast), or its own (local)."""
     on_death: str = "regroup"
-    """What a job does when a replica dies: regroup or stop."""
+    """Reaction of a job to a replica's death: regroup or stop."""
     per_host: int = 0
     """Replicas that are on one host, in their order; 0 for all."""
 
@@ -48,7 +48,7 @@ class AllreduceSettings(StrategySettings, frozen=True, kw_only=True):
 
     @property
     def host_replicas(self) -> int:
-        """As it was asked for."""
+        """Replicas of a host, as they were asked for."""
         return self.per_host
 
     def global_batch(self, settings: Settings) -> int:

@@ -53,7 +53,7 @@ class TorchWhole:
         self._vector = torch.empty(0, dtype=torch.uint8)
         """In which the model lives, once it is bound."""
         self._applied = "", torch.empty(0)
-        """Where what the next update is made with lies."""
+        """Kind and tensor that the next update is made with."""
 
     @property
     def gradients(self) -> Gradients:
@@ -73,7 +73,7 @@ class TorchWhole:
         return self.flat.layout
 
     def digest(self) -> str:
-        """Of the parameters' bytes."""
+        """Return a digest of the parameters' bytes."""
         vector = torch.zeros(self._own.all.size, dtype=torch.uint8)
         self.flat.write(vector)
         return blake2b(vector.numpy().data, digest_size=16).hexdigest()
@@ -95,7 +95,7 @@ class TorchWhole:
     # gradients
 
     def weigh(self, weight: float, first: bool = True, last: bool = True) -> None:
-        """What the next gradient is multiplied with, and whether it is the first of its round, and the last."""
+        """Set the weight of the next gradient, and whether it is the first of its round, and the last."""
         self.gradients.weigh(weight, first, last)
 
     def gather(self) -> None:
@@ -114,7 +114,7 @@ class TorchWhole:
         self.gradients.contribute_nothing()
 
     def norm(self) -> float:
-        """Of the sum, where the job clips it; else 0."""
+        """Return the norm of the sum, where the job clips it; else 0."""
         return self.gradients.norm()
 
     def clip(self, norm: float) -> None:
@@ -138,7 +138,7 @@ class TorchWhole:
         self.gradients.adopt_buffers()
 
     def versions(self, most: int) -> WeightVersions:
-        """Of the weights, for at most so many minibatches that are under way at once."""
+        """Return versions of the weights, for at most so many minibatches that are under way at once."""
         moving = self.slice.moving()
         assert isinstance(moving, torch.Tensor)
         return WeightVersions(self.flat, moving[: self._own.trained.size], most)
@@ -151,7 +151,7 @@ class TorchWhole:
         return self.slice.arrays()
 
     def values(self, start: int, stop: int) -> bytes:
-        """Of the flat vector, a copy of a range that it holds."""
+        """Copy a range of the flat vector."""
         base = self._own.all.start
         return self._vector[start - base : stop - base].cpu().numpy().tobytes()
 
@@ -161,7 +161,7 @@ class TorchWhole:
         self.flat.swap(0)
 
     def state(self) -> list[tuple[str, str, tuple[int, ...], int]]:
-        """Of everything it holds, to be sent: name, dtype, shape and length in bytes of each array."""
+        """List all arrays to be sent: name, dtype, shape and length in bytes of each."""
         arrays = self.arrays().items()
         return [(name, str(one.dtype).removeprefix("torch."), tuple(one.shape), one.nbytes) for name, one in arrays]
 

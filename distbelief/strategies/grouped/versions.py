@@ -13,7 +13,7 @@ from distbelief.tasks.flat import FlatModule
 
 
 class Versions(Protocol):
-    """What a story asks of the versions; one that computes nothing has none."""
+    """Versions of the weights, as a story asks for them; one that computes nothing has none."""
 
     def keep(self) -> None:
         """A minibatch goes forward next: with the newest weights, which are kept until it is back."""

@@ -1,5 +1,5 @@
-"""What a story asks of a replica that holds the whole model: its parameters with their optimizer, and the vector in
-which gradients are added up.
+"""Whole model of a replica, as a story asks for it: parameters with their optimizer, and the vector in which gradients
+are added up.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Whole(Protocol):
         ...
 
     def weigh(self, weight: float, first: bool = True, last: bool = True) -> None:
-        """What the next gradient is multiplied with: the share of its minibatch in its round; whether it is this
-        replica's first there, or last.
+        """Set the weight of the next gradient: its minibatch's share of its round; and whether it is this replica's
+        first there, or last.
         """
 
     def gather(self) -> None:
@@ -45,7 +45,7 @@ class Whole(Protocol):
         """Have zeros there: this replica has no minibatch in the round."""
 
     def norm(self) -> float:
-        """Of the sum, where the job clips it; else 0."""
+        """Return the norm of the sum, where the job clips it; else 0."""
         ...
 
     def clip(self, norm: float) -> None:
@@ -64,7 +64,7 @@ class Whole(Protocol):
         """Take the buffers in the vector as the model's own."""
 
     def versions(self, most: int) -> Versions:
-        """Of the weights, for at most so many minibatches that are under way at once."""
+        """Return versions of the weights, for at most so many minibatches that are under way at once."""
         ...
 
     def arrays(self) -> dict[str, torch.Tensor]:
@@ -72,14 +72,14 @@ class Whole(Protocol):
         ...
 
     def values(self, start: int, stop: int) -> bytes:
-        """Of the flat vector, a copy of a range that it holds."""
+        """Copy a range of the flat vector."""
         ...
 
     def load(self, arrays: Mapping[str, torch.Tensor]) -> None:
         """Take back what `arrays` gave."""
 
     def state(self) -> list[tuple[str, str, tuple[int, ...], int]]:
-        """Of everything it holds, to be sent: name, dtype, shape and length in bytes of each array."""
+        """List all arrays to be sent: name, dtype, shape and length in bytes of each."""
         ...
 
     def state_bytes(self, name: str, start: int, stop: int) -> bytes:

@@ -65,7 +65,7 @@ def process_replica(context: Context) -> Part:
 
 
 class OneRank(OwnVector):
-    """Of a job of one replica, which has nobody to add up with."""
+    """Vector of a job of one replica, which has nobody to add up with."""
 
     def form(self, group: Assemble, told: Told) -> bool:
         """It is all of the group."""

@@ -27,7 +27,7 @@ class ServedWithOptimizer(Splittable, Served):
     """One whose shards step with an optimizer."""
 
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
-    """What the shards step with."""
+    """Optimizer of the shards."""
 
     @classmethod
     def players(cls) -> Players:
@@ -56,7 +56,7 @@ class Asynchronous(ServedWithOptimizer):
     warm_start_steps: int = 0
     """Steps that one replica takes alone before the others begin."""
     staleness_scaling: str = "none"
-    """How the learning rate of a push falls with its staleness: none, inverse (divided by it) or exponential."""
+    """Scaling of a push's learning rate by its staleness: none, inverse (divided by it) or exponential."""
 
     def served_because(self, settings: Settings, carrier: str) -> str:
         """Return what needs the shards' processes to make the updates; "" where nothing does."""

@@ -1,4 +1,4 @@
-"""Who plays the roles of a job on a parameter server."""
+"""Players of the roles of a job on a parameter server."""
 
 from __future__ import annotations
 

@@ -24,7 +24,9 @@ class SynchronousSettings(Pushing, frozen=True, kw_only=True):
     backup_workers: int = 0
     """Replicas whose gradients a round does not wait for."""
     quorum: float = 0.0
-    """Whose gradients it waits for: below 1 a fraction of the members, else their number; 0 for all but those."""
+    """Members whose gradients a round waits for: below 1 a fraction of them, else their number; 0 for all but the
+    backup workers.
+    """
 
     @property
     def leaves_behind(self) -> bool:
@@ -32,7 +34,7 @@ class SynchronousSettings(Pushing, frozen=True, kw_only=True):
         return bool(self.backup_workers or self.quorum)
 
     def check(self, settings: Settings) -> None:
-        """As others, and a round has to wait for somebody."""
+        """Check as others do, and that a round waits for somebody."""
         super().check(settings)
         at_least(self, 0, ("backup_workers",), {})
         if self.backup_workers >= settings.replicas:
@@ -77,7 +79,7 @@ class SoftsyncSettings(Pushing, frozen=True, kw_only=True):
     """One update for every floor(members / n) pushes."""
 
     def check(self, settings: Settings) -> None:
-        """As others, and there is no update of less than a push."""
+        """Check as others do, and that an update is of a push at least."""
         super().check(settings)
         at_least(self, 1, ("n",), {})
         if self.n > settings.replicas:
@@ -105,15 +107,15 @@ class BoundedSettings(Pushing, frozen=True, kw_only=True):
     attendance: ClassVar[bool] = True
 
     staleness: int = 3
-    """How many clocks a step may begin ahead of the slowest."""
+    """Clocks by which a step may begin ahead of the slowest."""
 
     @property
     def staleness_bound(self) -> float:
-        """As it was asked for."""
+        """Bound on the staleness, as it was asked for."""
         return self.staleness
 
     def check(self, settings: Settings) -> None:
-        """As others, and a bound is a number of clocks."""
+        """Check as others do, and that the bound is a number of clocks."""
         super().check(settings)
         at_least(self, 0, ("staleness",), {})
 

@@ -35,7 +35,7 @@ class BatchWork:
         self._resting, self._due = True, False
         self._operation = 0
         self._told: list[operations.Operate] = []
-        """What not every shard is known to have done: the next life of one is told again."""
+        """Operations that not every shard is known to have done: the next life of one is told again."""
         self._kinds: tuple[str, ...] = ()
         self._scalars: dict[str, tuple[float, ...]] = {}
 

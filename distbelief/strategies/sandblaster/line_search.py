@@ -27,7 +27,7 @@ class SearchPoint(NamedTuple):
 
 
 class SearchStart(NamedTuple):
-    """Where a search begins: the loss and the slope at step 0, the first step to try, the largest component of the
+    """Start of a search: the loss and the slope at step 0, the first step to try, the largest component of the
     direction, and c2.
     """
 

@@ -33,8 +33,8 @@ Learning = Generator[tuple[AnyCommand, ...], list[float], str]
 
 
 class Direction(NamedTuple):
-    """What makes the direction, the slope of the loss along it, the first step to try, and a bound on its largest
-    component.
+    """Commands that make the direction, the slope of the loss along it, the first step to try, and a bound on its
+    largest component.
     """
 
     command: AnyCommand
@@ -261,7 +261,7 @@ class Lbfgs:
 METHODS: dict[str, type[GradientDescent] | type[ConjugateGradient] | type[Lbfgs]] = {
     "lbfgs": Lbfgs, "cg": ConjugateGradient, "gradient": GradientDescent,
 }  # fmt: skip
-"""By name."""
+"""Methods by name."""
 
 
 def method_of(descent: Descent, state: Json) -> Method:

@@ -55,7 +55,7 @@ class Sandblaster(Splittable, Served):
     send_every: int = 4
     """Portions whose gradients are summed into one work unit, which is dealt, sent and counted as one."""
     backup_portions: int = 1
-    """How many more replicas are dealt what one has not done near the end of a batch; the first result counts."""
+    """Further replicas that are dealt what one has not done near the end of a batch; the first result counts."""
     method: str = "lbfgs"
     """lbfgs, cg (nonlinear conjugate gradient) or gradient (steepest descent)."""
     history: int = 10

@@ -26,7 +26,7 @@ class CurvaturePair(NamedTuple):
 
     @classmethod
     def of(cls, slot: int) -> CurvaturePair:
-        """That of a slot; each vector is used again when its pair is too old."""
+        """Return the pair of a slot; each vector is used again when its pair is too old."""
         return cls(f"{HISTORY}s{slot}", f"{HISTORY}y{slot}")
 
 

@@ -56,15 +56,15 @@ class WorkUnitTraining:
         self._siblings = replica.siblings
         self._assigned: deque[operations.Assign] = deque()
         self._told: deque[dealing.Deal | operations.Withdraw] = deque()
-        """Where this partition follows: what its lead has it do with the work units that were assigned."""
+        """Orders of its lead about assigned work units, where this partition follows."""
         self._parts: dict[tuple[int, int], dict[str, operations.Done]] = {}
-        """Where it leads: of each work unit, by evaluation and number, the partitions that are done with theirs."""
+        """Partitions that are done with each work unit, by evaluation and number, where it leads."""
         self._newest = 0
         """The evaluation of which it has heard last."""
         self._computing: operations.Assign | None = None
-        """What it computes, as long as anybody wants it."""
+        """Work unit that it computes, as long as anybody wants it."""
         self._evaluation = 0
-        """Of which it holds the parameters."""
+        """Evaluation whose parameters it holds."""
         self._settings = server.plan.settings
         self._slot = 0
         self._sent: list[_Sent | None] = [None] * self._settings.slots
@@ -233,7 +233,7 @@ class WorkUnitTraining:
             self._computing = None
 
     def _take_of_lead(self, event: operations.Assign | operations.Withdraw | dealing.Deal) -> None:
-        """What is to be done, in the order in which the lead does it."""
+        """Take an order of the lead, in the order in which the lead gives them."""
         if isinstance(event, operations.Assign):
             self._assigned.append(event)
         else:

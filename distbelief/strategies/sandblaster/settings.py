@@ -27,8 +27,8 @@ class EvaluationPolicy(Policy):
 
 
 class Descent(StrategySettings, frozen=True, kw_only=True):
-    """How Sandblaster descends, and how a batch is shared out; each field is told of in
-    `strategies/sandblaster/options.py`.
+    """Settings of Sandblaster's descent, and of how a batch is shared out; `strategies/sandblaster/options.py`
+    describes each field.
     """
 
     deals_to_any: ClassVar[str] = "sums a batch over whoever computes its portions: use downpour or synchronous"

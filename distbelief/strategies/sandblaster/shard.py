@@ -1,5 +1,5 @@
-"""What becomes of work units at a shard of a job that descends in batches: it sums those of an evaluation, each once,
-and operates on its slices of named vectors.
+"""Work units at a shard of a job that descends in batches: it sums those of an evaluation, each once, and operates on
+its slices of named vectors.
 
 A work unit is one gradient, of the same portions at the same parameters whoever computes it. So a shard takes the first
 copy that reaches it, by the work unit's number, and ignores the others: it need not ask whether other shards took the
@@ -154,7 +154,9 @@ class WorkUnitSums:
         return _vectors(shard).everything(), summing, early
 
     def state_limit(self, plan: Plan) -> int:
-        """Of low precision, twice what the slice has."""
+        """Limit a state to twice the vectors of the history and the optimizer, in slices: low precision has twice the
+        slice.
+        """
         return 2 * (2 * (plan.settings.own(Descent).history + 1) + STATE_LIMIT)
 
     def follow(self, shard: Shard, whole: mirroring.StateSent) -> None:

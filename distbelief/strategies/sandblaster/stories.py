@@ -83,7 +83,7 @@ class Descend:
         self._whole, self._part = not descent.batch, descent.parts
         self._evaluations = 0
         self._begin: tuple[AnyCommand, ...] = ()
-        """What makes the direction, until it has been asked for."""
+        """Commands that make the direction, until it has been asked for."""
         self._weights: tuple[float, ...] = ()
 
     def story(self) -> Steps[tuple[Cause, str]]:

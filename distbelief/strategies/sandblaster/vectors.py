@@ -24,7 +24,7 @@ PARAMETERS, ACCEPTED = "x", "x0"
 
 
 class VectorSlice(Slice, Protocol):
-    """What a shard holds; a phantom one holds nothing and only counts."""
+    """Slice of a shard; a phantom one holds nothing and only counts."""
 
     def operate(self, command: AnyCommand) -> list[float]:
         """Do what a command says; returns its scalars."""
@@ -39,7 +39,7 @@ class VectorSlice(Slice, Protocol):
         """The bytes of the moving range as an evaluator is to see them."""
 
     def everything(self) -> dict[str, torch.Tensor]:
-        """As `arrays`, with every vector."""
+        """Return `arrays`, with every vector."""
         ...
 
 
@@ -185,11 +185,11 @@ class TorchVectorSlice(TorchSlice):
         return self._accepted
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """As any slice, and `state.<section>.history.<name>` for the vectors of the history."""
+        """Return the arrays of any slice, and `state.<section>.history.<name>` for the vectors of the history."""
         return super().arrays() | self._vectors(name for name in self._named if name.startswith(HISTORY))
 
     def everything(self) -> dict[str, torch.Tensor]:
-        """As `arrays`, and `state.<section>.<name>` for all other vectors, the accepted parameters among them."""
+        """Return `arrays`, and `state.<section>.<name>` for all other vectors, the accepted parameters among them."""
         return super().arrays() | self._vectors(name for name in self._named if name != PARAMETERS)
 
     def _vectors(self, names: Iterable[str]) -> dict[str, torch.Tensor]:

@@ -39,9 +39,9 @@ class WorkUnits:
 
     def __init__(self, count: int, members: Iterable[str], copies: int) -> None:
         self.left = count
-        """How many are not done."""
+        """Number that is not done."""
         self.again = 0
-        """How many were dealt to one more."""
+        """Number that was dealt to one more."""
         self._copies, self._fresh_left = copies, count
         self._done = bytearray(count)
         members = list(members)

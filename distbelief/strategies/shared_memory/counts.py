@@ -11,9 +11,9 @@ from distbelief.core import roles
 from distbelief.core.records import Json
 
 UPDATES, SAMPLES, PROCESS, STALENESS = 0, 1, 2, 3
-"""Where, in a row, are: updates made, samples in them, the process, and how many updates had each staleness."""
+"""Columns of a row: updates made, samples in them, the process, and the number of updates of each staleness."""
 TURN = PROCESS
-"""Where, in the row of what was done before, which no process has, is whose turn it is."""
+"""Column of whose turn it is, in the row of what was done before, which no process has."""
 ROW = 64
 """Counts in a row; the last one is of all higher stalenesses."""
 

@@ -48,7 +48,7 @@ class Queues:
 
 
 class RoundRobin:
-    """Whose turn it is to update a mapping, of the replicas that compute, by their numbers.
+    """Turns of the replicas that compute, by their numbers, to update a mapping.
 
     >>> order = RoundRobin()
     >>> order.enter(0); order.enter(2)

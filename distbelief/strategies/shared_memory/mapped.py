@@ -71,7 +71,7 @@ class MappedModel:
         self._vector, self._state = memory[: layout.total], memory[found.state : found.steps]
         self._steps = memory[found.steps : found.counts].view(torch.float32)
         self._made = 0
-        """How many of the steps' counts have an optimizer that counts there."""
+        """Number of the steps' counts whose optimizer counts there."""
         flat.bind([], [self._vector])
         self._locks = settings.own(MappedSettings).locks
         cut = tuple(cut) or mapping.ranges(layout, settings.shards if self._locks == "shard" else 1)

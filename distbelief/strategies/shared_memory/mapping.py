@@ -18,9 +18,9 @@ from distbelief.sharding.layout import ALIGNMENT, ITEM_SIZES, Layout, Range
 from distbelief.strategies.shared_memory.counts import size_of
 
 LOCKS = ("none", "shard", "global", "round-robin")
-"""What an update locks: nothing, each range that it writes to, everything, or everything in the order of replicas."""
+"""Locks of an update: none, each range that it writes to, everything, or everything in the order of replicas."""
 WHOLE = ("global", "round-robin")
-"""Where one lock is of everything."""
+"""Choices with one lock of everything."""
 RANGES = 8
 """Ranges with a lock of their own, where none are asked for; parts of a simulated update where nothing is locked."""
 STATES = {"sgd": "", "momentum": "momentum_buffer", "nesterov": "momentum_buffer", "adagrad": "sum"}
@@ -90,7 +90,7 @@ def ranges(layout: Layout, count: int) -> tuple[Range, ...]:
 
 
 class MappingLayout(msgspec.Struct, frozen=True):
-    """Where everything lies in a mapping, in bytes.
+    """Places of everything in a mapping, in bytes.
 
     >>> from distbelief.sharding.layout import Tensor, lay_out
     >>> from distbelief.core.optimizer import optim

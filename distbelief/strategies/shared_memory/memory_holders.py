@@ -22,7 +22,7 @@ class MemoryHolders:
 
     def __init__(self) -> None:
         self.filler = ""
-        """Who was asked to fill the memory; "" for nobody."""
+        """Replica that was asked to fill the memory; "" for nobody."""
 
     def handlers(self, job: Coordinator) -> Handlers:
         """One says that the memory is filled."""
@@ -43,7 +43,7 @@ class MemoryHolders:
         return self.initialise(job)
 
     def initialise(self, job: Coordinator) -> list[Effect]:
-        """As `restore`."""
+        """Have the first replica fill the memory, unless one was asked already."""
         if not job.may(May.INITIALISE) or self.filler or job.plan is None:
             return []
         if not (first := job.membership.initialiser()):

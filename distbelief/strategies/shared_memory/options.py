@@ -39,7 +39,7 @@ class Mapped(Replicated):
     replicas: int = 2
     """Copies of the model, each in its own process; its parameters are the mapping itself."""
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
-    """What every replica steps the mapping with: sgd, momentum, nesterov or adagrad."""
+    """Optimizer with which every replica steps the mapping: sgd, momentum, nesterov or adagrad."""
     restarts: int = field(default=3, kw_only=True)
     """Times that each replica or the coordinator that died is started anew."""
 
@@ -124,7 +124,7 @@ class Locking(Mapped):
     name: ClassVar[str] = "locking"
 
     locks: str = "global"
-    """What an update locks: global (everything), shard (each range that it writes to), round-robin (everything, one
+    """Locks of an update: global (everything), shard (each range that it writes to), round-robin (everything, one
     replica after another in a fixed order) or none (nothing: as hogwild)."""
     shards: int = 0
     """With --locks shard, ranges of the parameters that have a lock of their own; 0: 8."""

@@ -1,4 +1,4 @@
-"""Who plays the roles of a job in one memory, and which models it can train."""
+"""Players of the roles of a job in one memory, and the models that it can train."""
 
 from __future__ import annotations
 

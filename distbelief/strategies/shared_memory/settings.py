@@ -9,7 +9,7 @@ from distbelief.strategies.shared_memory import mapping
 
 
 class MappedSettings(StrategySettings, frozen=True, kw_only=True):
-    """What an update of the memory locks."""
+    """Settings of what an update of the memory locks."""
 
     held_by: ClassVar[Holder] = Holder.MEMORY
     deals_to_any: ClassVar[str] = "has replicas that are processes of one machine, with the same data: use downpour"

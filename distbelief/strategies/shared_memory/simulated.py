@@ -1,4 +1,4 @@
-"""How simulated replicas update one mapping: updates take time there, wait for their locks, and race as real ones do.
+"""Simulated replicas that update one mapping: updates take time there, wait for their locks, and race as real ones do.
 
 A gradient is that of the parameters at the moment when its step begins. Its update is made in parts, each at one
 moment: the ranges that have locks, or `RANGES` where nothing is locked; `--handling memory=26GB` says how fast, or
@@ -26,7 +26,7 @@ from distbelief.strategies.shared_memory.settings import MappedSettings
 
 
 class Race:
-    """What the simulated replicas of one mapping have in common: its locks and turns, and who updates it."""
+    """Common state of the simulated replicas of one mapping: its locks and turns, and who updates it."""
 
     def __init__(self) -> None:
         self.locks, self.order = Queues(), RoundRobin()
@@ -34,7 +34,7 @@ class Race:
 
 
 class Updated(Protocol):
-    """What is updated, by one replica."""
+    """Memory that one replica updates."""
 
     counts: Counts
 
@@ -185,7 +185,7 @@ def check_phantom(layout: Layout) -> None:
 
 
 class PhantomModel:
-    """What a phantom has of a mapping: how long the parts of an update are, and its counts.
+    """Phantom of a mapping: the lengths of an update's parts, and its counts.
 
     Args:
         counts: of the replica, in the mapping.

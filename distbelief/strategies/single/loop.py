@@ -40,7 +40,7 @@ from distbelief.tasks.worker import Trainer, check_measure, measure
 
 @dataclass
 class _Since:
-    """What was done since the last report."""
+    """Work since the last report."""
 
     steps: int = 0
     samples: int = 0
@@ -50,7 +50,7 @@ class _Since:
 
 @dataclass
 class _Times:
-    """What its steps were made of, in seconds; and what overflowed in them, of how much."""
+    """Parts of its steps, in seconds; and what overflowed in them, of how much."""
 
     steps: int = 0
     compute: float = 0.0

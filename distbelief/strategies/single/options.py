@@ -31,7 +31,7 @@ class Single(Partitioned, Scaled):
     evaluated: ClassVar[bool] = False
 
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
-    """What the loop steps with."""
+    """Optimizer of the loop."""
 
     def settings(self) -> dict[str, object]:
         """One model, in one part, or one for each partition."""
