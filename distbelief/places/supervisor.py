@@ -324,7 +324,7 @@ class Supervisor:
         siblings = [
             one for one in self._lives() if one.incarnation <= life.incarnation and roles.lead_of(one.role) == lead
         ]
-        return [effect for one in siblings for effect in self._kill(one, f"{life.role} is gone")]
+        return [effect for sibling in siblings for effect in self._kill(sibling, f"{life.role} is gone")]
 
     def _next_life(self, life: _Life) -> int | None:
         """The one after the latest that a role has died in, or another partition of its replica: it is the same for
@@ -494,7 +494,7 @@ class Supervisor:
             return []
         if self._spares(event):
             return self._let_leave(now, event)
-        again = any(event.host == one.host for one in self._interrupts)
+        again = any(event.host == interrupt.host for interrupt in self._interrupts)
         elsewhere = bool(self._interrupts) and not again
         self._interrupts.append(event)
         if elsewhere:
@@ -548,7 +548,7 @@ class Supervisor:
             life for life in self._lives() if life.name in event.lives and roles.kind(life.role) is roles.Kind.SHARD
         ]
         loads = event.replaceable and self.explanation.checkpoint > 0
-        return any(roles.is_replica(one.role) and roles.lead_of(one.role) not in leads for one in others) and all(
+        return any(roles.is_replica(other.role) and roles.lead_of(other.role) not in leads for other in others) and all(
             (loads and shard.incarnation < self._restarts) or shard.role in mirrored for shard in shards
         )
 

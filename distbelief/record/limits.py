@@ -74,7 +74,7 @@ def _groups(controller: str) -> Iterator[Path]:
 def _counts(path: Path) -> dict[str, int]:
     """The numbers of a file, by the names before them."""
     words = [line.replace(":", " ").split() for line in _read(path).splitlines()]
-    return {one[0]: int(one[1]) for one in words if len(one) > 1 and one[1].isdecimal()}
+    return {word[0]: int(word[1]) for word in words if len(word) > 1 and word[1].isdecimal()}
 
 
 def _read(path: Path) -> str:

@@ -34,8 +34,8 @@ def _all_at_once(moves: Iterable[tuple[int, int, Range]], adds: bool) -> list[Mo
 def naive(members: Sequence[int], whole: Range) -> Steps:
     """Everybody sends all to the first, which sends the sum to everybody."""
     root, *others = members
-    adding = _all_at_once(((one, root, whole) for one in others), True)
-    return [adding, _all_at_once(((root, one, whole) for one in others), False)]
+    adding = _all_at_once(((other, root, whole) for other in others), True)
+    return [adding, _all_at_once(((root, other, whole) for other in others), False)]
 
 
 def tree(members: Sequence[int], whole: Range) -> Steps:

@@ -49,7 +49,7 @@ def draw_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: Link
 def _carried(schedule: Schedule, routes: Routes, hosts: Sequence[int]) -> Mapping[int, float]:
     """Times the vector, by link."""
     length = max(1, schedule.length)
-    return loads(routes, ((hosts[one.source], hosts[one.target], one.length / length) for one in schedule.moves))
+    return loads(routes, ((hosts[move.source], hosts[move.target], move.length / length) for move in schedule.moves))
 
 
 def busiest_link(topology: Topology, carried: Mapping[int, float], usual: float = 0.0) -> int:

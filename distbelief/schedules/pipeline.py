@@ -153,7 +153,7 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
         >>> chain(3).depths
         (3, 2, 1)
         """
-        return depths_of(self.homes, ((one.source, one.target) for one in self.boundaries))
+        return depths_of(self.homes, ((boundary.source, boundary.target) for boundary in self.boundaries))
 
     def uses(self, task: SegmentTask) -> list[Crossing]:
         """Return what a segment uses, forward or back, of what its home received."""
@@ -265,7 +265,7 @@ class Pipeline(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def last_uses(self) -> Mapping[Crossing, SegmentTask]:
         """Return what uses each thing that was received last."""
-        tasks = (one for actions in self.actions for one in actions if isinstance(one, SegmentTask))
+        tasks = (action for actions in self.actions for action in actions if isinstance(action, SegmentTask))
         return {crossing: task for task in tasks for crossing in self.uses(task)}
 
     @cached_property

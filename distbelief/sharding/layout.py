@@ -61,7 +61,7 @@ class Range(msgspec.Struct, frozen=True, array_like=True):
         >>> Range(0, 9).without([Range(2, 4), Range(4, 5)])
         (Range(start=0, stop=2), Range(start=5, stop=9))
         """
-        cut = (min(max(end, self.start), self.stop) for one in others for end in (one.start, one.stop))
+        cut = (min(max(end, self.start), self.stop) for other in others for end in (other.start, other.stop))
         ends = [self.start, *cut, self.stop]
         left = (Range(start, stop) for start, stop in zip(ends[::2], ends[1::2], strict=True) if start < stop)
         return tuple(left) or (Range(self.start, self.start),)
@@ -256,7 +256,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
             TrainedPart(number, entry, Range(entry.start, entry.stop).common(within))
             for number, entry in enumerate(self.trained_entries)
         )
-        return [one for one in parts if one.part.size]
+        return [part for part in parts if part.part.size]
 
     @property
     def trained(self) -> Range:

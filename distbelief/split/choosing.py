@@ -57,7 +57,7 @@ class Choice:
     def told(self) -> str:
         """Return what it was chosen for, in a sentence."""
         best = self.candidates[0]
-        others = [one for one in self.candidates[1 : 1 + TOLD] if not one.reason]
+        others = [candidate for candidate in self.candidates[1 : 1 + TOLD] if not candidate.reason]
         beside = "; ".join(f"{_named(one.split)} {self.whole / one.seconds:.2f}" for one in others)
         speedup = self.whole / best.seconds
         pays = "" if speedup > 1 else "; it does not pay in time, only in memory"
@@ -143,7 +143,7 @@ def _named(split: Split) -> str:
 
 def _without_values(model: nn.Module) -> nn.Module:
     """A copy whose parameters and buffers have shapes alone."""
-    memo: dict[int, object] = {id(one): one.detach().to("meta") for one in model.buffers()}
+    memo: dict[int, object] = {id(buffer): buffer.detach().to("meta") for buffer in model.buffers()}
     for one in model.parameters():
         memo[id(one)] = nn.Parameter(one.detach().to("meta"), one.requires_grad)
     return copy.deepcopy(model, memo)

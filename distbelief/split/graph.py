@@ -109,7 +109,7 @@ class SplitGraph:
         """In the order in which they can be computed: first what waits for no transfer, then what waits for one."""
         depth: dict[fx.Node, int] = {}
         for node in self.graph.nodes:
-            before = [depth[one] + (node in self.transfers) for one in node.all_input_nodes]
+            before = [depth[input_node] + (node in self.transfers) for input_node in node.all_input_nodes]
             depth[node] = max(before, default=0)
         return sorted(depth, key=lambda node: depth[node])
 
@@ -208,7 +208,7 @@ class Rewriter:
         if (
             node.op == "placeholder"
             or (node.op == "get_attr" and self._is_constant(str(node.target)))
-            or (computed and all(one in self._values for one in node.all_input_nodes))
+            or (computed and all(input_node in self._values for input_node in node.all_input_nodes))
         ):
             self._values[node] = Value(node, free=True)
 
@@ -257,7 +257,7 @@ class Rewriter:
             UsageError: a home has no parameter to train.
         """
         output = next(iter(reversed(self._traced.graph.nodes)))
-        found = [self._values[one] for one in output.all_input_nodes]
+        found = [self._values[input_node] for input_node in output.all_input_nodes]
         homes = [value.owner for value in found if value.at and not value.free]
         home = homes[-1] if homes else 0
         (given,) = fx.map_arg(output.args, lambda one: self.whole(self._values[one], home))

@@ -131,7 +131,7 @@ def _divided(split: Split, traced: Traced, way: str, nodes: list[fx.Node]) -> Pl
         rule = rule_of(layer, chosen)
         if rule is not None and not (isinstance(split.ways, str) and _is_tied(traced, node)):
             owner = min(range(split.partitions), key=lambda home: (held[home], home))
-            takes = tuple(traced.shapes[one] for one in node.all_input_nodes)
+            takes = tuple(traced.shapes[input_node] for input_node in node.all_input_nodes)
             call = LayerCall(layer, str(node.target), takes, traced.shapes[node], split.partitions, owner)
             divided = found[node] = rule(call)
             if any(part.borrows for part in divided.parts):
@@ -156,7 +156,7 @@ def _followed(traced: Traced, rewriter: Rewriter, node: fx.Node) -> int | Divide
     """Return where a node is computed that nobody placed: on parts, where what it takes is cut and it can; else where
     most of what it takes is whole already.
     """
-    values = [rewriter.value(one) for one in node.all_input_nodes]
+    values = [rewriter.value(input_node) for input_node in node.all_input_nodes]
     cuts = [value.cut for value in values]
     if any(cut is not None for cut in cuts) and (found := follow(traced, node, cuts)):
         return found

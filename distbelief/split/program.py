@@ -217,7 +217,7 @@ class _Builder:
         for node in self._nodes:
             if node.op == "placeholder" or node in self._split.transfers:
                 continue
-            waits = {one for one in node.all_input_nodes if one in self._split.transfers} - arrived
+            waits = {input_node for input_node in node.all_input_nodes if input_node in self._split.transfers} - arrived
             light = node.op == "get_attr" or node.target in LIGHT
             if runs[-1] and (waits or (left and not light)):
                 runs.append([])
@@ -231,7 +231,9 @@ class _Builder:
         graph, inside = fx.Graph(), set(run)
         copies: dict[fx.Node, fx.Node] = {}
         takes: list[Source] = []
-        for one in dict.fromkeys(one for node in run for one in node.all_input_nodes if one not in inside):
+        for one in dict.fromkeys(
+            input_node for node in run for input_node in node.all_input_nodes if input_node not in inside
+        ):
             copies[one] = graph.placeholder(f"take_{len(takes)}")
             takes.append(self._source(one))
         for node in run:

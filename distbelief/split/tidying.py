@@ -268,20 +268,20 @@ class _Tidied:
         """Return whether the numbers that a node gives are linear in the number of samples; two of these would else not
         show what they are for a third.
         """
-        counts = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, fx.Node)]
+        counts = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, fx.Node)]
         name = name_of(node)
         if name in _SIZES or not counts:
             return True
         sums = name in _SUMS or (name == "mul" and len(counts) == 1)
-        return sums and all(one is self._samples or one.target is size for one in counts)
+        return sums and all(count is self._samples or count.target is size for count in counts)
 
     def _depends(self, node: fx.Node) -> bool:
         """Return whether the numbers that a node gives may depend on the values of tensors."""
         return self._observed.real and any(
-            self._new[one] in self._of_values
-            or (name_of(node) not in _SIZES and isinstance(self._observed.values[0].get(one), torch.Tensor))
-            for one in node.all_input_nodes
-            if isinstance(self._new[one], fx.Node)
+            self._new[input_node] in self._of_values
+            or (name_of(node) not in _SIZES and isinstance(self._observed.values[0].get(input_node), torch.Tensor))
+            for input_node in node.all_input_nodes
+            if isinstance(self._new[input_node], fx.Node)
         )
 
     def _constant(self, one: Any, other: Any) -> Any:

@@ -210,8 +210,10 @@ def _defaults(model: nn.Module, inputs: tuple[object, ...]) -> dict[str, object]
 def _by_place(model: nn.Module, inputs: tuple[object, ...]) -> tuple[tuple[object, ...], dict[str, object]]:
     """The arguments that have a place, and those that have a name only."""
     parameters = inspect.signature(model.forward).parameters.values()
-    named = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
-    places = sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters)
+    named = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    places = sum(
+        parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) for parameter in parameters
+    )
     count = places if named else len(inputs)
     return inputs[:count], dict(zip(named, inputs[count:], strict=False))
 

@@ -170,7 +170,7 @@ class WeightGradients(TorchFunctionMode):
     def __init__(self, parameters: Iterable[torch.Tensor], rooms: GradientRooms | None = None) -> None:
         super().__init__()
         self._rooms = {} if rooms is None else rooms
-        self._own = {id(one) for one in parameters if one.requires_grad}
+        self._own = {id(parameter) for parameter in parameters if parameter.requires_grad}
         self._kept: dict[tuple[object, ...], _Factors] = {}
 
     def __torch_function__(
@@ -213,7 +213,7 @@ class WeightGradients(TorchFunctionMode):
         size = 0
         while self._kept:  # one after the other, so that what each is made of goes
             _, kept = self._kept.popitem()
-            size += sum(one.nbytes for one in kept.gradients)
+            size += sum(gradient.nbytes for gradient in kept.gradients)
             if kept.gradients:
                 kept.make(self._rooms)
         return size

@@ -44,7 +44,7 @@ def find(name: str) -> type[Strategy]:
     _, kind, told = references.find("strategy", name, "Class")
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
         raise UsageError(f"{told}; name a class of it that is a distbelief.strategies.Strategy")
-    if bare := [one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING]:
+    if bare := [field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING]:
         raise UsageError(f"strategy {name!r}: its field {bare[0]!r} has no default; give it one")
     know(name, kind.own)
     return kind

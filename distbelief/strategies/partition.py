@@ -87,7 +87,7 @@ def check_model(task: Task, settings: Settings) -> None:
 
 
 def _check_model(task: Task, model: nn.Module, settings: Settings) -> None:
-    check_shards(settings.shards, sum(one.numel() for one in model.parameters() if one.requires_grad))
+    check_shards(settings.shards, sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad))
     if settings.partitions > 1:
         home_schedule(split_graph(task, model, settings), settings, 0)
 

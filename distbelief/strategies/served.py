@@ -53,7 +53,11 @@ def _attach(context: Context) -> Callable[[Plan, Arena], None]:
         if asked:
             _check_torn(flat, plan)
         there = memory(plan.layout.total)[flat.held.start : flat.held.stop]
-        if asked or flat.owned or (flat.only_reads and all(one.kind == "parameter" for one in plan.layout.sections)):
+        if (
+            asked
+            or flat.owned
+            or (flat.only_reads and all(section.kind == "parameter" for section in plan.layout.sections))
+        ):
             flat.bind(arena.gradients, [there], remedy="" if asked or flat.owned else "--transport tcp")
         else:
             flat.bind(arena.gradients, arena.parameters, _copying(arena.parameters, there, plan.layout.moving))

@@ -155,7 +155,9 @@ class Agent:
             self._line.say(LifeStarted(word.life, child.pid))
 
     def _child(self, life: int) -> Child | None:
-        return next((one for one in self._processes.children if self._lives[one.role, one.incarnation] == life), None)
+        return next(
+            (child for child in self._processes.children if self._lives[child.role, child.incarnation] == life), None
+        )
 
     def _spec(self, role: str, incarnation: int, output: int) -> bytes:
         """Return what the process of a life must know: what the supervisor says, and of this host."""

@@ -209,7 +209,7 @@ class HostProcesses:
         """A host is told to go: it may leave, unless it is the supervisor's, where the coordinator is."""
         assert agent.greeting
         assert self._placement
-        there = tuple((one.role, one.incarnation) for one in self._lives.values() if one.agent is agent)
+        there = tuple((life.role, life.incarnation) for life in self._lives.values() if life.agent is agent)
         within = 0.0 if agent.greeting.network == network_identity() else self._leave_within
         replaceable = self._placement.can_replace(self._agents.index(agent))
         return Interruption(f"{why} on host {agent.name}", agent.name, there, within, replaceable)
@@ -238,7 +238,7 @@ class HostProcesses:
     def stopped(self) -> dict[str, int]:
         """The roles whose processes are stopped by a signal, with their process ids there."""
         held = {number for agent in self._agents if not agent.gone for number in agent.stopped}
-        return {**self._local.stopped, **{one.role: one.pid for one in self._lives.values() if one.number in held}}
+        return {**self._local.stopped, **{life.role: life.pid for life in self._lives.values() if life.number in held}}
 
     def close(self) -> None:
         """Leave no process behind, on any host."""

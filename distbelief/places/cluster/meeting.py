@@ -121,7 +121,7 @@ class Meeting:
         """Agent to be of each host, None where this process starts it; and the host's processors."""
         atexit.register(invitation.withdraw)
         try:
-            invitation.send(MeetingTicket([joined(one, port) for one in addresses], authority.issue(ATTENDANT)))
+            invitation.send(MeetingTicket([joined(address, port) for address in addresses], authority.issue(ATTENDANT)))
             threading.Thread(target=self._serve, name="meeting", daemon=True).start()
             self._gather()
         finally:
@@ -189,7 +189,7 @@ class Meeting:
             while name in self._agents:
                 number += 1
                 name = f"{first.hostname}.{number}"
-            processors = sorted({one for attend, _ in several for one in attend.processors})
+            processors = sorted({processor for attend, _ in several for processor in attend.processors})
             self._agents[name] = agent, processors
             allotted = max(attend.cores for attend, _ in several) or len(processors)
             hosts.append(Host(name, min(allotted, first.quota)))

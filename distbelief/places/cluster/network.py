@@ -177,6 +177,6 @@ def order(addresses: Iterable[str], first: Iterable[str], same: bool) -> list[st
     """Return which addresses of a host are tried: those by which it was reached already first; loopback only where all
     hosts are one machine.
     """
-    several = [one for one in dict.fromkeys([*first, *addresses]) if "%" not in one]  # of one cable
+    several = [address for address in dict.fromkeys([*first, *addresses]) if "%" not in address]  # of one cable
     loopback = [one for one in several if ipaddress.ip_address(one).is_loopback]
     return loopback[:1] if same and loopback else [one for one in several if one not in loopback]

@@ -76,7 +76,7 @@ class Placement:
                 "no host sees the run folder, where shards write their parts of checkpoints: name one with --out that "
                 "at least one host shares"
             )
-        for number, role in enumerate(one for one in servers if roles.kind(one) is roles.Kind.SHARD):
+        for number, role in enumerate(server for server in servers if roles.kind(server) is roles.Kind.SHARD):
             self._put(role, self._keepers[number % len(self._keepers)])
         for role in servers:
             if role not in self.where:

@@ -219,10 +219,12 @@ class _Prediction:
     @property
     def figures(self) -> Json:
         """The task's metrics and loss of all that was answered; nothing where the targets are not known."""
-        losses = [one.loss for one in self._results if one.loss is not None]
+        losses = [result.loss for result in self._results if result.loss is not None]
         if not losses:
             return {}
-        means = {name: sum(one.metrics[name] for one in self._results) / self.samples for name in self.first.metrics}
+        means = {
+            name: sum(result.metrics[name] for result in self._results) / self.samples for name in self.first.metrics
+        }
         figures = {"test_accuracy": means.pop(ACCURACY, None), "test_metrics": means}
         return {**figures, "test_loss": sum(losses) / self.samples}
 

@@ -178,7 +178,7 @@ class VirtualCluster(Checked):
     def _check_used(self, job: Job) -> None:
         """Refuse what would do nothing here."""
         lacks = {**PHANTOM_LACKS, **job.strategy.phantom_lacks}
-        asked = [(of, one) for of in (job, job.strategy) for one in dataclasses.fields(of) if one.name in lacks]
+        asked = [(of, field) for of in (job, job.strategy) for field in dataclasses.fields(of) if field.name in lacks]
         for of, one in asked if self.phantom else ():
             if (value := getattr(of, one.name)) not in (one.default, 0, "none"):
                 raise UsageError(

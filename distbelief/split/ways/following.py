@@ -63,7 +63,7 @@ def follow(traced: Traced, node: fx.Node, cuts: Sequence[Cut | None]) -> Divided
         cuts: of each of its inputs: where it is cut, or None where it is whole.
     """
     cut = next(one for one in cuts if one is not None)
-    takes = [traced.shapes[one] for one in node.all_input_nodes if one in traced.shapes]
+    takes = [traced.shapes[input_node] for input_node in node.all_input_nodes if input_node in traced.shapes]
     if node not in traced.shapes or len(takes) != len(node.all_input_nodes):
         return None
     gives = traced.shapes[node]

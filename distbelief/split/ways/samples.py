@@ -36,7 +36,9 @@ def before_dense(traced: Traced) -> set[fx.Node]:
         if node.op in ("placeholder", "get_attr", "output"):
             continue
         dense = node.op == "call_module" and rule_of(traced.layer(node), "columns")
-        known = all(one in found or one.op in ("placeholder", "get_attr") for one in node.all_input_nodes)
+        known = all(
+            input_node in found or input_node.op in ("placeholder", "get_attr") for input_node in node.all_input_nodes
+        )
         if known and not dense:
             found.add(node)
     if not any(node.op == "call_module" and any(True for _ in traced.layer(node).parameters()) for node in found):
@@ -90,7 +92,7 @@ class _Rounds:
             self.graph.output(fx.map_arg(node.args, self._together)[0])
         elif node.op == "placeholder":
             self.copies[node] = self._parts_of(node)
-        elif any(len(set(self.copies[one])) > 1 for one in node.all_input_nodes):
+        elif any(len(set(self.copies[input_node])) > 1 for input_node in node.all_input_nodes):
             self._refuse_together(node)
             self.copies[node] = [self._copy(node, number) for number in range(self._parts)]
         else:
@@ -166,7 +168,7 @@ class _Rounds:
         layers = self._traced.layer(node).modules() if node.op == "call_module" else ()
         # arithmetic with how many samples there are, which a part does not have; and a number of their values
         counts = is_elementwise(self._traced, node) and not all(
-            one in self._traced.shapes for one in node.all_input_nodes
+            input_node in self._traced.shapes for input_node in node.all_input_nodes
         )
         normed = _normalises(node) or any(_of_all_samples(layer) for layer in layers)
         if not one_dimension or normed or counts or self._is_number(node):
@@ -174,7 +176,10 @@ class _Rounds:
 
     def _is_number(self, node: fx.Node) -> bool:
         """Return whether what a node gives of tensors is no tensor, nor holds any."""
-        took = any(one in self._traced.shapes for one in node.all_input_nodes) or node.target is operator.getitem
+        took = (
+            any(input_node in self._traced.shapes for input_node in node.all_input_nodes)
+            or node.target is operator.getitem
+        )
         return node not in self._traced.shapes and took and not self._holds(node)
 
     def _holds(self, node: fx.Node) -> bool:

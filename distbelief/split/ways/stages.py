@@ -55,7 +55,7 @@ def _has_parameters(traced: Traced, node: fx.Node) -> bool:
         return False
     if node.op == "call_module":
         return any(True for _ in traced.layer(node).parameters())
-    return any(one.op == "get_attr" for one in node.all_input_nodes)
+    return any(input_node.op == "get_attr" for input_node in node.all_input_nodes)
 
 
 def work_of(traced: Traced, node: fx.Node, work: Mapping[str, float] | None) -> float:

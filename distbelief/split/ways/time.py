@@ -246,7 +246,7 @@ class _Unrolling:
 
     def _last(self, states: Sequence[Any], path: str, home: int) -> Any:
         if isinstance(states[0], tuple):
-            return tuple(self._last([one[number] for one in states], path, home) for number in (0, 1))
+            return tuple(self._last([state[number] for state in states], path, home) for number in (0, 1))
         shape = replace(self.shapes[states[0]], fixed=self._side(states[0], 0, len(states)))
         return self._call(torch.cat, (list(states), 0), path, shape)
 
