@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from watching.observed import Observed, mapping_of
 
 from distbelief.core import records, roles
 from distbelief.job import Job
@@ -14,7 +15,6 @@ from distbelief.places.simulated.simulated import Simulated
 from distbelief.strategies import Allreduce, Single
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
-from distbelief.testing.simulations import Observed, mapping_of
 
 SAMPLES, WIDTH = 43, 27
 

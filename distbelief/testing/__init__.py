@@ -6,11 +6,10 @@ Nothing that is shipped imports this.
 
 from __future__ import annotations
 
-from distbelief.testing.checkers import Checker, Replay, Rules, attach
 from distbelief.testing.codecs import check_codec
 from distbelief.testing.fabrics import Side, check_fabric
 from distbelief.testing.places import Site, check_place
-from distbelief.testing.simulations import Observed, Trace
+from distbelief.testing.simulations import Checker, Observed, attach
 from distbelief.testing.strategies import Knob, check_strategy
 from distbelief.testing.transports import Pair, check_transport
 
@@ -19,11 +18,8 @@ __all__ = [
     "Knob",
     "Observed",
     "Pair",
-    "Replay",
-    "Rules",
     "Side",
     "Site",
-    "Trace",
     "attach",
     "check_codec",
     "check_fabric",

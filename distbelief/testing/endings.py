@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from distbelief.core import records, roles
@@ -197,15 +197,3 @@ def ways(run: Observed, cause: Cause) -> Counter[str]:
         found["done after a standby succeeded"] = count[records.Succeeded] > 0
         found["done with pushes forgotten"] = count[records.Forgotten] > 0
     return +found
-
-
-def hold_floors(found: Counter[str], floors: Mapping[str, int]) -> None:
-    """Hold that each way was gone at least so often, and that no job ended for a cause that has no floor, but for rare
-    ones.
-
-    >>> hold_floors(Counter(EPOCHS_DONE=9, REPLICAS_DIED=1), {"EPOCHS_DONE": 5, "REPLICAS_DIED": 1})
-    """
-    rare = {Cause.SHARD_CLOSING.name, Cause.SHARD_DESERTED.name}
-    assert found.keys() & Cause.__members__.keys() <= floors.keys() | rare, f"nobody expected all of {dict(found)}"
-    few = {name: f"{found[name]} of {floor}" for name, floor in floors.items() if found[name] < floor}
-    assert not few, f"these ways are gone too seldom: {few}; all: {dict(found)}"

@@ -1,41 +1,66 @@
-"""Simulations under observation: one run of a job with checkers beside it, and the trace of its messages."""
+"""Simulations under observation: one run of a job with checkers beside it, and faults that are drawn for it."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from hashlib import blake2b
+from typing import Protocol
 
-import msgspec
-import torch
-
-from distbelief.core import records, roles, wire
+from distbelief.core import records, roles
 from distbelief.core.messages import Message
 from distbelief.core.records import Record
-from distbelief.core.settings import Holder
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.simulation import Simulation
 from distbelief.places.simulated.virtual_cluster import Crash
-from distbelief.testing.checkers import Checker, Rules, attach
-from distbelief.transport.virtual import NetworkModel, Outage
+from distbelief.transport.virtual import NetworkModel, Outage, VirtualNetwork
+
+
+class Checker(Protocol):
+    """Observer beside a network."""
+
+    def sent(self, sender: str, to: str, message: Message) -> None:
+        """A living role has sent a message."""
+
+    def delivered(self, sender: str, to: str, message: Message) -> None:
+        """A message is about to be handled by a living role."""
+
+
+def attach(network: VirtualNetwork, *checkers: Checker) -> None:
+    """Stand at a network's hooks, after those who stand there already."""
+    before, watch = network.before_send, network.watch
+    said: dict[int, Message] = {}
+
+    def sent(sender: str, to: str, message: Message) -> None:
+        before(sender, to, message)
+        again = to == roles.COORDINATOR and id(message) in said  # since one before has died
+        if network.says(sender, message) and not again:
+            if to == roles.COORDINATOR:
+                said[id(message)] = message
+            for checker in checkers:
+                checker.sent(sender, to, message)
+
+    def delivered(sender: str, to: str, message: Message) -> None:
+        watch(sender, to, message)
+        for checker in checkers:
+            checker.delivered(sender, to, message)
+
+    network.before_send, network.watch = sent, delivered
 
 
 class Observed:
-    """One simulated run, with `Rules` beside it where nobody waits for anybody; `Accounting` knows the other
-    consistencies
-    too.
+    """Simulated run with checkers beside it.
 
     Args:
         job: what is run; nothing is kept on disk.
         cluster: where.
-        limit: of messages.
+        limit: messages after which the job counts as one that does not end.
 
     >>> from distbelief.strategies import Downpour
     >>> run = Observed(Job(task="digits", strategy=Downpour(replicas=2)), Simulated(phantom=True)).run()
-    >>> print(run.outcome, run.rules.counted)
-    done 1437
+    >>> print(run.outcome)
+    done
     """
 
     def __init__(self, job: Job, cluster: Simulated | None = None, limit: int = 200_000) -> None:
@@ -44,37 +69,24 @@ class Observed:
         self.simulation = Simulation(
             job, cluster.settings(job), cluster, lambda _moment, _role, record: self.records.append(record)
         )
-        self.rules = Rules(self._alive, limit)
-        # where a shard goes back, `Accounting` knows what that undoes, and with a standby what is said later than it is
-        # done
-        settings, fallen = (
-            self.simulation.settings,
-            any(roles.kind(crash.role) is roles.Kind.SHARD for crash in cluster.crashes),
-        )
-        self._ruled = not (
-            settings.strategy.attendance
-            or settings.strategy.one_moment
-            or settings.standby
-            or settings.partitions > 1
-            or settings.strategy.held_by is not Holder.SHARDS
-            or fallen
-        )
-        if self._ruled:
-            self.watch(self.rules)
+        self._left = limit
+        self.watch(self)
 
-    def _alive(self, role: str, incarnation: int) -> bool:
-        endpoint = self.simulation.network.endpoints[role]
-        return endpoint.incarnation == incarnation and not endpoint.closed
+    def sent(self, sender: str, to: str, message: Message) -> None:
+        """Count a message."""
+        self._left -= 1
+        assert self._left, f"the job does not end: {sender} sends {message} to {to}, one too many"
+
+    def delivered(self, sender: str, to: str, message: Message) -> None:
+        """Do nothing: what is sent was counted."""
 
     def watch(self, *checkers: Checker) -> None:
         """Let more checkers stand beside it."""
         attach(self.simulation.network, *checkers)
 
     def run(self) -> Observed:
-        """Run to the end, and hold the rules of the end."""
+        """Run to the end."""
         self.simulation.run()
-        if self._ruled:
-            self.rules.finish(self.outcome, self.simulation.killed)
         return self
 
     @property
@@ -85,40 +97,6 @@ class Observed:
     def vector(self) -> bytes:
         """The moving range of the server's vector, put together from the shards; empty where it is a phantom's."""
         return b"".join(bytes(shard.held.moving().numpy()) for shard in self.simulation.shards)  # type: ignore[attr-defined]  # slices of torch's: no phantom is read
-
-
-def mapping_of(simulation: Simulation) -> torch.Tensor:
-    """The parameters and buffers that replicas share, as they are: 1-D uint8."""
-    assert simulation.memory is not None
-    assert simulation.coordinator.plan is not None
-    return simulation.memory[: simulation.coordinator.plan.layout.total]
-
-
-class Trace:
-    """What was delivered in a simulation, in order: moment (to a nanosecond), sender, receiver and the message's
-    frame.
-    """
-
-    def __init__(self, simulation: Simulation) -> None:
-        self._clock = simulation.clock
-        self._hash = blake2b(digest_size=16)
-        self.marks = ""
-        """Two hexadecimal digits for each message: where two traces part, their marks do."""
-        attach(simulation.network, self)
-
-    def sent(self, sender: str, to: str, message: Message) -> None:
-        """What is only sent stands in no trace."""
-
-    def delivered(self, sender: str, to: str, message: Message) -> None:
-        """Take a message into the trace."""
-        line = msgspec.msgpack.encode((f"{self._clock.now():.9f}", sender, to)) + wire.encode(message)
-        self._hash.update(line)
-        self.marks += blake2b(line, digest_size=1).hexdigest()
-
-    @property
-    def digest(self) -> str:
-        """One number for all of it."""
-        return self._hash.hexdigest()
 
 
 def draw_network(chance: random.Random) -> NetworkModel:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from drawn import SEEDS, some
 from torch import nn
+from watching.observed import Observed
 
 from distbelief.core import records, roles
 from distbelief.core.conversations import dealing
@@ -31,7 +32,6 @@ from distbelief.strategies.parameter_server.players import PLAYERS
 from distbelief.strategies.players import Players
 from distbelief.tasks import Task
 from distbelief.testing.accounting import Accounting
-from distbelief.testing.simulations import Observed
 
 EPOCHS, BATCH = 2, 4
 STRATEGIES: dict[str, Strategy] = {

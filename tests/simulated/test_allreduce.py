@@ -14,6 +14,7 @@ import pytest
 import torch
 from drawn import SEEDS, in_chunks, some
 from torch import nn
+from watching.observed import Observed
 
 from distbelief.core import records, roles
 from distbelief.core.conversations import grouping
@@ -33,8 +34,7 @@ from distbelief.strategies.grouped.torch_whole import TorchWhole
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.accounting import Accounting
-from distbelief.testing.checkers import attach
-from distbelief.testing.simulations import Observed, draw_outages, draw_revivals
+from distbelief.testing.simulations import attach, draw_outages, draw_revivals
 from distbelief.testing.tally import NAME, Tallied, tallied
 from distbelief.transport.virtual import NetworkModel
 

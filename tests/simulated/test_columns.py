@@ -14,6 +14,7 @@ import pytest
 import torch
 from drawn import SEEDS, in_chunks, some, sweep
 from split_jobs import SAMPLES, WIDTH, marked, normed, play, smooth, weights
+from watching.observed import Observed
 
 import distbelief as db
 from distbelief.core import records, roles
@@ -28,8 +29,7 @@ from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Allreduce, Single
 from distbelief.strategies.grouped.replica import CHUNK
 from distbelief.strategies.grouped.torch_whole import TorchWhole
-from distbelief.testing.checkers import attach
-from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_revivals
+from distbelief.testing.simulations import attach, draw_compute, draw_network, draw_revivals
 from distbelief.transport.virtual import NetworkModel
 
 SEEDS_AT_ONCE = 50

@@ -17,6 +17,9 @@ import pytest
 import torch
 from drawn import SEEDS, in_chunks, scaled, some, sweep
 from torch import nn
+from watching.floors import hold_floors
+from watching.lead import Lead
+from watching.observed import Observed
 
 from distbelief.core import records, roles
 from distbelief.core.consistency import Key
@@ -36,9 +39,9 @@ from distbelief.strategies import Bounded, Downpour, Sandblaster, Softsync, Stra
 from distbelief.strategies.parameter_server.options import Served
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
-from distbelief.testing.accounting import Accounting, Lead
-from distbelief.testing.endings import Endings, hold_floors, ways
-from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_outages, draw_revivals
+from distbelief.testing.accounting import Accounting
+from distbelief.testing.endings import Endings, ways
+from distbelief.testing.simulations import draw_compute, draw_network, draw_outages, draw_revivals
 from distbelief.transport.virtual import NetworkModel
 
 CHUNK = 250

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from drawn import SEEDS, some
+from watching.observed import Observed
 
 import distbelief as db
 from distbelief.core import records
@@ -19,7 +20,6 @@ from distbelief.job import Job
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Strategy, Synchronous
 from distbelief.testing.accounting import Accounting
-from distbelief.testing.simulations import Observed
 
 STEADY = db.ComputeModel(step=1e-3, spread="constant")
 UNEVEN = db.ComputeModel(step=1e-3, spread="exponential", slow={0: 3.0})

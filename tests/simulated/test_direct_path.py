@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from drawn import SEEDS, some
+from watching.observed import Observed
 
 from distbelief.core import roles
 from distbelief.core.conversations import pushing
@@ -27,7 +28,6 @@ from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Allreduce, Bounded, Downpour, Softsync, Strategy, Synchronous
 from distbelief.testing.accounting import Accounting
 from distbelief.testing.endings import Endings
-from distbelief.testing.simulations import Observed
 from distbelief.transport.processors import Hosts
 
 STEADY = ComputeModel(step=1e-3, spread="constant")

@@ -18,6 +18,8 @@ import torch
 from drawn import SEEDS, in_chunks, scaled, some, sweep
 from safetensors.torch import load_file
 from torch import nn
+from watching.floors import hold_floors
+from watching.observed import Observed, mapping_of
 
 from distbelief.core import records, roles
 from distbelief.core.conversations import checkpointing, dealing
@@ -40,8 +42,8 @@ from distbelief.strategies.shared_memory.simulated import Race
 from distbelief.strategies.single.loop import SingleLoop
 from distbelief.tasks import Task, TensorData
 from distbelief.tasks.worker import build_model
-from distbelief.testing.endings import hold_floors, ways
-from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_revivals, mapping_of
+from distbelief.testing.endings import ways
+from distbelief.testing.simulations import draw_compute, draw_network, draw_revivals
 from distbelief.testing.tally import ADAGRAD, NAME, tallied, times
 from distbelief.transport.virtual import NetworkModel
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from watching.observed import Observed, mapping_of
 
 from distbelief.core import records
 from distbelief.core.optimizer import optim
@@ -18,7 +19,6 @@ from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.strategies import Hogwild, Locking
-from distbelief.testing.simulations import Observed, mapping_of
 
 
 def play(plain: SimpleNamespace, cluster: Simulated | None = None, **options: Any) -> tuple[Observed, torch.Tensor]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from watching.observed import Observed
 
 from distbelief.core import roles, wire
 from distbelief.core.conversations.membership import Here
@@ -35,8 +36,7 @@ from distbelief.strategies.parameter_server.players import coordinator
 from distbelief.tasks import Task, as_data
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, build_model
-from distbelief.testing.checkers import attach
-from distbelief.testing.simulations import Observed
+from distbelief.testing.simulations import attach
 from distbelief.transport.inline import Inline
 from distbelief.transport.virtual import NetworkModel
 

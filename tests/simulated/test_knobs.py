@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from watching.observed import Observed
 
 from distbelief.core import records
 from distbelief.core.conversations import pushing
@@ -28,8 +29,7 @@ from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Bounded, Downpour, Softsync, Synchronous
 from distbelief.tasks.worker import build_model
 from distbelief.testing.accounting import Accounting
-from distbelief.testing.checkers import attach
-from distbelief.testing.simulations import Observed
+from distbelief.testing.simulations import attach
 from distbelief.transport.virtual import NetworkModel, Outage
 
 

@@ -15,6 +15,7 @@ import torch
 from drawn import SEEDS, some
 from split_jobs import state_of
 from torch import nn
+from watching.observed import Observed
 
 from distbelief.core import norms, records, roles
 from distbelief.core.conversations import agreement
@@ -32,7 +33,6 @@ from distbelief.strategies.grouped.replica import AllreduceReplica
 from distbelief.strategies.grouped.torch_whole import TorchWhole
 from distbelief.tasks import Task
 from distbelief.testing.accounting import Accounting, Minibatch
-from distbelief.testing.simulations import Observed
 from distbelief.testing.tally import NAME, tallied
 from distbelief.transport.virtual import NetworkModel
 

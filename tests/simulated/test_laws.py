@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from drawn import SEEDS, some
+from watching.observed import Observed
 
 from distbelief.core.conversations import pushing
 from distbelief.core.messages import Message
@@ -15,8 +16,7 @@ from distbelief.places.simulated.simulated import Simulated
 from distbelief.strategies import Downpour
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
-from distbelief.testing.checkers import attach
-from distbelief.testing.simulations import Observed
+from distbelief.testing.simulations import attach
 from distbelief.transport.virtual import NetworkModel
 
 MANY = SEEDS >= 1000

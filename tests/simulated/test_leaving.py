@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from drawn import SEEDS, some
+from watching.observed import Observed
 
 from distbelief.core import records, roles
 from distbelief.errors import UsageError
@@ -16,7 +17,6 @@ from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import LeavingHost
 from distbelief.strategies import Allreduce, Downpour, Hogwild, Sandblaster, Synchronous
-from distbelief.testing import Observed
 from distbelief.testing.accounting import Accounting
 from distbelief.transport.virtual import NetworkModel
 

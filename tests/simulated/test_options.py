@@ -19,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from watching.observed import mapping_of
 
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import optim
@@ -35,8 +36,7 @@ from distbelief.places.simulated.virtual_cluster import Crash, LeavingHost
 from distbelief.strategies import STRATEGIES, Allreduce, Downpour, Hogwild, Locking, Strategy
 from distbelief.tasks import Task
 from distbelief.tasks.worker import build_model
-from distbelief.testing.checkers import attach
-from distbelief.testing.simulations import mapping_of
+from distbelief.testing.simulations import attach
 from distbelief.transport.processors import Hosts
 from distbelief.transport.virtual import NetworkModel, Outage
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from watching.observed import Observed
 
 from distbelief.core import learning_rate
 from distbelief.core.optimizer import LAYERWISE, LEARNING_RATES, Optimizer
@@ -20,7 +21,6 @@ from distbelief.places.simulated.simulated import Simulated
 from distbelief.server.optimizers import OPTIMIZERS
 from distbelief.strategies import Downpour
 from distbelief.tasks import Task
-from distbelief.testing.simulations import Observed
 from distbelief.transport.virtual import NetworkModel
 
 SLOW_LINK = Simulated(network=NetworkModel(latency=5e-3, bandwidth=1e5, jitter=3.0))

@@ -13,6 +13,7 @@ import torch
 from drawn import in_chunks, sweep
 from split_jobs import smooth, state_of
 from torch import nn
+from watching.observed import Observed
 
 import distbelief as db
 from distbelief.core import records
@@ -29,7 +30,7 @@ from distbelief.strategies.parameter_server.options import ServedWithOptimizer
 from distbelief.tasks import Task
 from distbelief.testing.accounting import Accounting
 from distbelief.testing.endings import Endings
-from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_revivals
+from distbelief.testing.simulations import draw_compute, draw_network, draw_revivals
 from distbelief.transport.virtual import NetworkModel
 
 CHUNK = 50

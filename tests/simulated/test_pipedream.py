@@ -16,6 +16,7 @@ from drawn import in_chunks, sweep
 from split_jobs import SAMPLES, marked, play, smooth, weights
 from torch import nn
 from torch.func import functional_call
+from watching.observed import Observed
 
 from distbelief.core import records
 from distbelief.core.conversations import dealing
@@ -32,8 +33,7 @@ from distbelief.strategies.grouped.round_batches import ROUNDS_LIMIT
 from distbelief.strategies.grouped.torch_whole import TorchWhole
 from distbelief.strategies.grouped.versions import WeightVersions
 from distbelief.tasks import Task, as_data
-from distbelief.testing.checkers import attach
-from distbelief.testing.simulations import Observed, draw_compute, draw_network
+from distbelief.testing.simulations import attach, draw_compute, draw_network
 from distbelief.transport.virtual import NetworkModel
 
 BATCH = 4

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from drawn import SEEDS, some
+from watching.observed import Observed
 
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import linking, membership
@@ -32,7 +33,6 @@ from distbelief.strategies import Allreduce, Bounded, Downpour, Hogwild, Sandbla
 from distbelief.strategies.parameter_server.options import Served
 from distbelief.strategies.parameter_server.players import coordinator
 from distbelief.testing.accounting import Accounting
-from distbelief.testing.simulations import Observed
 from distbelief.transport.virtual import VirtualNetwork
 
 SAMPLES = 43

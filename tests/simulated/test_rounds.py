@@ -13,6 +13,7 @@ import pytest
 import torch
 from drawn import some
 from split_jobs import smooth, state_of
+from watching.observed import Observed
 
 import distbelief as db
 from distbelief.core.optimizer import Optimizer
@@ -20,7 +21,6 @@ from distbelief.job import Job
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Synchronous
 from distbelief.testing.accounting import Accounting
-from distbelief.testing.simulations import Observed
 from distbelief.transport.virtual import NetworkModel
 
 SAMPLES, EPOCHS, RATE = 43, 8, 0.1

@@ -17,6 +17,8 @@ import pytest
 import torch
 from drawn import SEEDS, in_chunks, scaled, sweep
 from torch import Tensor, nn
+from watching.floors import hold_floors
+from watching.observed import Observed
 
 from distbelief.core import records
 from distbelief.core.conversations import operations
@@ -30,9 +32,8 @@ from distbelief.strategies import Sandblaster
 from distbelief.tasks import Task
 from distbelief.tasks.order import Order
 from distbelief.tasks.task import TensorData, as_data
-from distbelief.testing.checkers import attach
-from distbelief.testing.endings import Endings, hold_floors, ways
-from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_outages, draw_revivals
+from distbelief.testing.endings import Endings, ways
+from distbelief.testing.simulations import attach, draw_compute, draw_network, draw_outages, draw_revivals
 
 SAMPLES, SIZE, ITERATIONS = 83, 4, 4
 CHUNK = 60

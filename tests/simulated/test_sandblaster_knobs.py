@@ -11,6 +11,7 @@ import pytest
 import torch
 from drawn import SEEDS
 from torch import nn
+from watching.observed import Observed
 
 from distbelief.bench.balance import balance, coordinator_bytes
 from distbelief.core import records
@@ -27,8 +28,7 @@ from distbelief.strategies.sandblaster.settings import Descent
 from distbelief.strategies.sandblaster.work_units import RESERVE
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
-from distbelief.testing.checkers import attach
-from distbelief.testing.simulations import Observed
+from distbelief.testing.simulations import attach
 from distbelief.transport.virtual import NetworkModel
 
 INSTANT = NetworkModel(latency=0.0, bandwidth=1e15)

@@ -14,6 +14,7 @@ import torch
 from drawn import SEEDS, some
 from split_jobs import state_of
 from torch import Tensor, nn
+from watching.observed import Observed
 
 from distbelief.core import records, roles, wire
 from distbelief.core.conversations import initialising, operations, pushing
@@ -27,7 +28,6 @@ from distbelief.strategies.sandblaster.recursion import CurvaturePair, classical
 from distbelief.tasks import Task
 from distbelief.tasks.order import Order
 from distbelief.tasks.task import TensorData, as_data
-from distbelief.testing.simulations import Observed
 from distbelief.transport.virtual import NetworkModel, VirtualEndpoint
 
 SHAKY = Simulated(

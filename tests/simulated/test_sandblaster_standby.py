@@ -12,6 +12,7 @@ import pytest
 import torch
 from drawn import SEEDS, some
 from torch import Tensor, nn
+from watching.observed import Observed
 
 from distbelief.core import records
 from distbelief.core.conversations import membership
@@ -25,7 +26,6 @@ from distbelief.strategies import Sandblaster
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.endings import Endings
-from distbelief.testing.simulations import Observed
 from distbelief.transport.virtual import NetworkModel
 
 SAMPLES, ITERATIONS = 83, 5

@@ -13,6 +13,8 @@ import pytest
 import torch
 from drawn import SEEDS, some
 from torch import nn
+from watching.observed import Observed
+from watching.replay import Replay
 
 from distbelief.core import roles
 from distbelief.core.consistency import Key
@@ -33,9 +35,8 @@ from distbelief.strategies import Bounded, Downpour, Strategy, Synchronous
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer
 from distbelief.testing.accounting import Accounting
-from distbelief.testing.checkers import Replay
 from distbelief.testing.endings import Endings
-from distbelief.testing.simulations import Observed, draw_compute, draw_network
+from distbelief.testing.simulations import draw_compute, draw_network
 from distbelief.transport.virtual import NetworkModel
 
 UNEVEN = Simulated(

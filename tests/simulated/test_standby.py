@@ -12,6 +12,7 @@ import pytest
 import torch
 from drawn import SEEDS, some
 from torch import nn
+from watching.observed import Observed
 
 from distbelief.core import records
 from distbelief.core.conversations import membership, mirroring, pushing
@@ -28,7 +29,6 @@ from distbelief.strategies import Bounded, Downpour, Softsync, Synchronous
 from distbelief.strategies.parameter_server.options import Served
 from distbelief.testing.accounting import Accounting
 from distbelief.testing.endings import Endings
-from distbelief.testing.simulations import Observed
 from distbelief.transport.virtual import NetworkModel
 
 STRATEGIES = [

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from drawn import SEEDS, some
+from watching.observed import Observed
 
 from distbelief.core import records
 from distbelief.job import Job
@@ -17,7 +18,6 @@ from distbelief.places.place import Effect, Ended, Event, Kill, Moved, Said, Sta
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Allreduce, Downpour, Hogwild, Sandblaster, Synchronous
-from distbelief.testing import Observed
 from distbelief.transport.virtual import NetworkModel
 
 WAYS: dict[str, Any] = {

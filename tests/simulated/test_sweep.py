@@ -18,6 +18,9 @@ import msgspec
 import torch
 from drawn import in_chunks, scaled, sweep
 from torch import nn
+from watching.floors import hold_floors
+from watching.observed import Observed
+from watching.replay import Replay
 
 from distbelief.core import records
 from distbelief.core.optimizer import Optimizer
@@ -27,9 +30,8 @@ from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Downpour
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
-from distbelief.testing.checkers import Replay
-from distbelief.testing.endings import Endings, hold_floors, ways
-from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_outages, draw_revivals
+from distbelief.testing.endings import Endings, ways
+from distbelief.testing.simulations import draw_compute, draw_network, draw_outages, draw_revivals
 
 CHUNK = 250
 FLOORS = {

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from watching.observed import Observed
+from watching.trace import Trace
 
 from distbelief.core.optimizer import optim
 from distbelief.job import Job
@@ -22,7 +24,6 @@ from distbelief.places.simulated.handling import INSTANT
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Downpour
-from distbelief.testing.simulations import Observed, Trace
 from distbelief.transport.virtual import NetworkModel
 
 GOLDEN = Path(__file__).with_name("golden.json")

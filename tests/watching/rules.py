@@ -1,64 +1,20 @@
-"""Checkers of a running job: they stand outside, see every message, and raise at the first that breaks a guarantee.
-
-`Rules` holds what messages alone can show, `Replay` holds every shard against plain `torch.optim`. Both attach to the
-hooks of a `VirtualNetwork`; for another carrier call `sent` and `delivered` yourself.
-"""
+"""Rules of a job in which nobody waits for anybody, as far as messages alone can show them."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
-
-import torch
 
 from distbelief.core import roles
-from distbelief.core.conversations import dealing, initialising, membership, pushing
+from distbelief.core.conversations import dealing, membership, pushing
 from distbelief.core.messages import Message, Version
 from distbelief.core.settings import Plan
-from distbelief.server.layerwise import Group
 from distbelief.sharding.layout import Range
-from distbelief.transport.virtual import VirtualNetwork
-
-MESSAGE_LIMIT = 200_000
-"""Messages after which a job counts as one that does not end; give `Rules` another for a large one."""
 
 Minibatch = tuple[int, int]
 """Epoch and number of a minibatch."""
 Life = tuple[str, int]
 """A role, and which incarnation of it."""
-
-
-class Checker(Protocol):
-    """What stands beside a network."""
-
-    def sent(self, sender: str, to: str, message: Message) -> None:
-        """A living role has sent a message."""
-
-    def delivered(self, sender: str, to: str, message: Message) -> None:
-        """A message is about to be handled by a living role."""
-
-
-def attach(network: VirtualNetwork, *checkers: Checker) -> None:
-    """Stand at a network's hooks, after those who stand there already."""
-    before, watch = network.before_send, network.watch
-    said: dict[int, Message] = {}
-
-    def sent(sender: str, to: str, message: Message) -> None:
-        before(sender, to, message)
-        again = to == roles.COORDINATOR and id(message) in said  # since one before has died
-        if network.says(sender, message) and not again:
-            if to == roles.COORDINATOR:
-                said[id(message)] = message
-            for checker in checkers:
-                checker.sent(sender, to, message)
-
-    def delivered(sender: str, to: str, message: Message) -> None:
-        watch(sender, to, message)
-        for checker in checkers:
-            checker.delivered(sender, to, message)
-
-    network.before_send, network.watch = sent, delivered
 
 
 class _Push:
@@ -93,12 +49,10 @@ class Rules:
 
     Args:
         alive: whether an incarnation of a role still takes part.
-        limit: of messages, after which the job counts as one that does not end.
     """
 
-    def __init__(self, alive: Callable[[str, int], bool], limit: int = MESSAGE_LIMIT) -> None:
+    def __init__(self, alive: Callable[[str, int], bool]) -> None:
         self.plan: Plan | None = None
-        self.messages = 0
         self.applied: Counter[str] = Counter()
         """Updates of each shard."""
         self.samples: Counter[str] = Counter()
@@ -106,7 +60,7 @@ class Rules:
         self.replicas: defaultdict[Life, _Replica] = defaultdict(_Replica)
         self.counted = 0
         """Samples that the coordinator was told of."""
-        self._alive, self._limit = alive, limit
+        self._alive = alive
         self._lives: Counter[str] = Counter()
         self._members: Counter[str] = Counter()
         self._clocks: Counter[tuple[str, Life]] = Counter()
@@ -119,8 +73,6 @@ class Rules:
 
     def sent(self, sender: str, to: str, message: Message) -> None:
         """A living role has sent a message."""
-        self.messages += 1
-        assert self.messages <= self._limit, f"{self.messages} messages and the job has not ended"
         match message:
             case membership.Join():
                 assert message.incarnation >= self._lives[sender], (
@@ -261,120 +213,3 @@ class Rules:
             assert one.reported[name] <= most, (
                 f"{sender} has reported {one.reported[name]} {name}, and all shards have acknowledged {most}"
             )
-
-
-MakeOptimizer = Callable[[list[Group]], torch.optim.Optimizer]
-
-
-class _Piece(NamedTuple):
-    bytes: slice
-    dtype: torch.dtype
-    parameter: torch.nn.Parameter | None
-
-
-class _Part:
-    """What moves of one model at a shard, stepped by plain `torch.optim`."""
-
-    def __init__(self, plan: Plan, own: Range, values: torch.Tensor, optimizer: MakeOptimizer) -> None:
-        self.values = values
-        self.pieces: list[_Piece] = []
-        groups = []
-        for section in plan.layout.sections_in(own):
-            where, dtype = slice(section.start - own.start, section.stop - own.start), getattr(torch, section.dtype)
-            parameter = None
-            if section.kind == "parameter":
-                parameter = torch.nn.Parameter(self.values[where].view(dtype).clone().to(_stepped(dtype)))
-                groups.append({"params": [parameter], **plan.layout.stepped(section.group)})
-            self.pieces.append(_Piece(where, dtype, parameter))
-        self.optimizer = optimizer(groups) if groups else None
-
-    def step(self, payload: torch.Tensor) -> None:
-        for piece in self.pieces:
-            if piece.parameter is not None:
-                piece.parameter.grad = payload[piece.bytes].clone().view(piece.dtype).to(piece.parameter.dtype)
-        if self.optimizer is not None:
-            self.optimizer.step()
-        for piece in self.pieces:
-            here = self.values[piece.bytes]
-            if piece.parameter is None:
-                here.copy_(payload[piece.bytes])
-            else:
-                here.view(piece.dtype).copy_(piece.parameter.detach())
-
-
-class _Twin:
-    """A shard's moving range, of which each model is stepped by itself."""
-
-    def __init__(self, plan: Plan, shard: int, values: torch.Tensor, optimizer: MakeOptimizer) -> None:
-        self.values, self.start = values.clone(), plan.assignments[shard].moving.start
-        self.parts = {part: _Part(plan, part, self._of(part), optimizer) for part in plan.parts(shard)}
-        self.history = [self.values.clone()]
-
-    def _of(self, part: Range) -> torch.Tensor:
-        return self.values[part.start - self.start : part.stop - self.start] if part.size else self.values[:0]
-
-    def step(self, part: Range, payload: torch.Tensor) -> None:
-        self.parts[part].step(payload)
-        self.history.append(self.values.clone())
-
-
-def _stepped(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-
-
-class Replay:
-    """Applies every push that a shard is handed to a twin of it, and holds against the twin all that the shard answers,
-    bit for bit.
-
-    Beside that, a push must still hold when it is read what it held when it was sent.
-
-    Args:
-        network: whose arenas it reads.
-        optimizer: makes the twin's optimizer from parameter groups, as `torch.optim` classes do; a constant learning
-            rate.
-    """
-
-    def __init__(self, network: VirtualNetwork, optimizer: MakeOptimizer) -> None:
-        self.twins: dict[str, _Twin] = {}
-        self._network, self._optimizer = network, optimizer
-        self._plan: Plan | None = None
-        self._sent: dict[tuple[str, str, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-        self._initial: dict[tuple[str, str, int], torch.Tensor] = {}
-
-    def sent(self, sender: str, to: str, message: Message) -> None:
-        """Note the plan, and what a push holds."""
-        if isinstance(message, membership.Welcome):
-            self._plan = message.plan
-        elif isinstance(message, initialising.Initialise):
-            self._initial[sender, to, message.start] = self._payload(sender, message)
-        elif isinstance(message, pushing.Push):
-            payload = self._payload(sender, message)
-            self._sent[sender, to, message.incarnation, message.clock] = payload, payload.clone()
-
-    def delivered(self, sender: str, to: str, message: Message) -> None:
-        """Step the twin with a push, and compare what was fetched."""
-        match message:
-            case initialising.Initialise():
-                own = self._own(to)
-                if to not in self.twins and (message.start, message.stop) == (own.start, own.stop):
-                    assert self._plan is not None
-                    index, values = roles.index_of(to), self._initial[sender, to, message.start]
-                    self.twins[to] = _Twin(self._plan, index, values, self._optimizer)
-            case pushing.Push():
-                payload, was = self._sent.pop((sender, to, message.incarnation, message.clock))
-                assert torch.equal(payload, was), f"push {message.clock} of {sender} was overwritten"
-                self.twins[to].step(Range(message.start, message.stop), payload)
-            case pushing.Fetched():
-                own = self._own(sender)
-                if own.start <= message.start < message.stop <= own.stop:
-                    here = self._network.endpoints[to].arena.parameters[message.slot][message.start : message.stop]
-                    expected = self.twins[sender].history[message.version.updates]
-                    expected = expected[message.start - own.start : message.stop - own.start]
-                    assert torch.equal(here, expected), f"{to} fetched from {sender} what is not its {message.version}"
-
-    def _own(self, shard: str) -> Range:
-        assert self._plan is not None
-        return self._plan.assignments[roles.index_of(shard)].moving
-
-    def _payload(self, sender: str, message: pushing.Push | initialising.Initialise) -> torch.Tensor:
-        return self._network.endpoints[sender].arena.gradients[message.slot][message.start : message.stop]

@@ -1,0 +1,1 @@
+"""Checkers of our own sweeps, which stand outside of a simulated job."""
