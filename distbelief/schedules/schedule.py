@@ -6,8 +6,8 @@ The rules of a schedule:
 2. What reaches a rank at a step is taken in the order of the schedule, and is there at the end of the step.
 3. A rank is at its next step when all that it was to receive has come; it waits for nobody else.
 
-A schedule states its postcondition: what every rank holds at its end. `schedules/proof` executes it symbolically, and
-refuses one that does not keep it.
+A schedule states its postcondition: what every rank holds at its end. A test executes it symbolically, and refuses one
+that does not keep it.
 """
 
 from __future__ import annotations

@@ -12,12 +12,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from proofs import prove
 
 from distbelief.cli import commands
 from distbelief.errors import LocalProtocolError, UsageError
 from distbelief.schedules.allreduce import ALGORITHMS, FLAT, broadcast, by_host, schedule
 from distbelief.schedules.price import LinkModel, cheapest, formula, price
-from distbelief.schedules.proof import prove
 from distbelief.schedules.schedule import Move, Schedule
 
 RANKS = range(1, 18)

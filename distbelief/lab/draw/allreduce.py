@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from distbelief.lab.draw.execution import SymbolicSum, execute, wanted_ranks
 from distbelief.schedules.price import LinkModel, formula, price
-from distbelief.schedules.proof import SymbolicSum, execute, prove, wanted_ranks
 from distbelief.schedules.schedule import Schedule, Step
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -15,7 +15,7 @@ def draw(schedule: Schedule, link: LinkModel, inside: LinkModel | None = None) -
     A cell is one part of the vector, and holds a letter for each rank whose elements are in its sum; `=` is the whole.
 
     Args:
-        schedule: of at most 26 ranks; it is proved first.
+        schedule: of at most 26 ranks.
         link: between two ranks.
         inside: between two of one host.
 
@@ -27,7 +27,6 @@ def draw(schedule: Schedule, link: LinkModel, inside: LinkModel | None = None) -
       rank 1  =
     price of 1 MB, at a latency of 20 us and 1.25 GB/s: 0.82 ms
     """
-    prove(schedule)
     ranks, count, wanted = schedule.ranks, len(schedule.steps), wanted_ranks(schedule)
     times = schedule.moved / max(schedule.length, 1)
     lines = [

@@ -1,6 +1,5 @@
-"""The symbolic executor of schedules, and the proof that one keeps its postcondition.
-
-It follows every element through every step by what it is the sum of, and owes nothing to how a schedule was made.
+"""Symbolic execution of schedules: it follows every element through every step by what it is the sum of, and owes
+nothing to how a schedule was made.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from distbelief.schedules.schedule import Move, Postcondition, Schedule
 
 
 class SymbolicSum(NamedTuple):
-    """What an element is: the sum of the elements that some ranks began with."""
+    """Sum of the elements that some ranks began with."""
 
     ranks: int
-    """Which, as bits."""
+    """Ranks as bits."""
     expression: int
     """The number of the expression by which it was made, which a + b and b + a share: equal ones have the same bits."""
 
 
 State = list[list[SymbolicSum]]
-"""What each rank holds between two edges of a schedule: a row for each rank."""
+"""Sums that each rank holds between two edges of a schedule: a row for each rank."""
 
 
 def execute(schedule: Schedule) -> Iterator[State]:
-    """What the ranks hold at the beginning, and after each step.
+    """Yield the sums that ranks hold at the beginning, and after each step.
 
     Raises:
         LocalProtocolError: a move of elements that there are not, or to a rank that there is not; one that adds what is
@@ -44,7 +43,7 @@ def execute(schedule: Schedule) -> Iterator[State]:
     state: State = [[SymbolicSum(1 << rank, -1 - rank)] * (len(edges) - 1) for rank in range(schedule.ranks)]
     yield state
     for number, step in enumerate(schedule.steps):
-        where = _at(schedule, number)
+        where = place(schedule, number)
         _check_places(where, step, schedule.ranks)
         before, state = state, list(state)
         for move in step:
@@ -56,50 +55,20 @@ def execute(schedule: Schedule) -> Iterator[State]:
                 if not move.adds:
                     row[at] = sent
                 elif sent.ranks & own.ranks:
-                    raise LocalProtocolError(f"{where}: {move} adds {_names(sent.ranks & own.ranks)} a second time")
+                    raise LocalProtocolError(f"{where}: {move} adds {names(sent.ranks & own.ranks)} a second time")
                 else:
                     pair = (min(sent.expression, own.expression), max(sent.expression, own.expression))
                     row[at] = SymbolicSum(sent.ranks | own.ranks, expressions.setdefault(pair, len(expressions)))
         yield state
 
 
-def prove(schedule: Schedule) -> None:
-    """Prove that a schedule keeps its postcondition, for whatever the ranks hold.
-
-    At its end every rank has, of each element, the sum over the ranks that the postcondition names, each counted once,
-    and made by the same additions up to the order of their two operands: so that all have the same bits. Nothing is put
-    anywhere but what is to be there at the end.
-
-    Raises:
-        LocalProtocolError: it does not; with the step and the move.
-
-    >>> from distbelief.schedules.allreduce import schedule
-    >>> prove(schedule("butterfly", 6, 10))
-    """
-    edges, wanted = schedule.edges, wanted_ranks(schedule)
-    states = execute(schedule)
-    state = next(states)
-    for number, (step, after) in enumerate(zip(schedule.steps, states, strict=True)):
-        for move in step:
-            for at in schedule.parts_of(move) if not move.adds else ():
-                if (sent := state[move.source][at].ranks) != wanted:
-                    raise LocalProtocolError(f"{_at(schedule, number)}: {move} puts a sum {_differs(sent, wanted)}")
-        state = after
-    for rank, row in enumerate(state):
-        for at, held in enumerate(row):
-            where = f"{schedule.algorithm} on {schedule.ranks} ranks: rank {rank} ends, from element {edges[at]} on,"
-            if held.ranks != wanted:
-                raise LocalProtocolError(f"{where} with a sum {_differs(held.ranks, wanted)}")
-            if held.expression != state[0][at].expression:
-                raise LocalProtocolError(f"{where} with a sum that was made by other additions than that of rank 0")
-
-
 def wanted_ranks(schedule: Schedule) -> int:
-    """The ranks whose elements are in what all hold at the end, as bits."""
+    """Return the ranks whose elements are in what all hold at the end, as bits."""
     return 1 if schedule.postcondition is Postcondition.FIRST else (1 << schedule.ranks) - 1
 
 
-def _at(schedule: Schedule, step: int) -> str:
+def place(schedule: Schedule, step: int) -> str:
+    """Return a step of a schedule in words."""
     return f"{schedule.algorithm} of {schedule.length} elements on {schedule.ranks} ranks, step {step}"
 
 
@@ -116,10 +85,6 @@ def _check_places(where: str, step: Iterable[Move], ranks: int) -> None:
                 raise LocalProtocolError(f"{where}: {one} and {other} reach the same elements")
 
 
-def _differs(ranks: int, wanted: int) -> str:
-    missing, more = wanted & ~ranks, ranks & ~wanted
-    return f"of which {_names(missing)} are missing" if missing else f"in which {_names(more)} should not be"
-
-
-def _names(bits: int) -> str:
+def names(bits: int) -> str:
+    """Return ranks in words."""
     return ", ".join(f"rank {rank}" for rank in range(bits.bit_length()) if bits >> rank & 1)
