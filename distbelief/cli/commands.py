@@ -587,7 +587,7 @@ def draw(args: list[str]) -> int:
     made = schedule(args[0], ranks, math.lcm(*range(1, ranks + 1)) if ranks < 10 else ranks, hosts)
     if graph:
         walk = graph.first(-(-ranks // per_host), f"--ranks {ranks}")
-        print(draw_on(made, Routes(graph), [walk[rank // per_host] for rank in range(ranks)], link))
+        print("\n".join(draw_on(made, Routes(graph), [walk[rank // per_host] for rank in range(ranks)], link)))
     else:
         print(draw_schedule(made, link, None if inside == link else inside))
     return 0
