@@ -419,18 +419,18 @@ def summary(result: Json, folder: str | Path | None = None) -> str:
     if network := result.get("network"):
         rows.append(("network", network["told"]))
     if cluster := result.get("cluster"):
-        rows.append(("simulated", _cluster(cluster)))
+        rows.append(("simulated", _cluster(cluster, network)))
     if folder is not None:
         rows.append(("run folder", str(folder)))
     return "\n".join(f"{name:<12}{text}" for name, text in rows)
 
 
-def _cluster(told: Json) -> str:
+def _cluster(told: Json, network: Json | None) -> str:
     """What a simulated cluster costs: its steps, messages, memory and hosts."""
     handling, hosts = told["handling"], told["hosts"]
     memory = f"{handling['memory'] / 1e9:g} GB/s" if math.isfinite(handling["memory"]) else "no time"
     each = f"hosts of {_many(hosts['cores'], 'core')}" if hosts else "a machine for each role"
-    each = "a host for each replica" if told.get("topology") and not hosts else each
+    each = f"replicas on {_many(network['hosts'], 'host')}" if network and not hosts else each
     return (
         f"steps of {_time(told['compute']['step'])}, {1e6 * handling['message']:g} us a message, {memory} for what is "
         f"read and written, {each}"
