@@ -51,7 +51,8 @@ def check(args: list[str]) -> int:
         check_task(task)
     elif asked.data_dir:
         raise UsageError(f"--data-dir {asked.data_dir}: of which task? Write it first: distbelief check mnist ...")
-    if (out := Path(asked.topology_out)).name and (out.exists() or not out.absolute().parent.is_dir()):
+    out = Path(asked.topology_out)
+    if asked.topology_out and (out.exists() or not out.absolute().parent.is_dir()):
         raise UsageError(f"--topology-out {out}: is there already, or its folder is not; name a new file")
     from distbelief.places.cluster.checking import lines, topology_of
     from distbelief.places.cluster.cluster import Cluster

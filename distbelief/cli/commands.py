@@ -587,7 +587,7 @@ def draw(args: list[str]) -> int:
     made = schedule(args[0], ranks, math.lcm(*range(1, ranks + 1)) if ranks < 10 else ranks, hosts)
     if graph:
         walk = graph.first(-(-ranks // per_host), f"--ranks {ranks}")
-        print(draw_on(made, Routes(graph), [walk[rank // per_host] for rank in range(ranks)], link))
+        print("\n".join(draw_on(made, Routes(graph), [walk[rank // per_host] for rank in range(ranks)], link)))
     else:
         print(draw_schedule(made, link, None if inside == link else inside))
     return 0
@@ -715,6 +715,7 @@ def _run(run_job: Callable[[], Json], asked: options.Options, args: Sequence[str
         print(summary(result, run))
     if result["outcome"] != Outcome.INTERRUPTED:
         return 0
-    go_on = f"; go on with: {resume_command(args, run, script)}" if run else ""
+    kept = run and (Path(run) / "checkpoints").is_dir()  # a phantom keeps none
+    go_on = f"; go on with: {resume_command(args, run, script)}" if kept else ""
     print(f"distbelief: interrupted{go_on}", file=sys.stderr)
     return INTERRUPTED

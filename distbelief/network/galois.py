@@ -1,5 +1,5 @@
-"""Finite fields: their elements are the numbers below q, whose digits, to the base of the prime, are coefficients of a
-polynomial.
+"""Finite fields. Elements are the numbers below q: their digits to the base of the prime are a polynomial's
+coefficients, the highest first.
 """
 
 from __future__ import annotations
@@ -28,37 +28,32 @@ class GaloisField:
     """
 
     def __init__(self, q: int) -> None:
-        found = prime_power(q)
-        assert found is not None, f"there is no field of {q} elements"
-        self._prime, self._degree = found
-        all_ = map(self._powers, product(range(self._prime), repeat=self._degree))
-        self.powers = next(powers for powers in all_ if len(powers) == q - 1)
+        power = prime_power(q)
+        assert power is not None, f"there is no field of {q} elements"
+        self._prime, degree = power
+        self._digits = list(product(range(self._prime), repeat=degree))
+        self._elements = {digits: element for element, digits in enumerate(self._digits)}
+        self.powers = next(powers for powers in map(self._powers_of_x, range(q)) if len(powers) == q - 1)
         """Of a primitive element, from 0 to q - 2: all elements but 0."""
-        self._logarithm = {element: power for power, element in enumerate(self.powers)}
+        self._logarithms = {element: power for power, element in enumerate(self.powers)}
 
     def plus(self, one: int, other: int, times: int = 1) -> int:
         """The sum of one and so many times the other."""
-        digits = zip(self._digits(one), self._digits(other), strict=True)
-        return self._number([a + times * b for a, b in digits])
+        digits = zip(self._digits[one], self._digits[other], strict=True)
+        return self._elements[tuple([(a + times * b) % self._prime for a, b in digits])]
 
     def times(self, one: int, other: int) -> int:
         """The product."""
         if not (one and other):
             return 0
-        return self.powers[(self._logarithm[one] + self._logarithm[other]) % len(self.powers)]
+        return self.powers[(self._logarithms[one] + self._logarithms[other]) % len(self.powers)]
 
-    def _digits(self, element: int) -> list[int]:
-        return [element // self._prime**place % self._prime for place in range(self._degree)]
-
-    def _number(self, digits: list[int]) -> int:
-        return sum(digit % self._prime * self._prime**place for place, digit in enumerate(digits))
-
-    def _powers(self, below: tuple[int, ...]) -> list[int]:
-        """Those of x, until one comes again, where x to the degree is the polynomial `below`."""
+    def _powers_of_x(self, below: int) -> list[int]:
+        """The powers of x, until one comes again, where x to the degree is the element `below`."""
         powers = [1]
         while True:
-            *low, high = self._digits(powers[-1])
-            element = self._number([a + high * b for a, b in zip([0, *low], below, strict=True)])
+            high, *low = self._digits[powers[-1]]
+            element = self.plus(self._elements[*low, 0], below, high)
             if element == 0 or element in powers:
                 return powers if element == 1 else []
             powers.append(element)

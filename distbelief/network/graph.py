@@ -7,23 +7,23 @@ from functools import cached_property
 from itertools import chain, zip_longest
 from typing import NamedTuple
 
-from distbelief.errors import UsageError, unknown
+from distbelief.errors import UsageError
 
 MOST_HOSTS = 1 << 14
 """Of a topology; switches are as many at most."""
 
 
 class Cable(NamedTuple):
-    """It joins two vertices; link 2i of cable i goes from one to the other, link 2i + 1 back."""
+    """A cable between two vertices: of cable i, link 2i goes from one to the other, and link 2i + 1 back."""
 
     one: int
     other: int
     bandwidth: float = 0.0
-    """Bytes per second each way; 0 is that of the network."""
+    """Bytes per second each way; 0 where nothing is said of it."""
 
 
 class Topology:
-    """Hosts, each of which has one cable, and switches, by their names: vertices, hosts first, numbered in that order.
+    """Hosts and switches by name, and cables. Vertices are numbered in their order, hosts first; a host has one cable.
 
     Raises:
         UsageError: there are no hosts, or too many.
@@ -51,27 +51,16 @@ class Topology:
 
     @cached_property
     def walk(self) -> tuple[int, ...]:
-        """All hosts in depth-first order from the first switch, the hosts of a switch first: those under any switch of
-        a tree follow each other.
-        """
-        first = len(self.hosts) if self.switches else 0
-        found, seen = [], {first}
-        stack = [iter(self.around[first])]
+        """All hosts in depth-first order from the first switch: those under any switch of a tree follow each other."""
+        stack, seen = [len(self.hosts) if self.switches else 0], dict[int, None]()
         while stack:
-            for vertex, _ in stack[-1]:
-                if vertex not in seen:
-                    seen.add(vertex)
-                    if vertex < len(self.hosts):
-                        found.append(vertex)
-                    else:
-                        stack.append(iter(self.around[vertex]))
-                        break
-            else:
-                stack.pop()
-        return tuple(found)
+            if (vertex := stack.pop()) not in seen:
+                seen[vertex] = None
+                stack += [other for other, _ in reversed(self.around[vertex])]
+        return tuple(vertex for vertex in seen if vertex < len(self.hosts))
 
     def first(self, count: int, asked: str) -> tuple[int, ...]:
-        """So many hosts, the first of the walk.
+        """The first hosts of the walk, so many.
 
         Raises:
             UsageError: there are fewer.
@@ -84,38 +73,39 @@ class Topology:
         return self.walk[:count]
 
     def named(self, names: Sequence[str]) -> tuple[int, ...]:
-        """Those hosts, as the walk meets them.
+        """The hosts of those names, in the order of the walk.
 
         Raises:
             UsageError: one is not there.
         """
-        for name in names:
-            if name not in self.hosts:
-                known = unknown("host", name, self.hosts)
-                raise UsageError(f"--topology {self.name}: {known}; add it to the Nodes= of its switch")
-        return tuple(host for host in self.walk if self.hosts[host] in names)
+        known = {*self.hosts}
+        if lacking := [name for name in names if name not in known]:
+            some = ", ".join([*self.hosts[:8], *["..."] * (len(known) > 8)])
+            told = f"unknown host {lacking[0]!r}; add it to the Nodes= of its switch, as {some}"
+            raise UsageError(f"--topology {self.name}: {told}")
+        asked = {*names}
+        return tuple(host for host in self.walk if self.hosts[host] in asked)
 
     def switch_of(self, host: int) -> int:
         """The vertex at the other end of a host's cable."""
         return self.around[host][0][0]
 
-    def spread(self, hosts: Sequence[int]) -> list[int]:
-        """The places of hosts in such an order that those that follow each other are at different switches.
+    def uplink(self, host: int) -> int:
+        """The link from a host to its switch."""
+        return self.around[host][0][1]
 
-        >>> from distbelief.network.shapes import shape
-        >>> shape("tree:2x3").spread([0, 1, 2, 3, 4])
-        [0, 3, 1, 4, 2]
-        """
-        return spread([self.switch_of(host) for host in hosts])
+    def bandwidth(self, link: int, usual: float) -> float:
+        """Bytes per second of a link; the usual ones where nothing is said of it."""
+        return self.cables[link // 2].bandwidth or usual
 
     def link_name(self, link: int) -> str:
-        """From whom to whom a link goes."""
+        """The names of a link's ends, from the one to the other."""
         cable, names = self.cables[link // 2], (*self.hosts, *self.switches)
         ends = (names[cable.one], names[cable.other])
         return " to ".join(reversed(ends) if link % 2 else ends)
 
     def ends_at_host(self, link: int) -> bool:
-        """Whether it is a host's own, which no switch shares out among several hosts."""
+        """Whether a link is a host's own, which several hosts do not share."""
         cable = self.cables[link // 2]
         return min(cable.one, cable.other) < len(self.hosts)
 
@@ -129,11 +119,7 @@ def spread(switches: Sequence[int]) -> list[int]:
     groups: dict[int, list[int]] = {}
     for place, switch in enumerate(switches):
         groups.setdefault(switch, []).append(place)
-    rounds = zip_longest(*_far_apart(list(groups.values())))
-    return [place for place in chain.from_iterable(rounds) if place is not None]
-
-
-def _far_apart(groups: list[list[int]]) -> list[list[int]]:
-    """The same, so that neighbours in the walk, which may be under one switch further up, follow each other late."""
-    step = max(1, round(len(groups) ** 0.5))
-    return [group for first in range(step) for group in groups[first::step]]
+    # neighbours in the walk, which may be under one switch further up, follow each other late
+    step = round(len(groups) ** 0.5)
+    apart = [group for first in range(step) for group in [*groups.values()][first::step]]
+    return [place for place in chain.from_iterable(zip_longest(*apart)) if place is not None]

@@ -1,4 +1,4 @@
-"""A tree of switches by the bandwidths that are measured between each two hosts."""
+"""A tree of switches from the bandwidths measured between each two hosts."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Group(NamedTuple):
 
 
 def measured_topology(hosts: Sequence[str], bandwidths: Mapping[tuple[str, str], float]) -> str:
-    """The text of a topology.conf, whose walk has those together that are near each other.
+    """Write the text of a topology.conf in which hosts are together that are near each other.
 
-    Those two groups of hosts are joined first between which it is fastest on average; each two hosts have a bandwidth,
-    in their order.
+    The two groups of hosts with the largest mean bandwidth between them are joined first. `bandwidths` has each two
+    hosts, in their order.
 
     >>> near, far = 1.25e8, 3e7
     >>> pairs = {("a", "b"): far, ("a", "c"): near, ("b", "c"): far}
@@ -56,7 +56,7 @@ def measured_topology(hosts: Sequence[str], bandwidths: Mapping[tuple[str, str],
 
 
 def _joined(one: Group, other: Group, bandwidth: float) -> Group:
-    """Both under one switch; the parts of one where it is as slow between these already."""
+    """Join two groups under one switch, beside the parts of one between which it is as slow."""
     parts: list[Group] = []
     for group in (one, other):
         if group.parts and group.bandwidth <= ALIKE * bandwidth:

@@ -1,4 +1,4 @@
-"""Which links a message takes, and what all messages together put on each."""
+"""Routes of messages over a topology, and the loads of its links."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hashlib import blake2b
 from distbelief.network.graph import Topology
 
 Route = tuple[int, ...]
-"""Directed links, one behind the other."""
+"""Directed links, one after another."""
 
 
 class Routes:
-    """The shortest; of those that are equally short one for each pair of hosts, by the seed.
+    """The shortest route of each pair of hosts; of several equally short ones the seed chooses.
 
     >>> from distbelief.network.shapes import shape
     >>> topology = shape("tree:2x2")
@@ -27,7 +27,7 @@ class Routes:
         self._known: dict[tuple[int, int], Route] = {}
 
     def of(self, source: int, target: int) -> Route:
-        """That from one host to another; empty from a host to itself."""
+        """The route from one host to another; empty from a host to itself."""
         if (source, target) not in self._known:
             self._known[source, target] = self._found(source, target)
         return self._known[source, target]
@@ -57,12 +57,11 @@ class Routes:
             drawn = blake2b(f"{self._seed} {source} {target} {at}".encode(), digest_size=4).digest()
             at, link = nearer[int.from_bytes(drawn) % len(nearer)]
             links.append(link)
-        links += [link for there, link in topology.around[last] if there == target]
-        return tuple(links)
+        return (*links, topology.uplink(target) ^ 1)
 
 
 def loads(routes: Routes, messages: Iterable[tuple[int, int, float]]) -> Mapping[int, float]:
-    """What each directed link carries of messages, each from a host to a host and of so many bytes.
+    """Bytes that each directed link carries of messages, each from a host to a host and of so many bytes.
 
     >>> from distbelief.network.shapes import shape
     >>> dict(loads(Routes(shape("tree:2x1")), [(0, 1, 8.0)]))
@@ -73,3 +72,11 @@ def loads(routes: Routes, messages: Iterable[tuple[int, int, float]]) -> Mapping
         for link in routes.of(source, target):
             found[link] += size
     return found
+
+
+def busiest_link(topology: Topology, carried: Mapping[int, float], usual: float = 0.0) -> int:
+    """The link that takes longest for what it carries. A cable of which nothing is said has the usual bandwidth, else
+    that of the fastest.
+    """
+    usual = usual or max(cable.bandwidth for cable in topology.cables) or 1.0
+    return max(carried, key=lambda link: carried[link] / topology.bandwidth(link, usual), default=0)

@@ -1,11 +1,11 @@
-"""What each of several flows is given of the links that they share: max-min fair.
+"""Max-min fair shares of links, for flows that pass at the same time.
 
-No flow can be given more without taking from one that has no more than it: each is held by one full link, and those
-that a link holds have equal parts of what the others on it leave. So a link counts what it has given to each that it
-holds, and knows when the next of them is done, however many they are.
+No flow can be given more without taking from one that has no more than it. So each flow is held by one full link, and
+those that a link holds have equal parts of what the other flows on it leave. A link therefore counts what it has given
+to *each* that it holds, and knows when the next of them is done, however many they are.
 
-A flow that begins or ends changes the parts on its own links at once. What that changes further is worked out at once
-among few flows, and a little later among many.
+A flow that begins or ends changes the parts on its own links at once. The parts on all other links are made anew at
+once among few flows, and a little later among many.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from typing import Any, Protocol
 from distbelief.network.routes import Route
 
 FEW = 8
-"""Flows among which all parts are made at once whenever one begins or ends; among more this part of the time later that
-flows take, by the mean of the most recent."""
-LATE, RECENT = 1 / 4, 1 / 16
+"""Among so many flows all parts are made anew at once, among more `LATE` times a flow's usual duration later."""
+LATE = 1 / 4
+RECENT = 1 / 16
+"""Weight of the latest flow in the usual duration."""
 EXACT = 0.01
-"""Bytes that are nothing: what is left of sums that are rounded."""
+"""Bytes that count as none: sums are rounded."""
 
 
 class FlowClock(Protocol):
@@ -35,7 +36,7 @@ class FlowClock(Protocol):
 
 
 class Flow:
-    """Bytes on their way over some links, piece after piece."""
+    """Bytes that pass some links, piece after piece."""
 
     __slots__ = ("began", "done", "held_by", "links", "narrowest", "part", "settled")
 
@@ -44,7 +45,7 @@ class Flow:
         self.held_by: MeteredLink | None = None
         self.narrowest: MeteredLink | None = None
         self.began = self.done = self.part = 0.0
-        """When it began; what its link has given to each when its piece is done; bytes per second as last settled."""
+        """When it began; what the link that holds it has given to each when its piece is done; bytes per second."""
         self.settled = 0
 
 
@@ -57,11 +58,11 @@ class MeteredLink:
         self.capacity = capacity
         self.flows: dict[Flow, None] = {}
         self.holds, self.elsewhere = 0, 0.0
-        """How many of these; what the others have, which nobody asks where it holds none."""
+        """How many of these it holds; what the others have, which counts only where it holds any."""
         self.rate = self.given = self.since = 0.0
-        """Bytes per second of each that it holds, bytes that one has had who was always held, and until when."""
+        """Bytes per second of each that it holds; bytes that it has given to each until the moment `since`."""
         self.coming: list[tuple[float, int, Flow]] = []
-        """By what is given then, whose piece is done: a heap, also of some that it holds no more."""
+        """A heap of flows by what is given when their piece is done, also of some that it holds no more."""
         self.planned = math.inf
 
     def settle(self, now: float) -> None:
@@ -70,7 +71,7 @@ class MeteredLink:
         self.since = now
 
     def first(self) -> tuple[float, int, Flow]:
-        """Whose piece is done first, of those that it holds."""
+        """The flow whose piece is done first, of those that it holds."""
         coming = self.coming
         while coming[0][2].held_by is not self or coming[0][2].done != coming[0][0]:
             heappop(coming)
@@ -78,12 +79,12 @@ class MeteredLink:
 
 
 class FairShares:
-    """The shares of those that flow.
+    """The shares of all flows.
 
     Args:
         clock: of the simulation.
         capacities: of all links, in bytes per second.
-        passed: is told of a flow whose piece has passed; returns the bytes of its next, 0 where there is none.
+        passed: called with a flow whose piece has passed; returns the bytes of its next, 0 where there is none.
     """
 
     def __init__(self, clock: FlowClock, capacities: Sequence[float], passed: Callable[[Any], float]) -> None:
@@ -91,7 +92,7 @@ class FairShares:
         self._links = [MeteredLink(capacity) for capacity in capacities]
         self._uneven = len({*capacities}) > 1
         self._used: dict[MeteredLink, None] = {}
-        """Those that a flow takes, or took when all parts were made."""
+        """Links that a flow takes, or took when all parts were made anew."""
         self._count = self._order = self._round = 0
         self._shared_at, self._usual = math.inf, 0.0
 
@@ -154,7 +155,7 @@ class FairShares:
             self._share_soon(now)
 
     def _rate(self, link: MeteredLink, now: float) -> None:
-        """Part a link anew among those that it holds; what others have is of late, so nobody gets less than all do."""
+        """Part a link anew among those that it holds: at least evenly, since what others have may have changed."""
         link.given += link.rate * (now - link.since)
         link.since = now
         part, least = (link.capacity - link.elsewhere) / link.holds, link.capacity / len(link.flows)
@@ -176,7 +177,8 @@ class FairShares:
         link.settle(moment)
         while link.holds:
             done, _, flow = link.first()
-            if done > link.given + EXACT:
+            left = done - link.given
+            if left > EXACT and moment + left / link.rate > moment:  # late in a job a clock cannot tell so little
                 self._plan(link, moment)
                 return
             heappop(link.coming)
@@ -195,8 +197,8 @@ class FairShares:
             self._clock.call_at(moment, self._share, moment)
 
     def _share(self, now: float) -> None:
-        """Make all parts. The link with the least for each of its flows is full, and holds those; what they leave of
-        other links is for the others there, which is never less for each than before.
+        """Make all parts anew. The link with the least for each of its flows is full, and holds those. What they leave
+        of other links is for the others there, which is never less for each than before.
         """
         if now != self._shared_at:
             return

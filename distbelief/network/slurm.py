@@ -20,20 +20,20 @@ _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 class SwitchLine(NamedTuple):
-    """A line of the file."""
+    """A switch, and what is under it."""
 
     where: str
     switch: str
     hosts: list[str]
     switches: list[str]
     bandwidth: float
-    """Of the links to these, in bytes per second; 0 where it says nothing."""
+    """Of the links to these, in bytes per second; 0 where nothing is said of it."""
 
 
 def parse_topology(text: str, path: str) -> Topology:
-    r"""The tree in the text of a topology.conf.
+    r"""Read the tree of switches in the text of a topology.conf.
 
-    A link's speed is in Mbit/s, which Slurm leaves open; 0 and 1 say nothing, since Slurm itself writes them so.
+    LinkSpeed is in Mbit/s, which Slurm leaves open; 0 and 1 say nothing, since Slurm itself writes them so.
 
     Raises:
         UsageError: it is no tree; naming the line, and what to do.
@@ -94,7 +94,7 @@ def _check_tree(lines: dict[str, SwitchLine], above: dict[str, SwitchLine]) -> N
 
 def _lines(text: str, path: str) -> Iterator[SwitchLine]:
     begun = ""
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate([*text.splitlines(), ""], 1):  # the last line may end as one that goes on
         whole = begun + line.partition("#")[0].rstrip()
         begun = whole[:-1] + " " if whole.endswith("\\") else ""
         where, words = f"--topology {path}, line {number}", whole.split()
@@ -104,7 +104,7 @@ def _lines(text: str, path: str) -> Iterator[SwitchLine]:
         if strange := [word for word in words if word.partition("=")[0].lower() not in _KNOWN]:
             raise UsageError(f"{where}: {strange[0][:80]!r} belongs to no tree of switches; {_EXAMPLE}")
         if len(fields) < len(words) or not fields.get("switchname") or not fields.keys() & {"nodes", "switches"}:
-            raise UsageError(f"{where}: names not one switch, and what is under it; {_EXAMPLE}")
+            raise UsageError(f"{where}: must name one switch, and what is under it; {_EXAMPLE}")
         speed = fields.get("linkspeed", "0")
         if not (speed.isdecimal() and len(speed) < 10):
             raise UsageError(f"{where}: LinkSpeed={speed[:80]} is no whole number of Mbit/s; write LinkSpeed=10000")

@@ -420,18 +420,18 @@ def summary(result: Json, folder: str | Path | None = None) -> str:
     if network := result.get("network"):
         rows.append(("network", network["told"]))
     if cluster := result.get("cluster"):
-        rows.append(("simulated", _cluster(cluster)))
+        rows.append(("simulated", _cluster(cluster, network)))
     if folder is not None:
         rows.append(("run folder", str(folder)))
     return "\n".join(f"{name:<12}{text}" for name, text in rows)
 
 
-def _cluster(cluster: Json) -> str:
+def _cluster(cluster: Json, network: Json | None) -> str:
     """Return the sentence of a simulated cluster's steps, messages, memory and hosts."""
     handling, hosts = cluster["handling"], cluster["hosts"]
     memory = f"{handling['memory'] / 1e9:g} GB/s" if math.isfinite(handling["memory"]) else "no time"
     each = f"hosts of {_many(hosts['cores'], 'core')}" if hosts else "a machine for each role"
-    each = "a host for each replica" if cluster.get("topology") and not hosts else each
+    each = f"replicas on {_many(network['hosts'], 'host')}" if network and not hosts else each
     return (
         f"steps of {_time(cluster['compute']['step'])}, {1e6 * handling['message']:g} us a message, {memory} for what "
         f"is read and written, {each}"

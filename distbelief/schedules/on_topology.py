@@ -1,4 +1,4 @@
-"""Schedules on a topology: what each link carries, and which is the busiest."""
+"""What is sent over a topology, as text: the loads of its links, and which is the busiest."""
 
 from __future__ import annotations
 
@@ -8,58 +8,62 @@ from itertools import groupby
 from zlib import crc32
 
 from distbelief.network.graph import Topology
-from distbelief.network.routes import Routes, loads
+from distbelief.network.routes import Routes, busiest_link, loads
 from distbelief.schedules.price import LinkModel, price_on
 from distbelief.schedules.schedule import Schedule
 
+Traffic = Mapping[str, tuple[int, int, float]]
+"""By who sends to whom: the hosts of both, and how much."""
+NAMED = 8
+"""Of those who share the busiest link, so many are named."""
 
-def draw_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: LinkModel | None) -> str:
-    """What a schedule puts on each link of a topology, by the host of each rank; and the price of a megabyte, where
-    it is known what other cables are like than those of which the topology says that.
+
+def draw_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: LinkModel | None = None) -> list[str]:
+    """The loads of links under a schedule, by the host of each rank, and beside them those of two other orders.
+
+    With the price of a megabyte, where `link` has the bandwidth of cables of which the topology says nothing.
     """
     topology, names = routes.topology, routes.topology.hosts
-    used = list(dict.fromkeys(hosts))
-    carried = _carried(schedule, routes, hosts)
-    busiest = busiest_link(topology, carried, link.bandwidth if link else 0.0)
-    pairs = Counter(
-        f"{move.source}-{move.target}" for move in schedule.moves
-        if busiest in routes.of(hosts[move.source], hosts[move.target])
-    )  # fmt: skip
-    sends = max(carried.get(2 * host, 0.0) for host in used)
-    others = {
+    used, length = list(dict.fromkeys(hosts)), max(1, schedule.length)
+    sent = Counter[tuple[int, int]]()
+    for move in schedule.moves:
+        sent[move.source, move.target] += move.length
+
+    def traffic(order: Sequence[int]) -> Traffic:
+        at = dict(zip(used, order, strict=True))
+        return {f"{one}-{to}": (at[hosts[one]], at[hosts[to]], count / length) for (one, to), count in sent.items()}
+
+    orders = {
         "by names": sorted(used, key=lambda host: names[host]),
         "at random": sorted(used, key=lambda host: crc32(f"{host}".encode())),
     }
-    most = {
-        what: max(_carried(schedule, routes, [order[used.index(host)] for host in hosts]).values(), default=0.0)
-        for what, order in others.items()
-    }
-    more = f" and {len(pairs) - 8} more" if len(pairs) > 8 else ""
-    return "\n".join([
+    most = {what: max(loads(routes, traffic(order).values()).values(), default=0.0) for what, order in orders.items()}
+    told = f"; it would be {', '.join(f'{load:.2f} {what}' for what, load in most.items())}"
+    carried = loads(routes, traffic(used).values())
+    sends = max(carried.get(topology.uplink(host), 0.0) for host in used)
+    return [
         f"{schedule.algorithm} on {topology.name}, in this order: {', '.join(names[host] for host in used)}",
         f"a host sends at most {sends:.2f} times the vector; the least is {2 * (len(used) - 1) / len(used):.2f}",
-        f"the busiest link is {topology.link_name(busiest)}: {carried.get(busiest, 0.0):.2f} times the vector, by "
-        f"{' '.join([*pairs][:8])}{more}; it would be "
-        f"{', '.join(f'{load:.2f} {what}' for what, load in most.items())}",
-        *switch_lines(topology, carried),
+        *load_lines(routes, traffic(used), "times the vector", link.bandwidth if link else 0.0, told),
         *([f"price of 1 MB: {1e3 * price_on(schedule, routes, hosts, link, 1e6):.2f} ms"] if link else []),
-    ])  # fmt: skip
+    ]
 
 
-def _carried(schedule: Schedule, routes: Routes, hosts: Sequence[int]) -> Mapping[int, float]:
-    """Times the vector, by link."""
-    length = max(1, schedule.length)
-    return loads(routes, ((hosts[move.source], hosts[move.target], move.length / length) for move in schedule.moves))
+def load_lines(routes: Routes, traffic: Traffic, unit: str, usual: float = 0.0, more: str = "") -> list[str]:
+    """The busiest link and who shares it, and what each switch passes on.
+
+    Cables of which the topology says nothing have the usual bandwidth, else that of the fastest.
+    """
+    topology, carried = routes.topology, loads(routes, traffic.values())
+    busiest = busiest_link(topology, carried, usual)
+    by = [who for who, (source, target, _) in traffic.items() if busiest in routes.of(source, target)]
+    others = f" and {len(by) - NAMED} more" if len(by) > NAMED else ""
+    load = f"{carried.get(busiest, 0.0):.2f} {unit}{', by ' if by else ''}{', '.join(by[:NAMED])}{others}"
+    return [f"the busiest link is {topology.link_name(busiest)}: {load}{more}", *_switch_lines(topology, carried)]
 
 
-def busiest_link(topology: Topology, carried: Mapping[int, float], usual: float = 0.0) -> int:
-    """Which link takes longest for what it carries, with what is usual where nothing is said: else the most."""
-    usual = usual or max(cable.bandwidth for cable in topology.cables) or 1.0
-    return max(carried, key=lambda one: carried[one] / (topology.cables[one // 2].bandwidth or usual), default=0)
-
-
-def switch_lines(topology: Topology, carried: Mapping[int, float]) -> Iterator[str]:
-    """A line of each switch that passes something on: what goes to its hosts and later switches, and comes back."""
+def _switch_lines(topology: Topology, carried: Mapping[int, float]) -> Iterator[str]:
+    """A line for each switch that passes something on: what goes to it from its hosts and later switches, and back."""
     names = (*topology.hosts, *topology.switches)
     for switch, name in enumerate(topology.switches, len(topology.hosts)):
         rows = [

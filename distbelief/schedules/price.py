@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from distbelief.network.routes import Routes, loads
+from distbelief.network.routes import Routes, busiest_link, loads
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, check_algorithm, schedule
 from distbelief.schedules.schedule import Schedule
 
@@ -97,18 +97,18 @@ def price(
 
 
 def price_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: LinkModel, size: float) -> float:
-    """Seconds for so many bytes on a topology, by the host of each rank, where all wait for the fullest link of each
-    step; the link's latency is that of two cables, and its bandwidth that of those of which the topology says nothing.
+    """Seconds for so many bytes on a topology, by the host of each rank; all wait for the busiest link of each step.
+
+    The latency of `link` is that of two cables, and its bandwidth that of cables of which the topology says nothing.
     """
-    cables, seconds = routes.topology.cables, 0.0
+    topology, seconds = routes.topology, 0.0
     for step in schedule.steps:
         ways = [(hosts[source], hosts[target], stop - start) for source, target, start, stop, _ in step]
         carried = loads(routes, ways)
-        fullest = max(
-            (load / (cables[one // 2].bandwidth or link.bandwidth) for one, load in carried.items()), default=0
-        )
+        busiest = busiest_link(topology, carried, link.bandwidth)
+        elements = carried.get(busiest, 0.0) / max(1, schedule.length)
         longest = max(len(routes.of(source, target)) for source, target, _ in ways)
-        seconds += fullest * size / max(1, schedule.length) + link.latency * longest / 2
+        seconds += elements * size / topology.bandwidth(busiest, link.bandwidth) + link.latency * longest / 2
     return seconds
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from distbelief.core import roles
 from distbelief.core.effects import Arrival
+from distbelief.network.graph import spread
 from distbelief.network.routes import Route, Routes
 from distbelief.network.shares import FairShares, Flow
 from distbelief.schedules.price import LinkModel
@@ -55,8 +56,10 @@ class RoutedNetwork(VirtualNetwork):
         self.shares = self.inside.bandwidth == math.inf
         self.routes, self.places = routes, places
         self.per_host = (hosts.replicas or replicas) if hosts else per_host or 1
-        self._spread = routes.topology.spread(places)
-        self.capacities = [cable.bandwidth or model.bandwidth for cable in routes.topology.cables for _ in "12"]
+        topology = routes.topology
+        self._switches = [topology.switch_of(place) for place in places]
+        self._spread = spread(self._switches)
+        self.capacities = [topology.bandwidth(link, model.bandwidth) for link in range(2 * len(topology.cables))]
         self.fair = FairShares(clock, self.capacities, self._passed)
         self.flows: dict[VirtualLink, RoleFlow] = {}
         """All that there were."""
@@ -67,13 +70,17 @@ class RoutedNetwork(VirtualNetwork):
         return endpoint
 
     def host_of(self, role: str) -> int:
-        """The number of a role's host: shards and standbys are spread over switches."""
+        """Return the number of a role's host: shards are spread over switches, and a standby is at another than its shard."""
         parsed = roles.parse(role)
         if parsed.kind is roles.Kind.REPLICA:
             return parsed.index // self.per_host
-        if parsed.kind in (roles.Kind.SHARD, roles.Kind.STANDBY):
-            return self._spread[(parsed.index + (parsed.kind is roles.Kind.STANDBY)) % len(self._spread)]
-        return 0
+        if parsed.kind not in (roles.Kind.SHARD, roles.Kind.STANDBY):
+            return 0
+        first = parsed.index % len(self._spread)
+        shard, *others = self._spread[first:] + self._spread[:first]
+        if parsed.kind is roles.Kind.SHARD:
+            return shard
+        return next((host for host in others if self._switches[host] != self._switches[shard]), others[0])
 
     def flow(self, link: VirtualLink) -> RoleFlow:
         """A new flow for a link between hosts."""

@@ -9,6 +9,7 @@ import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -596,6 +597,17 @@ def test_an_interrupted_simulation_says_how_to_go_on(
     line = ["simulate", "digits", "downpour", "--out", str(tmp_path / "run")]
     assert main.run(line) == 130
     assert f"interrupted; go on with: distbelief {' '.join(line)} --resume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_only_a_job_that_kept_something_can_be_gone_on_with(
+    kept: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / ("checkpoints" if kept else "nothing")).mkdir()
+    result = {"outcome": "interrupted", "run": str(tmp_path)}
+    asked: Any = SimpleNamespace(showing=SimpleNamespace(json=False, quiet=True))
+    assert commands._run(lambda: result, asked, ["simulate", "digits", "downpour", "--phantom"]) == 130
+    assert ("go on with: distbelief simulate digits" in capsys.readouterr().err) is kept
 
 
 @pytest.mark.parametrize("kept", [False, True])

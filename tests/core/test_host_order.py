@@ -252,6 +252,7 @@ def test_the_faster_way_counts_and_a_pair_that_was_not_measured_is_named() -> No
     ("words", "told"),
     [
         ("--hosts a,b --topology-out {tree}", "--topology-out {tree}: is there already"),
+        ("--hosts a,b --topology-out .", "--topology-out .: is there already"),
         ("--hosts a,b --topology-out /nowhere/f", "--topology-out /nowhere/f: is there already, or its folder is not"),
         (f"--hosts {','.join(f'n{one}' for one in range(65))} --topology-out {{tree}}2", "65 hosts: of at most 64"),
     ],

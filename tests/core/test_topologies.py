@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from distbelief.errors import UsageError
 from distbelief.network.galois import GaloisField, prime_power
-from distbelief.network.graph import Cable, Topology
+from distbelief.network.graph import Cable, Topology, spread
 from distbelief.network.routes import Routes, loads
 from distbelief.network.shapes import shape
 from distbelief.network.slurm import parse_topology
@@ -236,7 +236,7 @@ def test_the_first_hosts_of_a_walk_stand_close() -> None:
 @given(trees_of_switches(), st.data())
 def test_hosts_spread_over_switches_take_turns(topology: Topology, data: st.DataObject) -> None:
     hosts = data.draw(st.lists(st.sampled_from(topology.walk), unique=True, min_size=1))
-    order = topology.spread(hosts)
+    order = spread([topology.switch_of(host) for host in hosts])
     assert sorted(order) == list(range(len(hosts)))
     switches = [topology.switch_of(hosts[place]) for place in order]
     count = len(set(switches))
@@ -281,6 +281,10 @@ def test_what_scontrol_writes_is_read() -> None:
     assert {cable.bandwidth for cable in topology.cables} == {0.0}, "Slurm writes 1 where nobody has said anything"
 
 
+def test_a_last_line_that_is_continued_counts() -> None:
+    assert parse_topology("SwitchName=s \\\r\n Nodes=a \\", "f").hosts == ("a",)
+
+
 def test_names_of_several_brackets_are_read() -> None:
     assert parse_topology("SwitchName=s Nodes=r[1-2]n[08-10,3]x", "f").hosts == (
         "r1n08x", "r1n09x", "r1n10x", "r1n3x", "r2n08x", "r2n09x", "r2n10x", "r2n3x",
@@ -305,8 +309,8 @@ WRONG = {
     "a switch twice": ("SwitchName=a Nodes=n\n\nSwitchName=a Nodes=m", r"line 3: switch a stands there twice"),
     "no host": ("# nothing\n", r"names no host; write lines such as SwitchName="),
     "a block": ("BlockName=b Nodes=n", r"line 1: 'BlockName=b' belongs to no tree of switches; write"),
-    "nothing under it": ("SwitchName=a LinkSpeed=3", r"line 1: names not one switch, and what is under it"),
-    "two nodes": ("SwitchName=a Nodes=n Nodes=m", r"line 1: names not one switch"),
+    "nothing under it": ("SwitchName=a LinkSpeed=3", r"line 1: must name one switch, and what is under it"),
+    "two nodes": ("SwitchName=a Nodes=n Nodes=m", r"line 1: must name one switch"),
     "a speed that is none": ("SwitchName=a Nodes=n LinkSpeed=10G", r"LinkSpeed=10G is no whole number of Mbit/s"),
     "an open bracket": ("SwitchName=a Nodes=n[1-2", r"'n\[1-2' are no names; write them as"),
     "numbers that fall": ("SwitchName=a Nodes=n[2-1]", r"\[2-1\] are no numbers, or too many"),
@@ -343,30 +347,31 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_hosts_that_a_file_lacks_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"topology\.conf: .*node06.*add it to the Nodes= of its switch"):
+    with pytest.raises(
+        UsageError, match=r"topology\.conf: .*'node06'; add it to the Nodes= of its switch, as node01, "
+    ):
         parse_topology(CONF, "topology.conf").named(["node01", "node06"])
+    with pytest.raises(UsageError, match=r"unknown host 'b'; .*, as a0, a1, a2, a3, a4, a5, a6, a7, \.\.\.$"):
+        parse_topology("SwitchName=s Nodes=a[0-9999]", "f").named(["b"])
 
 
 def words() -> Iterator[tuple[str, str]]:
-    for q, near in (
-        (2, "3 or 4"),
-        (6, "5 or 7"),
-        (10, "9 or 11"),
-        (12, "11 or 13"),
-        (15, "13 or 16"),
-        (18, "17 or 19"),
-    ):
-        yield f"slim-fly:{q}", f"slim-fly:{q}: q must be the power of a prime, and more than 2: write {near}"
-    yield "fat-tree:5", "fat-tree:5: the ports of a switch are halved: write an even number, such as 6"
+    for q in (2, 6, 10, 12, 15, 18):
+        yield (
+            f"slim-fly:{q}",
+            f"slim-fly:{q}: q must be the power of a prime, and more than 2; write one of 3, 4, 5, 7, 8",
+        )
+    yield "fat-tree:5", "fat-tree:5: a switch's ports are halved; write an even number, such as 6"
     yield "tree", "write it as tree:8x8"
     yield "tree:0x3", "write it as tree:8x8"
     yield "tree:axb", "write it as tree:8x8"
     yield "slim-fly:5x5", "write it as tree:8x8"
     yield "trie:2x2", "tree"
     yield "tree:99999x99999", "there may be at most 16384"
-    yield "slim-fly:99991", "there may be at most 16384"
-    yield "dragonfly:99999", "there may be at most 16384"
-    yield "fat-tree:99998", "there may be at most 16384"
+    yield "torus:99999", "there may be at most 16384"
+    yield "slim-fly:99998", "there may be at most 16384 hosts; write at most slim-fly:19"
+    yield "dragonfly:8", "there may be at most 16384 hosts; write at most dragonfly:7"
+    yield "fat-tree:42", "there may be at most 16384 hosts; write at most fat-tree:40"
 
 
 @pytest.mark.parametrize(("text", "message"), [*words()])

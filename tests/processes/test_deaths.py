@@ -286,6 +286,14 @@ def test_a_killed_forkserver_is_named_and_nobody_outlives_it(
     assert jobs.run(tmp_path / "next", epochs=1)["outcome"] == "done"
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_forkserver_whose_parent_is_gone_as_it_begins_ends_at_once(gone: bool) -> None:
+    """It imported torch first, and outlived by seconds a command that was ended early."""
+    environment = {**os.environ, "DISTBELIEF_STARTED_BY": str(os.getppid() if gone else os.getpid())}
+    words = [sys.executable, "-c", "import distbelief.places.processes.ends_with_parent"]
+    assert subprocess.run(words, env=environment, check=False).returncode == (-signal.SIGKILL if gone else 0)
+
+
 def all_end(descriptors: list[int]) -> None:
     """Of processes."""
     deadline = monotonic() + SECONDS

@@ -149,9 +149,9 @@ def test_draw_shows_order_loads_and_the_busiest_link(capsys: pytest.CaptureFixtu
 
 
 def test_the_summary_tells_of_the_network(capsys: pytest.CaptureFixture[str]) -> None:
-    line = "simulate digits allreduce --replicas 4 --phantom --topology tree:2x2 --algorithm ring"
+    line = "simulate digits allreduce --replicas 4 --phantom --topology tree:2x2 --algorithm hierarchical --per-host 2"
     assert main.run(line.split()) == 0
     said = capsys.readouterr().out
     assert "network     tree:2x2: " in said
     assert "is the busiest link" in said
-    assert "a host for each replica" in said
+    assert "replicas on 2 hosts" in said

@@ -306,7 +306,7 @@ class Cluster(Local):
             try:
                 names = [host.name for host in ordered.hosts]
                 opened = open_hosts(self._starter(), names, str(mark), self.interface, woken)
-                opened.told += ordered.told
+                opened.told += ordered.notes
             finally:
                 mark.unlink(missing_ok=True)
             try:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from distbelief.core import roles
 from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
 from distbelief.network.graph import Topology
-from distbelief.network.routes import Routes, loads
+from distbelief.network.routes import Routes
 from distbelief.network.shapes import is_shape
 from distbelief.network.slurm import parse_topology
 from distbelief.places.cluster.hosts import Host
 from distbelief.places.cluster.placement import HOME
 from distbelief.places.topologies import topology as topology_of
 from distbelief.schedules.allreduce import HIERARCHICAL, PLACED, by_host, schedule
-from distbelief.schedules.on_topology import busiest_link, draw_on, switch_lines
+from distbelief.schedules.on_topology import Traffic, draw_on, load_lines
 from distbelief.strategies.grouped.settings import reduction
 
 MOST_LOADED = 512
@@ -32,19 +32,21 @@ class OrderedHosts(NamedTuple):
     topology: Topology | None = None
     numbers: tuple[int, ...] = ()
     """Of these hosts in the topology."""
-    told: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     """Why they are in this order."""
 
     def switch_of(self, at: int) -> int:
-        """At which switch a host is."""
+        """The switch of a host; all are at one where there is no topology."""
         return self.topology.switch_of(self.numbers[at]) if self.topology else 0
 
 
 def order(hosts: Sequence[Host], path: str, slurm: str) -> OrderedHosts:
-    """The hosts in the order of a topology: of the file at a path, or where that is "" of what Slurm says, if anything.
+    """Order hosts by the topology of a file, else by what Slurm says of its switches, else as they are.
+
+    Faults of what Slurm says end nothing, and are noted.
 
     Raises:
-        UsageError: the file cannot be used, or lacks a host. What Slurm says is passed over then, which that tells.
+        UsageError: the file cannot be used, or lacks a host.
     """
     if path:
         if is_shape(path):
@@ -58,7 +60,7 @@ def order(hosts: Sequence[Host], path: str, slurm: str) -> OrderedHosts:
     try:
         return _walk(hosts, parse_topology(slurm, "scontrol show topology"))
     except UsageError as error:
-        return OrderedHosts(tuple(hosts), told=(f"hosts are in Slurm's order: {error}",))
+        return OrderedHosts(tuple(hosts), notes=(f"hosts are in Slurm's order: {error}",))
 
 
 def _walk(hosts: Sequence[Host], topology: Topology) -> OrderedHosts:
@@ -66,8 +68,8 @@ def _walk(hosts: Sequence[Host], topology: Topology) -> OrderedHosts:
     places = {topology.hosts[number]: (place, number) for place, number in enumerate(topology.named(names))}
     ranked = sorted(zip(names, hosts, strict=True), key=lambda pair: places[pair[0]])
     ordered = tuple(host for _, host in ranked)
-    told = f"order of hosts, by {topology.name}: {', '.join(host.name for host in ordered)}"
-    return OrderedHosts(ordered, topology, tuple(places[name][1] for name, _ in ranked), (told,))
+    note = f"order of hosts, by {topology.name}: {', '.join(host.name for host in ordered)}"
+    return OrderedHosts(ordered, topology, tuple(places[name][1] for name, _ in ranked), (note,))
 
 
 def lines(ordered: OrderedHosts, settings: Settings, where: Mapping[str, int]) -> list[str]:
@@ -75,36 +77,30 @@ def lines(ordered: OrderedHosts, settings: Settings, where: Mapping[str, int]) -
 
     `where` has the host of each role, by its number among those.
     """
-    topology, told = ordered.topology, list(ordered.told)
-    if topology is None:
-        return told
+    if ordered.topology is None:
+        return list(ordered.notes)
     if settings.mesh.size > MOST_LOADED:
-        return [*told, f"what links carry is shown of at most {MOST_LOADED} replicas and partitions"]
-    at, routes = {role: ordered.numbers[host] for role, host in where.items() if host != HOME}, Routes(topology)
+        return [*ordered.notes, f"what links carry is shown of at most {MOST_LOADED} replicas and partitions"]
+    at = {role: ordered.numbers[host] for role, host in where.items() if host != HOME}
+    routes, own = Routes(ordered.topology), reduction(settings)
     if shards := [role for role in at if roles.kind(role) is roles.Kind.SHARD]:
-        told.append(
-            f"strategy {settings.strategy.name} has no order of hosts: replicas push to shards, and fetch; these are "
-            "spread over switches"
-        )
-        carried = loads(routes, ((at[one], at[other], share) for one, other, share in _served(at, shards, settings)))
-        busiest = busiest_link(topology, carried)
-        most = f"{topology.link_name(busiest)}: {carried.get(busiest, 0.0):.2f} gradients a step"
-        return [*told, f"the busiest link is {most}", *switch_lines(topology, carried)]
-    own, ranks = reduction(settings), settings.replicas
-    if own.algorithm in PLACED:
-        told.append(f"--algorithm {own.algorithm} chooses later how gradients are added up; by a ring it would be:")
-    name = "ring" if own.algorithm in PLACED else own.algorithm
-    made = schedule(name, ranks, ELEMENTS, by_host(ranks, own.per_host) if name.startswith(HIERARCHICAL) else ())
-    drawn = draw_on(made, routes, [at[role] for role in roles.leads(settings.mesh)], None)
-    return [*told, *drawn.splitlines()]
+        why = "has no order of hosts: replicas push to shards, and fetch; these are spread over switches"
+        loads = load_lines(routes, _served(at, shards, settings), "gradients a step")
+        return [*ordered.notes, f"strategy {settings.strategy.name} {why}", *loads]
+    name, notes = own.algorithm, []
+    if name in PLACED:
+        name, notes = "ring", [f"--algorithm {name} chooses later how gradients are added up; by a ring it would be:"]
+    hosts = by_host(settings.replicas, own.per_host) if name.startswith(HIERARCHICAL) else ()
+    made = schedule(name, settings.replicas, ELEMENTS, hosts)
+    return [*ordered.notes, *notes, *draw_on(made, routes, [at[role] for role in roles.leads(settings.mesh)])]
 
 
-def _served(at: Collection[str], shards: Sequence[str], settings: Settings) -> Iterator[tuple[str, str, float]]:
-    """What replicas push to shards and fetch, and these send to standbys: of the gradient, which part."""
-    share = 1 / len(shards)
+def _served(at: Mapping[str, int], shards: Sequence[str], settings: Settings) -> Traffic:
+    """What replicas push to shards and fetch, and shards send to standbys: of the gradient, which part."""
+    share, parts = 1 / len(shards), dict[tuple[str, str], float]()
     for shard in shards:
-        for cell in (role for role in at if roles.is_replica(role)):
-            yield cell, shard, share / settings.partitions
-            yield shard, cell, share / settings.partitions
+        for cell in filter(roles.is_replica, at):
+            parts[cell, shard] = parts[shard, cell] = share / settings.partitions
         if (standby := roles.standby_of(shard)) in at:
-            yield shard, standby, share * (1 if settings.strategy.rounds else settings.replicas)
+            parts[shard, standby] = share * (1 if settings.strategy.rounds else settings.replicas)
+    return {f"{one} to {other}": (at[one], at[other], part) for (one, other), part in parts.items()}

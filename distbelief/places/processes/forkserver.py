@@ -191,7 +191,11 @@ def _ensure_running() -> None:
     """
     server = _server()
     with _starting, socket_folder() as folder:
-        multiprocessing.forkserver.ensure_running()
+        os.environ["DISTBELIEF_STARTED_BY"] = str(os.getpid())
+        try:
+            multiprocessing.forkserver.ensure_running()
+        finally:
+            del os.environ["DISTBELIEF_STARTED_BY"]
         if server._forkserver_address.startswith(f"{folder}/"):
             server._forkserver_address = nameless(server._forkserver_address)
 
