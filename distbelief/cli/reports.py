@@ -22,8 +22,6 @@ class ReportOptions:
     """The page; of a study, it lies in its folder."""
     targets: tuple[float, ...] = ()
     """Test accuracies (0 to 1) to which the times are compared; a study has its own."""
-    png: bool = False
-    """Make a picture of the page too, beside it, which needs Chromium."""
 
 
 def report(args: list[str]) -> int:
@@ -33,7 +31,7 @@ def report(args: list[str]) -> int:
     if not named:
         raise UsageError(f"which runs? Write their folders, or that of a study: {prog}")
     from distbelief.lab.study.figures import Report
-    from distbelief.lab.study.page import PAGE, write_page, write_picture
+    from distbelief.lab.study.page import PAGE, write_page
     from distbelief.lab.study.report import make_report, write_report
     from distbelief.lab.study.running import STUDY, StudyFolder, kept_trials
     from distbelief.lab.study.runs import study_of
@@ -42,7 +40,7 @@ def report(args: list[str]) -> int:
     if (first / STUDY).is_file():
         if len(named) > 1:
             raise UsageError(f"{first} is the folder of a study, which is a report of its own: name it alone")
-        if asked != ReportOptions(png=asked.png):
+        if asked != ReportOptions():
             raise UsageError(
                 f"--out and --targets are of runs, and {first} is a study, which has its own: leave them off"
             )
@@ -52,7 +50,7 @@ def report(args: list[str]) -> int:
         made = make_report(*study_of([Path(name) for name in named], asked.targets), {}, left=0)
         page = Path(asked.out)
     print("\n".join(made.lines()))
-    if why := write_page(page, made) or (write_picture(page) if asked.png else ""):
+    if why := write_page(page, made):
         raise UsageError(why)
     print(page)
     return 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -22,11 +20,13 @@ from distbelief.places.processes import forkserver
 from distbelief.references import check_task
 
 if TYPE_CHECKING:
-    from distbelief.lab.study.running import Prepare, Prepared, PreparedCompression
+    from distbelief.lab.study.running import Prepare, Prepared
 
 KEPT = ("--out", "--resume", "--seed", "--target-loss", "--keep-checkpoints", "--keep", "--sweep", "--phantom",
         "--target-accuracy", "--json", "--quiet")  # fmt: skip
 """Options that are the study's, in none of its arms."""
+COMMANDS = {"local": "train", "simulated": "simulate"}
+"""That run an arm by itself, by its place."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,6 @@ class StudyOptions:
     """After so many no more trial is begun; the same command goes on."""
     data_dir: str | None = None
     """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
-    png: bool = False
-    """Make a picture of the page too, report.png, which needs Chromium."""
     quiet: bool = False
     """Show nothing but errors."""
 
@@ -64,7 +62,7 @@ def study(args: list[str]) -> int:
     check(read, file, more)
     out = Path(asked.out or f"studies/{file.stem}")
     forkserver.start()
-    from distbelief.lab.study.page import PAGE, write_page, write_picture
+    from distbelief.lab.study.page import PAGE, write_page
     from distbelief.lab.study.report import write_report
     from distbelief.lab.study.running import run
 
@@ -75,7 +73,7 @@ def study(args: list[str]) -> int:
         report = write_report(out, read, trials)
         if not asked.quiet:
             print("\n".join(report.lines()))
-        if why := write_page(out / PAGE, report) or (write_picture(out / PAGE) if asked.png else ""):
+        if why := write_page(out / PAGE, report):
             print(f"distbelief: {why}: the same command makes it", file=sys.stderr)
     return 0
 
@@ -87,20 +85,19 @@ def preparing(more: Sequence[str] = ()) -> Prepare:
         more: words for all of them.
     """
 
-    def prepare(arm: Arm, words: Sequence[str]) -> Prepared | PreparedCompression:
-        from distbelief.lab.study.running import Prepared, PreparedCompression
+    def prepare(arm: Arm, words: Sequence[str]) -> Prepared:
+        from distbelief.lab.study.running import Prepared
 
         if arm.compresses:
             from distbelief.lab.compress.compressing import compress
 
-            options_of = parse_compression([*words, *more])
-            told = shlex.join(["distbelief", "compress", "RUN", *words])
-            return PreparedCompression(lambda run, out: compress(run, out, options_of), told)
-        command = {"local": "train", "simulated": "simulate"}[arm.place]
-        asked = options.parse(command, arm.task, arm.strategy, [*words, *more])
-        job = asked.job(arm.task)
+            chosen = parse_compression([*words, *more])
+            command = shlex.join(["distbelief", "compress", "RUN", *words])
+            return Prepared(lambda run, out: compress(run, out, chosen), command)
+        asked = options.parse(COMMANDS[arm.place], arm.task, arm.strategy, [*words, *more])
         place = asked.place() if arm.place == "local" else virtual.cluster(asked.virtual)()
-        return Prepared(job, place, shlex.join(["distbelief", command, arm.task, arm.strategy, *words]))
+        command = shlex.join(["distbelief", COMMANDS[arm.place], arm.task, arm.strategy, *words])
+        return Prepared(place.run, command, asked.job(arm.task))
 
     return prepare
 
@@ -109,13 +106,11 @@ def check(read: Study, file: Path, more: Sequence[str] = ()) -> None:
     """Refuse options that an arm does not have, and values that they cannot have, before anything is run.
 
     Raises:
-        UsageError: naming the file, the line and the arm.
+        UsageError: naming the file and the arm.
     """
-    lines = file.read_text("utf-8-sig").splitlines()
-    arms = [number for number, line in enumerate(lines, 1) if line.strip().startswith("[[arms]]")]
     for arm in (*read.arms, *filter(None, [read.start])):
         words = arm.with_value(arm.grid[0] if arm.grid else None)
-        try:
+        with definition.at(file), definition.at(f"arm {arm.name!r}"):
             check_task(arm.task)
             kept = ("--seed",) if arm.compresses else KEPT
             if own := next((word for word in words if word in kept), ""):
@@ -123,36 +118,10 @@ def check(read: Study, file: Path, more: Sequence[str] = ()) -> None:
             if arm.compresses:
                 parse_compression([*words, *more])
                 continue
-            command = {"local": "train", "simulated": "simulate"}[arm.place]
-            asked = options.parse(command, arm.task, arm.strategy, [*words, *more])
+            asked = options.parse(COMMANDS[arm.place], arm.task, arm.strategy, [*words, *more])
             asked.job(arm.task)
             if arm.place == "simulated":
                 virtual.cluster(asked.virtual)
-        except UsageError as error:
-            named = _named(words, str(error))
-            line = _line(lines, named.removeprefix("--"), arms.index(arm.line) + 1) if arm.line in arms else arm.line
-            raise UsageError(f"{file}:{line}: arm {arm.name!r}: {error}") from error
-
-
-def _named(words: Sequence[str], error: str) -> str:
-    """The option that an error is about: it is named there, or else its value is; "" where neither is.
-
-    >>> _named(["--lr", "0.1", "--optimizer", "adagrat"], "unknown optimizer 'adagrat'")
-    '--optimizer'
-    """
-    valued = dict(itertools.pairwise(words))
-    found = [word for word in words if word.startswith("--") and re.search(rf"{word}(?![\w-])", error)]
-    found += [word for word, value in valued.items() if word.startswith("--") and f"{value!r}" in error]
-    return (found or [""])[0]
-
-
-def _line(lines: Sequence[str], name: str, arm: int) -> int:
-    """The line of an option: that of the arm, else that of what all have."""
-    own = definition.line_of(lines, name, arm)
-    if not name or own != definition.line_of(lines, "", arm):
-        return own
-    shared = definition.line_of(lines, name)
-    return own if shared == 1 else shared
 
 
 def _names() -> str:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distbelief.lab.study import statistics
-from distbelief.lab.study.statistics import MISSED, efficiency, first_held, median, ratio_of_medians, speed_up
+from distbelief.lab.study.statistics import MISSED, median, ratio_of_medians
+from distbelief.lab.study.trials import Point, Trial
 
 TIMES = st.lists(st.one_of(st.just(MISSED), st.floats(0.1, 1e6)), min_size=1, max_size=9)
 
@@ -30,10 +30,10 @@ def test_three_of_five_make_a_median_and_two_do_not(reached: int) -> None:
 
 @given(st.lists(st.sampled_from([0.1, 0.5, 0.9]), max_size=7), st.sampled_from([0.4, 0.5, 0.95]))
 def test_a_target_is_reached_by_the_first_of_two_evaluations_in_a_row(values: list[float], target: float) -> None:
-    expected = next((at for at, pair in enumerate(itertools.pairwise(values)) if min(pair) >= target), None)
-    assert first_held(values, target) == expected
-    flipped = [-value for value in values]
-    assert first_held(flipped, -target, lower=True) == expected
+    points = [Point(float(at), 0.0, 0, 0, 0.0, value) for at, value in enumerate(values)]
+    trial = Trial(arm="a", seed=0, command="", task="t", strategy="single", place="local", points=points)
+    expected = next((at for at, pair in enumerate(itertools.pairwise(values)) if min(pair) >= target), MISSED)
+    assert trial.seconds_to(target) == expected
 
 
 def test_the_interval_is_that_of_scipys_percentile_bootstrap() -> None:
@@ -61,25 +61,7 @@ def test_an_interval_knows_what_was_missed() -> None:
     assert math.isnan(neither.ratio)
 
 
-@given(st.floats(0.1, 1e4), st.floats(0.1, 1e4))
-def test_a_speed_up_is_how_often_the_time_goes_into_the_baselines(baseline: float, time: float) -> None:
-    assert speed_up(baseline, time) * time == pytest.approx(baseline)
-    assert speed_up(baseline, MISSED) == 0.0
-    assert speed_up(MISSED, time) == math.inf
-
-
-@given(st.floats(0.1, 1e4), st.integers(1, 10**6))
-def test_hardware_and_statistical_efficiency_multiply_to_the_time(seconds: float, steps: int) -> None:
-    assert efficiency(seconds, steps).seconds == pytest.approx(seconds)
-
-
 def test_the_same_seed_draws_the_same_interval() -> None:
     times = [1.0, 2.0, 3.0, 4.0]
     assert ratio_of_medians(times, times, seed=1) == ratio_of_medians(times, times, seed=1)
     assert ratio_of_medians(times, times, seed=1) != ratio_of_medians(times, [1.0, 2.0, 3.0, 9.0], seed=1)
-
-
-def test_quantiles_are_numpys() -> None:
-    values = sorted(random.Random(1).random() for _ in range(17))
-    for fraction in (0.0, 0.025, 0.31, 1.0):
-        assert statistics._quantile(values, fraction) == pytest.approx(float(np.quantile(values, fraction)))

@@ -20,7 +20,7 @@ from distbelief.job import Job
 from distbelief.lab.study import definition, running
 from distbelief.lab.study.definition import Arm, Study
 from distbelief.lab.study.report import make_report, write_report
-from distbelief.lab.study.running import Prepared, PreparedCompression, StudyFolder, run
+from distbelief.lab.study.running import Prepared, StudyFolder, run
 from distbelief.lab.study.trials import Trial
 from distbelief.places.evaluate import evaluate
 from distbelief.places.simulated.simulated import Simulated
@@ -199,7 +199,10 @@ def test_a_study_tells_what_it_took_beside_its_jobs(whole: tuple[Path, list[Tria
         file.write(b'{"jobs": 1')  # as a full disk leaves it
     assert StudyFolder(whole[0]).cost() == cost
     told = write_report(whole[0], study, whole[1]).lines()
-    assert f"the study itself {cost.beside:,.1f} s, {100 * cost.share:.1f} % of both." in " ".join(told)
+    assert (
+        f"the study itself {cost.beside:,.1f} s, {100 * cost.beside / (cost.jobs + cost.measuring):.1f} % of both."
+        in " ".join(told)
+    )
 
 
 def test_points_are_kept_where_the_job_would_measure(tmp_path: Path) -> None:
@@ -242,9 +245,9 @@ def test_an_arm_compresses_what_another_has_trained_with_the_same_seed(tmp_path:
     )
     read, here = definition.read(file), Simulated(keep=True)
 
-    def prepare(arm: Arm, words: Sequence[str]) -> Prepared | PreparedCompression:
+    def prepare(arm: Arm, words: Sequence[str]) -> Prepared:
         made = preparing()(arm, words)
-        return dataclasses.replace(made, place=here) if isinstance(made, Prepared) else made
+        return dataclasses.replace(made, run=here.run) if made.job else made
 
     trials = run(read, tmp_path / "out", prepare)
     few, fewer = "small, bits 4", "small, bits 1"
@@ -330,9 +333,9 @@ def test_what_was_not_trained_cannot_be_compressed_and_says_so(tmp_path: Path) -
     arms = (Arm("whole", "digits", "single", "local", ()), Arm("small", "digits", "single", "local", ("--bits", "4"),
             compresses="whole"))  # fmt: skip
 
-    def prepare(arm: Arm, words: Sequence[str]) -> Prepared | PreparedCompression:
+    def prepare(arm: Arm, words: Sequence[str]) -> Prepared:
         made = preparing()(arm, words)
-        return dataclasses.replace(made, place=Failing()) if isinstance(made, Prepared) else made
+        return dataclasses.replace(made, run=Failing().run) if made.job else made
 
     found = run(Study("a", arms, (0,), (), "whole"), tmp_path / "out", prepare)
     assert [one.failed for one in found] == [True, True]

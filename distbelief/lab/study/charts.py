@@ -7,14 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from distbelief.core.records import Json
-from distbelief.lab.study import statistics
-from distbelief.lab.study.figures import FIGURES, HOW, ArmFigures, Report, highest, percent, scaled, without_replicas
+from distbelief.lab.study.claims import FIGURES
+from distbelief.lab.study.figures import HOW, ArmFigures, Report, highest, percent, scaled, without_replicas
 from distbelief.lab.study.trials import PARTS, Point, Trial
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f", "#a6761d", "#1b9e77")
 """Told apart by those who are colour-blind too (Okabe and Ito 2008), as far as they reach."""
 SYMBOLS = {"local": "circle", "simulated": "diamond-open"}
 DASHES = {"local": "solid", "simulated": "dot"}
+HEIGHT = 450
+"""Pixels of a chart without a row for each arm."""
 DIGITS = 3
 """Digits after the point of the seconds of a curve's points."""
 MARKED = 10
@@ -51,7 +53,14 @@ def _colour(found: Report, name: str) -> str:
 
 def _layout(x: str, y: str, **more: object) -> Chart:
     axes = {"xaxis": {"title": {"text": x}, "automargin": True}, "yaxis": {"title": {"text": y}, "automargin": True}}
-    return {**axes, "legend": {"orientation": "h", "y": -0.25}, "margin": {"t": 30, "r": 10, "l": 10, "b": 10}, **more}
+    beside = {"legend": {"orientation": "h", "y": -0.25}, "margin": {"t": 30, "r": 10, "l": 10, "b": 10}}
+    return {**axes, **beside, "height": HEIGHT, **more}
+
+
+def _rows(x: str, arms: Sequence[ArmFigures], **more: object) -> Chart:
+    """The layout of a chart with a row for each of some arms, the first at the top."""
+    axis = {"type": "category", "categoryarray": [one.name for one in reversed(arms)], "automargin": True}
+    return {**_layout(x, "", height=120 + 26 * len(arms), **more), "yaxis": axis}
 
 
 def _curves(found: Report, trials: Sequence[Trial], of: Callable[[Point], float], named: str) -> Chart:
@@ -92,10 +101,8 @@ def _times(found: Report, target: float) -> Chart:
                                                          "line": {"width": 2}}})  # fmt: skip
         notes.append({"x": 1, "xref": "paper", "xanchor": "right", "y": arm.name, "showarrow": False,
                       "text": f"{at.reached} of {at.of}"})  # fmt: skip
-    rows = {"type": "category", "categoryarray": [arm.name for arm in reversed(found.arms)], "automargin": True}
-    height = 120 + 26 * len(found.arms)
-    layout = _layout("seconds", "", annotations=notes, height=height)
-    return {"data": data, "layout": {**layout, "yaxis": rows, "xaxis": {**layout["xaxis"], "type": "log"}}}
+    layout = _rows("seconds", found.arms, annotations=notes)
+    return {"data": data, "layout": {**layout, "xaxis": {**layout["xaxis"], "type": "log"}}}
 
 
 def _scaling(found: Report, groups: Sequence[Sequence[ArmFigures]]) -> Chart:
@@ -144,8 +151,7 @@ def _parts(found: Report) -> Chart:
     data = [{"type": "bar", "orientation": "h", "name": part, "y": [one.name for one in arms],
              "x": [round(1e3 * one.parts.get(part, 0.0), 4) for one in arms], "marker": {"color": COLOURS[number]}}
             for number, part in enumerate(PARTS)]  # fmt: skip
-    layout = _layout("milliseconds a step", "", barmode="stack", height=120 + 26 * len(arms))
-    return {"data": data, "layout": {**layout, "yaxis": {"autorange": "reversed", "automargin": True}}}
+    return {"data": data, "layout": _rows("milliseconds a step", arms, barmode="stack")}
 
 
 def _bars(found: Report, of: Callable[[ArmFigures], float], x: str) -> Chart:
@@ -153,8 +159,7 @@ def _bars(found: Report, of: Callable[[ArmFigures], float], x: str) -> Chart:
     values, colours = [round(of(one), 5) for one in arms], [_colour(found, one.name) for one in arms]
     bars = {"type": "bar", "orientation": "h", "y": [one.name for one in arms], "x": values,
             "marker": {"color": colours}}  # fmt: skip
-    layout = _layout(x, "", height=120 + 26 * len(arms))
-    return {"data": [bars], "layout": {**layout, "yaxis": {"autorange": "reversed", "automargin": True}}}
+    return {"data": [bars], "layout": _rows(x, arms)}
 
 
 def _staleness(found: Report, arms: Sequence[ArmFigures]) -> Chart:
@@ -181,8 +186,7 @@ def _efficiency(found: Report, target: float) -> Chart:
     data = []
     for one in _points(found, target):
         at = one.at(target)
-        product = statistics.Efficiency(at.seconds_per_step, at.steps).seconds
-        told = f"{one.name}: {product:.3g} s<extra></extra>"
+        told = f"{one.name}: {at.seconds_per_step * at.steps:.3g} s<extra></extra>"
         data.append({"x": [round(1e3 * at.seconds_per_step, 5)], "y": [at.steps], "mode": "markers", "name": one.name,
                      "marker": {"size": 11, "symbol": SYMBOLS[one.place], "color": _colour(found, one.name)},
                      "hovertemplate": told})  # fmt: skip

@@ -5,15 +5,26 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-OF = (
-    "accuracy", "seconds to the target", "samples to the target", "milliseconds a step", "milliseconds an update",
-    "microseconds a sample", "samples a second", "milliseconds of waiting", "milliseconds of computing",
-    "mean staleness", "most staleness", "momentum", "cosine",
-)  # fmt: skip
-"""The figures of an arm that a claim may be about; `study.figures.FIGURES` has them."""
+FIGURES: Mapping[str, Callable[[Any], float]] = {
+    "accuracy": lambda arm: arm.accuracy_with_failed,
+    "seconds to the target": lambda arm: arm.targets[-1].median if arm.targets else math.nan,
+    "milliseconds a step": lambda arm: 1e3 * arm.seconds_per_step,
+    "milliseconds an update": lambda arm: 1e3 * arm.seconds_per_update,
+    "samples to the target": lambda arm: arm.targets[-1].samples if arm.targets else math.nan,
+    "microseconds a sample": lambda arm: 1e6 / arm.samples_per_second,
+    "samples a second": lambda arm: arm.samples_per_second,
+    "milliseconds of waiting": lambda arm: 1e3 * arm.parts.get("wait", math.nan),
+    "milliseconds of computing": lambda arm: 1e3 * arm.parts.get("compute", math.nan),
+    "mean staleness": lambda arm: arm.staleness,
+    "most staleness": lambda arm: arm.most_staleness,
+    "momentum": lambda arm: arm.momentum,
+    "cosine": lambda arm: arm.cosine,
+}
+"""What a claim may be about, of `ArmFigures`, which a file can be read without."""
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -22,10 +33,11 @@ class Claim(msgspec.Struct, frozen=True):
     says: str
     """What the paper says, in words, and where."""
     of: str
-    """The figure that it is about: one of `OF`."""
-    arms: tuple[str, ...]
+    """The figure that it is about: one of `FIGURES`."""
     shape: str
     """What the figure does from arm to arm: one of `SHAPES`."""
+    arms: tuple[str, ...] = ()
+    """All, where none is named."""
     values: tuple[float, ...] = ()
     """With the shape near: the value of each arm."""
     within: float = 0.0
@@ -66,7 +78,7 @@ def _number(value: float) -> str:
 
 
 def _rises(values: Sequence[float], _: Sequence[float], within: float) -> bool:
-    """From each arm to the next, but for what it may miss; and on the whole by more than that.
+    """Whether values rise on the whole, and from each to the next, but for the fraction they may miss.
 
     >>> _rises([1.0, 2.0, 1.99, 3.0], [], 0.01), _rises([1.0, 2.0, 1.5, 3.0], [], 0.01), _rises([1.0, 1.0], [], 0.0)
     (True, False, False)
@@ -75,51 +87,21 @@ def _rises(values: Sequence[float], _: Sequence[float], within: float) -> bool:
     return steady and values[-1] > values[0] * (1 + within)
 
 
-def _falls(values: Sequence[float], expected: Sequence[float], within: float) -> bool:
-    return _rises(values[::-1], expected, within)
-
-
-def _flat(values: Sequence[float], _: Sequence[float], within: float) -> bool:
-    """The largest is larger than the least by what it may miss, at most.
-
-    >>> _flat([1.0, 1.05, 0.99], [], 0.1), _flat([1.0, math.inf], [], 0.1)
-    (True, False)
-    """
-    return math.isfinite(max(values)) and max(values) <= min(values) * (1 + within)
-
-
-def _dips(values: Sequence[float], _: Sequence[float], within: float) -> bool:
-    """Less than at both ends, by more than what it may miss, in between.
-
-    >>> _dips([3.0, 1.0, 2.0], [], 0.1), _dips([3.0, 2.0, 1.0], [], 0.1)
-    (True, False)
-    """
-    return min(values[1:-1], default=math.inf) * (1 + within) < min(values[0], values[-1])
-
-
-def _near(values: Sequence[float], expected: Sequence[float], within: float) -> bool:
-    """Each is what is expected.
-
-    >>> _near([1.0, 2.1], [1.0, 2.0], 0.1), _near([1.0, 2.1], [1.0, 2.0], 0.01)
-    (True, False)
-    """
-    return all(abs(value - one) <= within * abs(one) for value, one in zip(values, expected, strict=True))
-
-
-def _most(values: Sequence[float], expected: Sequence[float], within: float) -> bool:
-    """Each is no more than what is expected.
-
-    >>> _most([1.0, 2.1], [1.0, 2.0], 0.1), _most([1.0, 2.5], [1.0, 2.0], 0.1)
-    (True, False)
-    """
-    return all(value <= one * (1 + within) for value, one in zip(values, expected, strict=True))
-
-
 VALUED = ("near", "most")
 """Shapes that say a value for each arm."""
 SHAPES: Mapping[str, Callable[[Sequence[float], Sequence[float], float], bool]] = {
-    "rises": _rises, "falls": _falls, "flat": _flat, "dips": _dips, "near": _near, "most": _most,
-}  # fmt: skip
+    "rises": _rises,
+    "falls": lambda values, _, within: _rises(values[::-1], _, within),
+    "flat": lambda values, _, within: math.isfinite(max(values)) and max(values) <= min(values) * (1 + within),
+    # less than at both ends, in between
+    "dips": lambda values, _, within: min(values[1:-1], default=math.inf) * (1 + within) < min(values[0], values[-1]),
+    "near": lambda values, wanted, within: all(
+        abs(value - one) <= within * abs(one) for value, one in zip(values, wanted, strict=True)
+    ),
+    "most": lambda values, wanted, within: all(
+        value <= one * (1 + within) for value, one in zip(values, wanted, strict=True)
+    ),
+}
 """What a figure may do from arm to arm."""
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
+from distbelief.core.records import Json
 from distbelief.core.settings import option
 from distbelief.errors import UsageError, unknown
-from distbelief.lab.study.claims import OF, SHAPES, VALUED, Claim
+from distbelief.lab.study.claims import FIGURES, SHAPES, VALUED, Claim
 
 STUDIES = Path(__file__).parent / "studies"
 """The package's own."""
@@ -21,9 +25,12 @@ MOST_MEMBERS = 1000
 START = "start"
 """The name of what trains the model from which all arms begin."""
 PLACES = ("local", "simulated")
+COMPRESSING = ("name", "compress", "options", "each")
+"""Keys of an arm that compresses what another has trained."""
 
+Seeds = tuple[Annotated[int, Meta(ge=0, le=2**63 - 1)], ...]
 Value = str | int | float | bool | list[str | int | float]
-Table = Mapping[str, object]
+Options = dict[str, Value]
 
 
 class Arm(msgspec.Struct, frozen=True):
@@ -44,8 +51,6 @@ class Arm(msgspec.Struct, frozen=True):
     """Models that it trains one after another, each with its part of the budget; their outputs are averaged."""
     compresses: str = ""
     """The arm whose models it makes smaller; "" where it trains one itself."""
-    line: int = 0
-    """Where it begins in the file."""
 
     def with_value(self, value: float | None) -> tuple[str, ...]:
         """Its words, with the tuned option at a value.
@@ -81,6 +86,47 @@ class Study(msgspec.Struct, frozen=True):
         return next(arm for arm in self.arms if arm.name == name)
 
 
+class StartTable(msgspec.Struct):
+    """The table `[start]` of a file."""
+
+    task: str
+    strategy: str
+    options: Options = {}
+
+
+class ArmTable(msgspec.Struct):
+    """A table `[[arms]]` of a file, which stands for an arm, or for one for each of the values in `each`."""
+
+    name: str
+    task: str = ""
+    strategy: str = ""
+    place: str = ""
+    members: Annotated[int, Meta(ge=1, le=MOST_MEMBERS)] = 1
+    compress: str = ""
+    options: Options = {}
+    without: tuple[str, ...] = ()
+    each: dict[str, list[str | int | float]] = {}
+    grid: Annotated[dict[str, list[float]], Meta(max_length=1)] = {}
+
+
+class StudyFile(msgspec.Struct, kw_only=True):
+    """What a file may say."""
+
+    title: Annotated[str, Meta(min_length=1)]
+    arms: Annotated[list[ArmTable], Meta(min_length=1)]
+    seeds: Annotated[Seeds, Meta(min_length=1)]
+    tuning_seeds: Seeds = ()
+    targets: tuple[Annotated[float, Meta(gt=0, lt=1)], ...] = ()
+    question: str = ""
+    baseline: str = ""
+    place: str = PLACES[0]
+    cosine: bool = False
+    start: StartTable | None = None
+    common: Options = {}
+    cluster: Options = {}
+    claims: tuple[Claim, ...] = ()
+
+
 def find(name: str) -> Path:
     """The file of a study: a path that ends in .toml, or the name of one of the package's.
 
@@ -101,266 +147,160 @@ def names() -> list[str]:
     return sorted(path.stem for path in STUDIES.glob("*.toml"))
 
 
+@contextlib.contextmanager
+def at(place: object) -> Iterator[None]:
+    """Say of a refusal where in a file it is."""
+    try:
+        yield
+    except (UsageError, msgspec.ValidationError) as error:
+        raise UsageError(f"{place}: {error}") from error
+
+
 def read(path: Path) -> Study:
     """The study in a file.
 
     Raises:
-        UsageError: it is none; with the file, the line, and the nearest right word.
+        UsageError: it is none; with the file, the table, and the nearest right word.
     """
     try:
-        text = path.read_text("utf-8-sig")  # editors of Windows begin a file with a mark
-        return Reader(str(path), text, tomllib.loads(text)).study()
+        table = tomllib.loads(path.read_text("utf-8-sig"))  # editors of Windows begin a file with a mark
     except OSError as error:
         raise UsageError(f"study {path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"study {path} is no TOML: {error}") from error
+    with at(path):
+        _check_keys(table)
+        return _study(msgspec.convert(table, StudyFile))
 
 
-class Reader:
-    """Makes a study of a table, and says where in the file something is wrong.
-
-    Args:
-        file: its name.
-        text: what stands in it.
-        table: the same, as a table.
-    """
-
-    TOP = ("title", "question", "seeds", "tuning_seeds", "targets", "baseline", "place", "cosine", "start", "common",
-           "cluster", "claims", "arms")  # fmt: skip
-    CLAIM = ("says", "of", "arms", "shape", "values", "within")
-    ARM = ("name", "task", "strategy", "place", "members", "compress", "options", "without", "each", "grid")
-    BEGINNING = ("task", "strategy", "options")
-    SHRINKING = ("name", "compress", "options", "each")
-    """What an arm may say that compresses what another has trained."""
-
-    def __init__(self, file: str, text: str, table: Table) -> None:
-        self._file, self._lines, self._table = file, text.splitlines(), table
-
-    def study(self) -> Study:
-        """The study.
-
-        Raises:
-            UsageError: it is none.
-        """
-        table = self._table
-        self._known(table, self.TOP, "a study", 0)
-        title = self._text(table, "title", 0)
-        arms: list[Arm] = []
-        for index, one in enumerate(self._arms()):
-            arms += self._compressing(index, one, arms) if "compress" in one else self._expanded(index, one)
-        seeds, tuning = self._numbers("seeds"), self._numbers("tuning_seeds") if "tuning_seeds" in table else ()
-        if not seeds:
-            raise self._wrong("seeds: name one at least, such as seeds = [0, 1, 2, 3, 4]", "seeds")
-        if both := sorted({*seeds} & {*tuning}):
-            raise self._wrong(f"seed {both[0]} is in seeds and in tuning_seeds: tune on others", "tuning_seeds")
-        start = self._start(arms) if "start" in table else None
-        self._check_arms(arms, tuning)
-        baseline = self._text(table, "baseline", 0) if "baseline" in table else arms[0].name
-        if baseline not in [arm.name for arm in arms]:
-            raise self._wrong(str(unknown("arm", baseline, [arm.name for arm in arms])), "baseline")
-        if len(arms) * len(seeds) > MOST_TRIALS:
-            raise self._wrong(f"{len(arms)} arms with {len(seeds)} seeds: at most {MOST_TRIALS} trials", "seeds")
-        question = self._text(table, "question", 0) if "question" in table else ""
-        claims = tuple(self._claim(one, [arm.name for arm in arms]) for one in self._claims())
-        cosine = table.get("cosine", False) is True
-        return Study(title, tuple(arms), seeds, self._targets(), baseline, tuning, question, claims, start, cosine)
-
-    def _claims(self) -> list[Table]:
-        claims = self._table.get("claims", [])
-        if not isinstance(claims, list) or not all(isinstance(one, dict) for one in claims):
-            raise self._wrong("claims: begin each with [[claims]]", "claims")
-        return claims
-
-    def _claim(self, one: Table, names: Sequence[str]) -> Claim:
-        """A claim, whose arms are names, or one name for all of an arm that stands for several."""
-        self._known(one, self.CLAIM, "a claim", 0)
-        says, of, shape = (self._text(one, key, 0) for key in ("says", "of", "shape"))
-        for key, value, known in (("of", of, OF), ("shape", shape, SHAPES)):
-            if value not in known:
-                raise self._wrong(str(unknown(f"{key} of a claim", value, known)), value)
-        asked = [str(name) for name in _several(one.get("arms", list(names)))]
-        found: list[str] = []
-        for want in asked:
-            meant = [want] if want in names else [name for name in names if name.startswith(f"{want}, ")]
-            if not meant:
-                raise self._wrong(str(unknown("arm", want, names)), want)
-            found += meant
-        if twice := next((name for name in found if found.count(name) > 1), ""):
-            raise self._wrong(f"{twice!r} is named twice: no arm is compared with itself", says)
-        values, within = _several(one.get("values", [])), one.get("within", 0.0)
-        if not all(isinstance(value, int | float) for value in (*values, within)):
-            raise self._wrong("values, within: must be numbers", says)
-        if len(found) < 2 and shape not in VALUED:
-            raise self._wrong(f"a claim that {of} {shape} is about two arms at least", says)
-        if shape in VALUED and len(values) != len(found):
-            raise self._wrong(f"{len(values)} values for {len(found)} arms: give one for each", says)
-        numbers = tuple(float(value) for value in values)
-        return Claim(says, of, tuple(found), shape, numbers, float(within))  # type: ignore[arg-type]  # checked above
-
-    def _start(self, arms: Sequence[Arm]) -> Arm:
-        """What all arms begin with, which are of its task and name no other beginning."""
-        table, line = self._table["start"], self._line("start")
-        if not isinstance(table, dict):
-            raise self._wrong("start: must be a table: begin it with [start]", line)
-        self._known(table, self.BEGINNING, "a start", 0)
-        for key in ("task", "strategy"):
-            if not isinstance(table.get(key), str):
-                raise self._wrong(f'[start]: {key} is missing: write {key} = "..."', line)
-        place = str(self._table.get("place", "local"))
-        words = _words({**self._cluster(place), **self._options(table, "options", 0)})
-        for arm in arms:
-            if arm.task != table["task"]:
-                raise self._wrong(f"arm {arm.name!r}: its task is not that of [start], {table['task']}", arm.line)
-            if "--init-from" in arm.words:
-                raise self._wrong(f"arm {arm.name!r}: init-from: all begin with what [start] trains", arm.line)
-        return Arm(START, str(table["task"]), str(table["strategy"]), place, words, line=line)
-
-    def _check_arms(self, arms: Sequence[Arm], tuning: Sequence[int]) -> None:
-        names = {START} if "start" in self._table else set[str]()
-        for arm in arms:
-            if arm.name in names:
-                raise self._wrong(f"two arms are called {arm.name!r}: give each a name of its own", arm.line)
-            names.add(arm.name)
-        tuned = [arm for arm in arms if arm.grid]
-        if sizes := {len(arm.grid) for arm in tuned} - {len(arm.grid) for arm in tuned[:1]}:
-            odd = next(arm for arm in tuned if len(arm.grid) in sizes)
-            told = f"its grid has {len(odd.grid)} values, that of {tuned[0].name!r} {len(tuned[0].grid)}"
-            raise self._wrong(f"arm {odd.name!r}: {told}: give all as many", odd.line)
-        if tuned and not tuning:
-            raise self._wrong(f"arm {tuned[0].name!r} has a grid: name tuning_seeds to look through it", tuned[0].line)
-
-    def _arms(self) -> list[Table]:
-        arms = self._table.get("arms")
-        if not isinstance(arms, list) or not arms or not all(isinstance(one, dict) for one in arms):
-            raise self._wrong("it has no arms: begin each with [[arms]]", 1)
-        return arms
-
-    def _expanded(self, index: int, one: Table) -> list[Arm]:
-        """The arms that one table stands for: one, or one for each of the values in `each`."""
-        self._known(one, self.ARM, "an arm", index + 1)
-        name, task, strategy = (self._text(one, key, index + 1) for key in ("name", "task", "strategy"))
-        place = one.get("place", self._table.get("place", "local"))
-        if place not in PLACES:
-            raise self._wrong(str(unknown("place", str(place), PLACES)), "place", index + 1)
-        own = self._options(one, "options", index + 1)
-        shared = self._options(self._table, "common", 0)
-        left_out = one.get("without", [])
-        for word in left_out if isinstance(left_out, list) else [left_out]:
-            if str(word).replace("-", "_") not in shared:
-                raise self._wrong(f"arm {name!r}: without {word!r}: [common] has no such option", "without", index + 1)
-            del shared[str(word).replace("-", "_")]
-        members, cluster = self._members(one, index + 1), self._cluster(str(place))
-        if members > 1 and (budget := {**shared, **own}.get("budget")):
-            own["budget"] = _part(str(budget), members)
-        grid, line = self._grid(one, index + 1), self._line("", index + 1)
-        return [
-            Arm(f"{name}{told}", task, strategy, str(place), _words({**cluster, **shared, **own, **chosen}), *grid,
-                members, line=line)
-            for told, chosen in self._each(one, index + 1)
-        ]  # fmt: skip
-
-    def _cluster(self, place: str) -> dict[str, Value]:
-        return self._options(self._table, "cluster", 0) if place == "simulated" else {}
-
-    def _members(self, one: Table, arm: int) -> int:
-        members = one.get("members", 1)
-        if type(members) is not int or not 1 <= members <= MOST_MEMBERS:
-            raise self._wrong(f"members: must be a whole number from 1 to {MOST_MEMBERS}", "members", arm)
-        return members
-
-    def _compressing(self, index: int, one: Table, before: Sequence[Arm]) -> list[Arm]:
-        """The arms that one table stands for which compress what another arm has trained."""
-        self._known(one, self.SHRINKING, "an arm that compresses another", index + 1)
-        name, other = (self._text(one, key, index + 1) for key in ("name", "compress"))
-        able = [arm for arm in before if arm.place == "local" and not arm.compresses and arm.members == 1]
-        if other not in [arm.name for arm in able]:
-            names = [arm.name for arm in able]
-            raise self._wrong(str(unknown("arm to compress", other, names)), "compress", index + 1)
-        of = next(arm for arm in able if arm.name == other)
-        own, line = self._options(one, "options", index + 1), self._line("", index + 1)
-        return [
-            Arm(f"{name}{told}", of.task, of.strategy, of.place, _words({**own, **chosen}), compresses=other, line=line)
-            for told, chosen in self._each(one, index + 1)
-        ]
-
-    def _each(self, one: Table, arm: int) -> list[tuple[str, dict[str, Value]]]:
-        """What each of the arms of one table has of its own: how its name goes on, and options."""
-        each = self._options(one, "each", arm)
-        several = itertools.product(*map(_several, each.values()))
-        chosen: list[dict[str, Value]] = [dict(zip(each, values, strict=True)) for values in several]
-        return [("".join(f", {key.replace('_', ' ')} {value}" for key, value in own.items()), own) for own in chosen]
-
-    def _grid(self, one: Table, arm: int) -> tuple[str, tuple[float, ...]]:
-        grid = self._options(one, "grid", arm)
-        if not grid:
-            return "", ()
-        [(name, values), *more] = grid.items()
-        numbers = _several(values)
-        if more or not all(isinstance(value, int | float) for value in numbers):
-            raise self._wrong("grid: is of one option and its numbers, such as {lr = [0.05, 0.1]}", "grid", arm)
-        return option(name), tuple(float(value) for value in numbers)
-
-    def _options(self, table: Table, key: str, arm: int) -> dict[str, Value]:
-        found = table.get(key, {})
-        if not isinstance(found, dict):
-            raise self._wrong(f"{key}: must be a table of options, such as {{lr = 0.1}}", key, arm)
-        for name, value in found.items():
-            if not isinstance(value, str | int | float | bool | list):
-                raise self._wrong(f"{key}: {name} has a value that is no text, number or list", name, arm)
-        return {name.replace("-", "_"): value for name, value in found.items()}
-
-    def _targets(self) -> tuple[float, ...]:
-        targets = _several(self._table.get("targets", []))
-        if not all(isinstance(one, int | float) and 0 < one < 1 for one in targets):
-            raise self._wrong("targets: are test accuracies, fractions from 0 to 1", "targets")
-        return tuple(sorted(float(one) for one in targets))
-
-    def _numbers(self, key: str) -> tuple[int, ...]:
-        values = self._table.get(key)
-        if not isinstance(values, list) or not all(type(one) is int and 0 <= one < 2**63 for one in values):
-            raise self._wrong(f"{key}: must be a list of whole numbers, such as [0, 1, 2]", key)
-        if len({*values}) < len(values):
-            raise self._wrong(f"{key}: one of them is there twice", key)
-        return tuple(values)
-
-    def _text(self, table: Table, key: str, arm: int) -> str:
-        found = table.get(key)
-        if not isinstance(found, str) or not found.strip():
-            raise self._wrong(f'{"arm" if arm else "study"}: {key} is missing: write {key} = "..."', key, arm)
-        return found
-
-    def _known(self, table: Table, names: Sequence[str], what: str, arm: int) -> None:
-        for name in table:
-            if name not in names:
-                raise self._wrong(str(unknown(f"key of {what}", name, names)), name, arm)
-
-    def _line(self, key: str, arm: int = 0) -> int:
-        """The line of a key, of the arm of that number (from 1), or outside of all; where that arm begins, where it is
-        not found.
-        """
-        return line_of(self._lines, key, arm)
-
-    def _wrong(self, told: str, where: str | int, arm: int = 0) -> UsageError:
-        """The error at a key, or at a line."""
-        line = where if isinstance(where, int) else self._line(where, arm)
-        if line == 1 and isinstance(where, str):
-            line = next((number for number, one in enumerate(self._lines, 1) if where in one), line)
-        return UsageError(f"{self._file}:{line}: {told}")
+def _check_keys(table: Json) -> None:
+    """Refuse a key that there is not, beside the nearest right one: before a key is said to be missing."""
+    tables = [("a study", table, StudyFile.__struct_fields__)]
+    for name, kind in ((START, StartTable), ("claims", Claim), ("arms", ArmTable)):
+        several = table.get(name, [])
+        for number, one in enumerate(several if isinstance(several, list) else [several]):
+            known = COMPRESSING if name == "arms" and "compress" in one else kind.__struct_fields__
+            tables.append((f"{name}[{number}]" if several is not one else name, one, known))
+    for place, one, known in tables:
+        for key in one if isinstance(one, dict) else ():
+            if key not in known:
+                raise unknown(f"key of {place}", key, known)
 
 
-def line_of(lines: Sequence[str], key: str, arm: int = 0) -> int:
-    """The line, from 1, of a key in a TOML text, of the arm of a number (from 1); where that begins, where the key is
-    not found, or the first line.
+def _study(file: StudyFile) -> Study:
+    file.common, file.cluster = _underscored(file.common), _underscored(file.cluster)
+    arms: list[Arm] = []
+    for one in file.arms:
+        with at(f"arm {one.name!r}"):
+            arms += _expanded(one, file, arms)
+    names = [arm.name for arm in arms]
+    for key, seeds in (("seeds", file.seeds), ("tuning_seeds", file.tuning_seeds)):
+        if len({*seeds}) < len(seeds):
+            raise UsageError(f"{key}: one of them is there twice")
+    if both := {*file.seeds} & {*file.tuning_seeds}:
+        raise UsageError(f"seed {min(both)} is in seeds and in tuning_seeds: tune on others")
+    if len(arms) * len(file.seeds) > MOST_TRIALS:
+        raise UsageError(f"{len(arms)} arms with {len(file.seeds)} seeds: at most {MOST_TRIALS} trials")
+    start = _start(file, arms)
+    _check_arms(arms, file)
+    baseline = file.baseline or names[0]
+    if baseline not in names:
+        raise unknown("arm", baseline, names)
+    claims = []
+    for claim in file.claims:
+        with at(f"claim {claim.says!r}"):
+            claims.append(_claim(claim, names))
+    targets = tuple(sorted(file.targets))
+    return Study(file.title, tuple(arms), file.seeds, targets, baseline, file.tuning_seeds, file.question,
+                 tuple(claims), start, file.cosine)  # fmt: skip
 
-    >>> line_of(["title = 'x'", "[[arms]]", "name = 'a'", "[[arms]]", "options = {lr = 1}"], "lr", 2)
-    5
-    """
-    begins = [number for number, line in enumerate(lines, 1) if line.strip().startswith("[[arms]]")]
-    start = begins[arm - 1] if 0 < arm <= len(begins) else 1
-    later = [number for number in begins if number > start]
-    stop = (later or [len(lines) + 1])[0] if arm else len(lines) + 1
-    asked = re.compile(rf"""(?:^|[\s{{,\[."']){re.escape(key).replace("_", "[-_]")}["']?\s*[=\].]""")
-    return next((number for number in range(start, stop) if key and asked.search(lines[number - 1])), start)
+
+def _claim(claim: Claim, names: Sequence[str]) -> Claim:
+    """A claim whose arms are names; one name stands for all that `each` makes of an arm."""
+    for key, value, known in (("of", claim.of, FIGURES), ("shape", claim.shape, SHAPES)):
+        if value not in known:
+            raise unknown(key, value, known)
+    arms: list[str] = []
+    for want in claim.arms or names:
+        alike = [want] if want in names else [name for name in names if name.startswith(f"{want}, ")]
+        if not alike:
+            raise unknown("arm", want, names)
+        arms += alike
+    if len({*arms}) < len(arms):
+        raise UsageError("an arm is named twice: none is compared with itself")
+    if claim.shape in VALUED and len(claim.values) != len(arms):
+        raise UsageError(f"{len(claim.values)} values for {len(arms)} arms: give one for each")
+    if claim.shape not in VALUED and len(arms) < 2:
+        raise UsageError(f"{claim.of} {claim.shape}: of two arms at least")
+    return msgspec.structs.replace(claim, arms=tuple(arms))
+
+
+def _start(file: StudyFile, arms: Sequence[Arm]) -> Arm | None:
+    """What all arms begin with, which are of its task and name no other beginning."""
+    if (start := file.start) is None:
+        return None
+    for arm in arms:
+        if arm.task != start.task:
+            raise UsageError(f"arm {arm.name!r}: its task is not that of [start], {start.task}")
+        if "--init-from" in arm.words:
+            raise UsageError(f"arm {arm.name!r}: init-from: all begin with what [start] trains")
+    words = _words({**_cluster(file, file.place), **_underscored(start.options)})
+    return Arm(START, start.task, start.strategy, file.place, words)
+
+
+def _check_arms(arms: Sequence[Arm], file: StudyFile) -> None:
+    names = [*([START] if file.start else []), *(arm.name for arm in arms)]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise UsageError(f"two arms are called {twice!r}: give each a name of its own")
+    tuned = [arm for arm in arms if arm.grid]
+    if odd := next((arm for arm in tuned if len(arm.grid) != len(tuned[0].grid)), None):
+        raise UsageError(
+            f"arm {odd.name!r}: its grid has {len(odd.grid)} values, that of {tuned[0].name!r} {len(tuned[0].grid)}: "
+            "give all as many"
+        )
+    if tuned and not file.tuning_seeds:
+        raise UsageError(f"arm {tuned[0].name!r} has a grid: name tuning_seeds to look through it")
+
+
+def _expanded(one: ArmTable, file: StudyFile, before: Sequence[Arm]) -> list[Arm]:
+    """The arms that one table stands for."""
+    place = one.place or file.place
+    if place not in PLACES:
+        raise unknown("place", place, PLACES)
+    options = _underscored(one.options)
+    if one.compress:
+        able = {arm.name: arm for arm in before if arm.place == "local" and not arm.compresses and arm.members == 1}
+        if one.compress not in able:
+            raise unknown("arm to compress", one.compress, able)
+        of = able[one.compress]
+        arm = Arm(one.name, of.task, of.strategy, of.place, (), compresses=of.name)
+    else:
+        tuned, grid = next(iter(one.grid.items()), ("", []))
+        arm = Arm(one.name, one.task, one.strategy, place, (), tuned and option(tuned), tuple(grid), one.members)
+        shared = dict(file.common)
+        for name in one.without:
+            if shared.pop(name.replace("-", "_"), None) is None:
+                raise UsageError(f"without {name!r}: [common] has no such option")
+        if one.members > 1 and (budget := {**shared, **options}.get("budget")):
+            options["budget"] = _part(str(budget), one.members)
+        options = {**_cluster(file, place), **shared, **options}
+    several = [dict(zip(one.each, values, strict=True)) for values in itertools.product(*one.each.values())]
+    return [
+        msgspec.structs.replace(
+            arm,
+            name=", ".join([one.name, *(f"{key.replace('-', ' ').replace('_', ' ')} {own[key]}" for key in own)]),
+            words=_words({**options, **_underscored(own)}),
+        )
+        for own in several
+    ]
+
+
+def _cluster(file: StudyFile, place: str) -> Options:
+    return file.cluster if place == "simulated" else {}
+
+
+def _underscored(options: Mapping[str, Value]) -> Options:
+    return {name.replace("-", "_"): value for name, value in options.items()}
 
 
 def _part(budget: str, members: int) -> str:
@@ -373,11 +313,7 @@ def _part(budget: str, members: int) -> str:
     return f"{float(found[1]) / members:g}{found[2]}" if found else budget
 
 
-def _several(value: object) -> list[str | int | float]:
-    return value if isinstance(value, list) else [value]  # type: ignore[list-item]  # checked by who asks
-
-
-def _words(options: Mapping[str, Value]) -> tuple[str, ...]:
+def _words(options: Options) -> tuple[str, ...]:
     """Options as words of the command line.
 
     >>> _words({"lr": 0.1, "phantom": True, "keep": False, "optimizer_options": ["eps=1e-8"]})
@@ -386,5 +322,6 @@ def _words(options: Mapping[str, Value]) -> tuple[str, ...]:
     words: list[str] = []
     for name, value in options.items():
         if value is not False:
-            words += [option(name), *([] if value is True else map(str, _several(value)))]
+            values = value if isinstance(value, list) else [] if value is True else [value]
+            words += [option(name), *map(str, values)]
     return tuple(words)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
-import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean, stdev
 
 import msgspec
+from rich.console import Console
+from rich.table import Table
 
 from distbelief.core.records import Json
-from distbelief.lab.study import statistics
 from distbelief.lab.study.claims import Judged, momentum
 from distbelief.lab.study.definition import Arm, Study
-from distbelief.lab.study.running import seconds_to
-from distbelief.lab.study.statistics import Interval, median
+from distbelief.lab.study.statistics import MISSED, Interval, median, ratio_of_medians
 from distbelief.lab.study.trials import PARTS, SHRUNK, Trial
 
 BUSY = 0.1
 """The part of a machine that others take, from which it is said to have been busy."""
-NAME = 36
-"""Letters of an arm's name on one line of a table, so that all of it is at most 100 wide."""
+WIDTH = 100
+"""Letters of a line of a table, at most: longer names are broken."""
 HOW = {"local": "measured", "simulated": "simulated"}
 """How figures of a place are known."""
 
@@ -182,9 +182,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def figures(study: Study, trials: Sequence[Trial], arm: Arm) -> ArmFigures:
     """What the trials of an arm add up to."""
     base = baseline_of(study, arm)
-    own, theirs = (_whole([one for one in trials if one.arm == name]) for name in (arm.name, base.name))
-    every = [one for one in trials if one.arm == arm.name]
-    failed = [one for one in every if one.failed]
+    every, theirs = (
+        sorted((one for one in trials if one.arm == name), key=lambda one: one.seed) for name in (arm.name, base.name)
+    )
+    own, failed = ([one for one in every if one.failed == broken] for broken in (False, True))
     return ArmFigures(
         name=arm.name, task=arm.task, strategy=arm.strategy, place=arm.place, baseline=base.name,
         command=every[0].command if every else "", value=every[0].value if every else None,
@@ -202,8 +203,7 @@ def figures(study: Study, trials: Sequence[Trial], arm: Arm) -> ArmFigures:
         cosine=median([one.cosine for one in own if one.cosine is not None]),
         parts={name: median([one.parts[name] for one in own]) for name in PARTS} if own and own[0].parts else {},
         busy=max((one.busy for one in own if one.busy is not None), default=math.nan),
-        targets=[_reached(target, own, theirs, len(failed), len([t for t in trials if t.arm == base.name]))
-                 for target in study.targets],
+        targets=[_reached(target, every, theirs) for target in study.targets],
     )  # fmt: skip
 
 
@@ -253,33 +253,16 @@ def _known(arm: ArmFigures) -> list[str]:
     return [percent(arm.accuracy), number(arm.samples_per_second)]
 
 
-def _broken(name: str) -> list[str]:
-    """A name on as many lines as it needs, the last of which begins after its last comma.
-
-    >>> _broken("MLP, downpour"), _broken("MLP, simulated downpour with Adagrad, replicas 4")
-    (['MLP, downpour'], ['MLP, simulated downpour with', '  Adagrad,', '  replicas 4'])
-    """
-    if len(name) <= NAME:
-        return [name]
-    head, comma, tail = name.rpartition(", ")
-    parts = [head + comma.rstrip(), f"  {tail}"] if head else [name]
-    return [line for part in parts for line in textwrap.wrap(part, NAME, subsequent_indent="  ")]
-
-
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Cells as lines, the first column to the left; a long name there begins on lines of its own."""
-    names = [_broken(row[0]) for row in rows]
-    first = max(len(part) for name in names for part in name)
-    widths = [max(len(row[column]) for row in rows) for column in range(1, len(rows[0]))]
-    lines: list[str] = []
-    for name, row in zip(names, rows, strict=True):
-        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths, strict=True)]
-        lines += [*name[:-1], "  ".join([name[-1].ljust(first), *cells])]
-    return lines
-
-
-def _whole(trials: Sequence[Trial]) -> list[Trial]:
-    return [one for one in sorted(trials, key=lambda one: one.seed) if not one.failed]
+    """Cells as lines, the first column to the left; a long name there goes on below."""
+    table = Table(*rows[0], box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in table.columns[1:]:
+        column.justify, column.no_wrap = "right", True
+    for row in rows[1:]:
+        table.add_row(*row)
+    text = io.StringIO()
+    Console(file=text, width=WIDTH, markup=False, emoji=False, highlight=False).print(table)
+    return [line.rstrip() for line in text.getvalue().splitlines()]
 
 
 def _mean(histogram: dict[str, int]) -> float:
@@ -287,29 +270,22 @@ def _mean(histogram: dict[str, int]) -> float:
     return sum(int(staleness) * times for staleness, times in histogram.items()) / count if count else 0.0
 
 
-def _reached(target: float, own: Sequence[Trial], theirs: Sequence[Trial], failed: int, others: int) -> Reached:
-    """How an arm stands to a target; a trial that failed is a miss."""
-    seconds = [seconds_to(one, target) for one in own] + [statistics.MISSED] * failed
-    base = [seconds_to(one, target) for one in theirs] + [statistics.MISSED] * (others - len(theirs))
-    steps, samples = [statistics.MISSED] * failed, [statistics.MISSED] * failed
-    each = []
-    for one in own:
-        at = statistics.first_held([point.accuracy for point in one.points], target)
-        point = None if at is None else one.points[at]
-        steps.append(statistics.MISSED if point is None else point.steps)
-        samples.append(statistics.MISSED if point is None else point.samples)
-        if point is not None and point.steps:
-            each.append(statistics.efficiency(point.seconds, point.steps).seconds_per_step)
+def _reached(target: float, own: Sequence[Trial], theirs: Sequence[Trial]) -> Reached:
+    """How an arm stands to a target, beside the trials of its baseline; a trial that failed is a miss."""
+    seconds, base = ([one.seconds_to(target) for one in trials] for trials in (own, theirs))
+    points = [one.held(target) for one in own]
     return Reached(
         target, sum(map(math.isfinite, seconds)), len(seconds), seconds, median(seconds),
-        _speed_up(base, seconds, own == theirs), median(each), median(steps), median(samples),
+        _speed_up(base, seconds, own == theirs),
+        median([point.seconds / point.steps for point in points if point and point.steps]),
+        *(median([getattr(point, name) if point else MISSED for point in points]) for name in ("steps", "samples")),
     )  # fmt: skip
 
 
 def _speed_up(baseline: Sequence[float], seconds: Sequence[float], same: bool) -> Interval:
     """Of the same trials it is one, and not what two draws of them have by chance."""
     exact = same and math.isfinite(median(seconds))
-    return Interval(1.0, 1.0, 1.0) if exact else statistics.ratio_of_medians(baseline, seconds)
+    return Interval(1.0, 1.0, 1.0) if exact else ratio_of_medians(baseline, seconds)
 
 
 def baseline_of(study: Study, arm: Arm) -> Arm:
@@ -319,28 +295,6 @@ def baseline_of(study: Study, arm: Arm) -> Arm:
     base = study.arm(study.baseline)
     alike = [one for one in study.arms if (one.task, one.place) == (arm.task, arm.place)]
     return base if base in alike else alike[0]
-
-
-def _seconds_to_target(arm: ArmFigures) -> float:
-    return arm.targets[-1].median if arm.targets else math.nan
-
-
-FIGURES: Mapping[str, Callable[[ArmFigures], float]] = {
-    "accuracy": lambda arm: arm.accuracy_with_failed,
-    "seconds to the target": _seconds_to_target,
-    "milliseconds a step": lambda arm: 1e3 * arm.seconds_per_step,
-    "milliseconds an update": lambda arm: 1e3 * arm.seconds_per_update,
-    "samples to the target": lambda arm: arm.targets[-1].samples if arm.targets else math.nan,
-    "microseconds a sample": lambda arm: 1e6 / arm.samples_per_second,
-    "samples a second": lambda arm: arm.samples_per_second,
-    "milliseconds of waiting": lambda arm: 1e3 * arm.parts.get("wait", math.nan),
-    "milliseconds of computing": lambda arm: 1e3 * arm.parts.get("compute", math.nan),
-    "mean staleness": lambda arm: arm.staleness,
-    "most staleness": lambda arm: arm.most_staleness,
-    "momentum": lambda arm: arm.momentum,
-    "cosine": lambda arm: arm.cosine,
-}
-"""The figures that a claim may be about, by the names of `study.claims.OF`."""
 
 
 def number(value: float) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import html
 import importlib.util
-import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,11 +15,6 @@ from distbelief.lab.study.figures import SHRUNK_HEAD, ArmFigures, Report, kind, 
 from distbelief.record.folder import write_atomically
 
 PAGE = "report.html"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-PATIENCE = 120.0
-"""Seconds in which a picture of a page is made."""
-HEIGHT = 450
-"""Pixels of a chart that does not say."""
 STYLE = """
 :root{color-scheme:light dark;--ink:#1b1f24;--paper:#fff;--soft:#f3f4f6;--line:#d0d7de;--grid:#e4e7eb}
 @media(prefers-color-scheme:dark){:root{--ink:#e6e8eb;--paper:#14171a;--soft:#1f2428;--line:#3a424a;--grid:#2c333a}}
@@ -62,15 +55,7 @@ def plotly() -> Path | None:
 
 
 def write_page(path: Path, found: Report) -> str:
-    """Write the page of a report; returns what to do where it could not be made, else "".
-
-    Args:
-        path: the file.
-        found: the report.
-
-    Raises:
-        OSError: the disk is full.
-    """
+    """Write the page of a report; returns what to do where it could not be made, else ""."""
     script = plotly()
     if script is None:
         return f"{path.name} needs plotly, which is not installed: pip install 'distbelief[report]'"
@@ -79,12 +64,7 @@ def write_page(path: Path, found: Report) -> str:
 
 
 def page(found: Report, script: str) -> str:
-    """The page.
-
-    Args:
-        found: the report.
-        script: plotly.js.
-    """
+    """The page, with plotly.js in it."""
     drawn = list(charts(found))
     figures = msgspec.json.encode({name: chart for name, _, chart in drawn}).decode().replace("</", "<\\/")
     title, told = html.escape(found.study.title), html.escape
@@ -104,7 +84,7 @@ def page(found: Report, script: str) -> str:
         "<details><summary>The command of each arm</summary><ul>",
         *(f"<li>{told(one.name)}<br><code>{told(one.command)}</code></li>" for one in found.arms if one.command),
         "</ul></details>",
-        *(f"<h2>{told(heading)}</h2><div class='chart' id='{name}' style='height:{_height(chart)}px'></div>"
+        *(f"<h2>{told(heading)}</h2>{_place(name, chart)}"
           for name, heading, chart in drawn),
         f"<h2>How it was made</h2>{_rules(found)}</main>",
         f"<script type='text/plain' id='plotly'>{script}</script>",
@@ -113,28 +93,9 @@ def page(found: Report, script: str) -> str:
     return "\n".join(parts)
 
 
-def _height(chart: Chart) -> int:
-    """Pixels that are kept free for a chart until it is drawn."""
-    return int(chart["layout"].get("height", HEIGHT))
-
-
-def write_picture(page: Path) -> str:
-    """Write a picture of a page beside it, as a browser shows it; returns what to do where it could not be made.
-
-    Args:
-        page: the file; the picture has its name, with .png.
-    """
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        return f"{page.with_suffix('.png').name} needs a browser: install chromium"
-    picture, height = page.with_suffix(".png"), 600 + 460 * page.read_text().count("<div class='chart'")
-    words = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=8000",
-             f"--window-size=1200,{height}", f"--screenshot={picture}", page.resolve().as_uri()]  # fmt: skip
-    try:
-        done = subprocess.run([browser, *words], capture_output=True, timeout=PATIENCE, check=False)
-    except subprocess.TimeoutExpired:
-        return f"{picture.name} was not made in {PATIENCE:g} s: make it with less else on this machine"
-    return "" if done.returncode == 0 and picture.is_file() else f"{picture.name}: {browser} could not draw it"
+def _place(name: str, chart: Chart) -> str:
+    """Room that is kept free for a chart until it is drawn."""
+    return f"<div class='chart' id='{name}' style='height:{chart['layout']['height']}px'></div>"
 
 
 def _table(found: Report, group: Sequence[ArmFigures]) -> str:
@@ -175,12 +136,16 @@ def _rules(found: Report) -> str:
 
 def _beginnings(study: Study) -> list[str]:
     """What all arms begin with, and which are several models."""
-    start = study.start
-    told = [f"All arms begin with the model that {start.strategy} {' '.join(start.words)} has trained with the same "
-            "seed, which counts for none of them."] if start else []  # fmt: skip
-    farms = [arm for arm in study.arms if arm.members > 1]
-    return told + [
+    told = []
+    if start := study.start:
+        told.append(
+            f"All arms begin with the model that {start.strategy} {' '.join(start.words)} has trained with the same "
+            "seed, which counts for none of them."
+        )
+    told += [
         f"{arm.name}: {arm.members} models are trained one after another, and their outputs averaged; seconds, samples "
         "and steps are of all together."
-        for arm in farms
+        for arm in study.arms
+        if arm.members > 1
     ]
+    return told

@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 
 from distbelief.core.records import Json
-from distbelief.lab.study.claims import judge
+from distbelief.lab.study.claims import FIGURES, judge
 from distbelief.lab.study.definition import Study
-from distbelief.lab.study.figures import FIGURES, Report, figures, shrunk_figures
-from distbelief.lab.study.running import StudyFolder, seconds_to, starts
+from distbelief.lab.study.figures import Report, figures, shrunk_figures
+from distbelief.lab.study.running import MACHINE, StudyFolder, read_kept, starts
 from distbelief.lab.study.sentences import sentences
 from distbelief.lab.study.trials import Trial
 from distbelief.record.folder import write_atomically
@@ -58,13 +58,13 @@ def write_report(path: Path, study: Study, trials: Sequence[Trial]) -> Report:
     cost = folder.cost()
     told = (
         f"The jobs took {cost.jobs:,.0f} s, evaluating afterwards {cost.measuring:,.0f} s, and the study itself "
-        f"{cost.beside:,.1f} s, {100 * cost.share:.1f} % of both."
+        f"{cost.beside:,.1f} s, {100 * cost.beside / ((cost.jobs + cost.measuring) or 1.0):.1f} % of both."
     )
-    made = msgspec.structs.replace(make_report(study, trials, folder.machine()), cost=told)
+    made = msgspec.structs.replace(make_report(study, trials, read_kept(path / MACHINE, Json)), cost=told)
     write_atomically(path / REPORT, msgspec.json.format(msgspec.json.encode(made), indent=1))
     kept = ("arm", "seed", "value", "command", "place", "outcome", "reason", "replicas", "seconds", "epochs", "steps",
             "samples", "updates", "bytes", "busy")  # fmt: skip
-    rows = [[*(getattr(one, name) for name in kept), one.accuracy, *(seconds_to(one, t) for t in study.targets)]
+    rows = [[*(getattr(one, name) for name in kept), one.accuracy, *(one.seconds_to(t) for t in study.targets)]
             for one in made.trials]  # fmt: skip
     _write(path / TRIALS, [*kept, "accuracy", *(f"seconds to {target:g}" for target in study.targets)], rows)
     points = [[one.arm, one.seed, *msgspec.structs.astuple(point)] for one in made.trials for point in one.points]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -16,8 +16,8 @@ from distbelief.core.outcomes import Cause, Outcome
 from distbelief.core.records import Json
 from distbelief.errors import DistbeliefError, Interrupted, UsageError
 from distbelief.job import Job
-from distbelief.lab.study import statistics
 from distbelief.lab.study.definition import Arm, Study
+from distbelief.lab.study.statistics import median
 from distbelief.lab.study.trials import SHRUNK, Trial, cosine, measure_points, of_result, tidy
 from distbelief.record.folder import RunFolder, write_atomically
 from distbelief.record.machine import busy, machine
@@ -29,35 +29,19 @@ KEPT = 100_000
 """Checkpoints of a run that are kept until its end: all."""
 
 
-class Place(Protocol):
-    """Where a trial is run."""
-
-    def run(self, job: Job) -> Json:
-        """Run a job to its end."""
-
-
 @dataclass(frozen=True)
 class Prepared:
     """A trial that can be run."""
 
-    job: Job
-    place: Place
+    run: Callable[..., Json]
+    """Runs the job; or, without one, compresses the model of a run folder into a file."""
     command: str
-    """That runs it by itself."""
+    """That does it by itself, but for the run that is compressed."""
+    job: Job | None = None
 
 
-@dataclass(frozen=True)
-class PreparedCompression:
-    """A trial that compresses what another has trained."""
-
-    compress: Callable[[Path, Path], Json]
-    """Given the run folder and the file to write; returns what `distbelief.compress` does."""
-    command: str
-    """That does it by itself, but for the run."""
-
-
-Prepare = Callable[[Arm, Sequence[str]], Prepared | PreparedCompression]
-"""Makes a job of an arm and the words of its options; raises `UsageError`, where there is no such option or value."""
+Prepare = Callable[[Arm, Sequence[str]], Prepared]
+"""Prepares an arm with the words of its options; raises `UsageError`, where there is no such option or value."""
 
 
 @dataclass(frozen=True)
@@ -120,16 +104,6 @@ class Cost(msgspec.Struct, frozen=True):
     beside: float = 0.0
     """All else."""
 
-    @property
-    def share(self) -> float:
-        """What the study itself is of what its jobs and the evaluations took.
-
-        >>> Cost(90.0, 10.0, 2.0).share, Cost().share
-        (0.02, 0.0)
-        """
-        whole = self.jobs + self.measuring
-        return self.beside / whole if whole else 0.0
-
 
 class StudyFolder:
     """The folder of a study.
@@ -169,14 +143,6 @@ class StudyFolder:
         """
         return read_kept(self.path / STUDY, Study)
 
-    def machine(self) -> Json:
-        """What it was begun on.
-
-        Raises:
-            UsageError: it cannot be read.
-        """
-        return read_kept(self.path / MACHINE, Json)
-
     def trial(self, due: Due) -> Trial | None:
         """What is kept of a trial; None where it has not been run to its end."""
         file = self.path / due.folder / TRIAL
@@ -191,13 +157,8 @@ class StudyFolder:
                 found.append(msgspec.json.decode(line, type=Cost))
         return Cost(*(sum(getattr(one, name) for one in found) for name in Cost.__struct_fields__))
 
-    def spend(self, cost: Cost) -> None:
-        """Write down what a trial took."""
-        with (self.path / COSTS).open("ab") as file:
-            file.write(msgspec.json.encode(cost) + b"\n")
-
-    def keep(self, due: Due, trial: Trial) -> None:
-        """Keep a trial.
+    def keep(self, due: Due, trial: Trial, cost: Cost) -> None:
+        """Keep a trial, and what it took.
 
         Raises:
             OSError: the disk is full; the trial is run again then.
@@ -205,6 +166,8 @@ class StudyFolder:
         folder = self.path / due.folder
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / TRIAL, msgspec.json.encode(trial))
+        with (self.path / COSTS).open("ab") as file:
+            file.write(msgspec.json.encode(cost) + b"\n")
 
 
 Kind = TypeVar("Kind")
@@ -281,9 +244,8 @@ def starts(study: Study, _: Sequence[Trial] = ()) -> list[Due]:
     """What trains the models from which all others begin: one for each of their seeds."""
     if study.start is None:
         return []
-    trials = [*(Due(arm, seed) for arm in study.arms for seed in study.seeds),
-              *(Due(arm, seed) for arm in study.arms if arm.grid for seed in study.tuning_seeds)]  # fmt: skip
-    return [Due(study.start, seed) for seed in dict.fromkeys(seed for due in trials for seed in due.member_seeds)]
+    due = [Due(arm, seed) for arm in study.arms for seed in (*study.seeds, *(study.tuning_seeds if arm.grid else ()))]
+    return [Due(study.start, seed) for seed in dict.fromkeys(seed for one in due for seed in one.member_seeds)]
 
 
 def _candidates(study: Study, _: Sequence[Trial]) -> list[Due]:
@@ -311,24 +273,17 @@ def choose(arm: Arm, targets: Sequence[float], found: Sequence[Trial]) -> float 
 
     def price(value: float) -> tuple[float, float]:
         trials = [one for one in found if one.tuning and one.arm == arm.name and one.value == value]
-        last = [-one.points[-1].accuracy if one.points else 0.0 for one in trials]
-        times = [seconds_to(one, targets[-1]) for one in trials] if targets else []
-        return (statistics.median(times) if times else 0.0, statistics.median(last))
+        times = [one.seconds_to(targets[-1]) for one in trials] if targets else [0.0]
+        return median(times), median([-(one.accuracy or 0.0) for one in trials])
 
     return min(arm.grid, key=price, default=None)
-
-
-def seconds_to(trial: Trial, target: float) -> float:
-    """The seconds of a trial till two evaluations in a row held a target; infinite where none did."""
-    at = statistics.first_held([point.accuracy for point in trial.points], target)
-    return statistics.MISSED if at is None else trial.points[at].seconds
 
 
 def _run(folder: StudyFolder, due: Due, prepare: Prepare, tell: Callable[[str], None]) -> Trial:
     """Run one trial, and keep it; one that cannot be run is kept with the reason."""
     began, arm, study = time.monotonic(), due.arm, folder.study()
     tell(f"{arm.name}{f', {arm.tuned} {due.value:g}' if due.tuning else ''}, seed {due.seed}")
-    spent, start = Cost(), None if arm.compresses or arm == study.start else study.start
+    start = None if arm.compresses or arm == study.start else study.start
     members = []
     for seed in due.member_seeds:
         begin = ("--init-from", str(folder.path / Due(start, seed).runs[0])) if start else ()
@@ -336,23 +291,25 @@ def _run(folder: StudyFolder, due: Due, prepare: Prepare, tell: Callable[[str], 
     runs = [folder.path / run for run in due.runs]
     for run in runs:
         shutil.rmtree(run, ignore_errors=True)
-    told: Json
+    cost, result = Cost(), Json()
     try:
-        if isinstance(members[0], PreparedCompression):
-            told, spent = _compress(members[0], folder.path / due.origin / RUN, runs[0])
+        if arm.compresses:
+            runs[0].mkdir(parents=True)
+            compressed = members[0].run(folder.path / due.origin / RUN, runs[0] / "model.dbz")
+            result["shrunk"] = {name: compressed[name] for name in SHRUNK if name in compressed}
+            cost = Cost(time.monotonic() - began)
         else:
-            told, spent = _train(cast(list[Prepared], members), runs, arm.place == "local", study.cosine)
+            result, cost = _train(members, runs, arm.place == "local", study.cosine)
     except Interrupted:
         raise
     except DistbeliefError as error:
-        told = {"outcome": str(Outcome.FAILED), "reason": " ".join(str(error).split())}
+        result = {"outcome": str(Outcome.FAILED), "reason": " ".join(str(error).split())}
     trial = Trial(
         arm=arm.name, seed=due.seed, value=due.value, tuning=due.tuning, task=arm.task, strategy=arm.strategy,
-        command="; ".join(member.command for member in members), place=arm.place, **told,
+        command="; ".join(member.command for member in members), place=arm.place, **result,
     )  # fmt: skip
-    folder.keep(due, trial)
-    whole = time.monotonic() - began
-    folder.spend(msgspec.structs.replace(spent, beside=max(0.0, whole - spent.jobs - spent.measuring)))
+    beside = max(0.0, time.monotonic() - began - cost.jobs - cost.measuring)
+    folder.keep(due, trial, msgspec.structs.replace(cost, beside=beside))
     return trial
 
 
@@ -368,39 +325,29 @@ def _later(job: Job) -> Json:
     return {"evaluate_every": 0, "checkpoint_every": every}
 
 
-def _compress(prepared: PreparedCompression, run: Path, out: Path) -> tuple[Json, Cost]:
-    """Compress the model of a run into a file in the folder `out`."""
-    began = time.monotonic()
-    out.mkdir(parents=True)
-    result = prepared.compress(run, out / "model.dbz")
-    shrunk = {name: result[name] for name in SHRUNK if name in result}
-    return {"outcome": str(Outcome.DONE), "shrunk": shrunk}, Cost(jobs=time.monotonic() - began)
-
-
 def _train(members: Sequence[Prepared], runs: Sequence[Path], measured: bool, cosines: bool) -> tuple[Json, Cost]:
     """Run jobs, one after the other, and measure their models, or their mean, as they were at each checkpoint."""
     from distbelief.tasks import resolve
 
-    before = busy() if measured else None
-    began = time.monotonic()
+    before, began = busy() if measured else 0.0, time.monotonic()
     results = [_play(prepared, run) for prepared, run in zip(members, runs, strict=True)]
     ran = time.monotonic() - began
-    after = busy() if measured else None
-    began, job = time.monotonic(), members[0].job
+    taken = (before + busy()) / 2 if measured else None
+    began, job = time.monotonic(), cast(Job, members[0].job)
     task = resolve(job.reference, job.data_dir)
     points = measure_points(runs, task, job.seed)
     alike = cosine(runs[0], task, job.batch_size, job.seed) if cosines else None
     cost = Cost(ran, time.monotonic() - began)
     for run in runs:
         tidy(run)
-    taken = None if before is None or after is None else (before + after) / 2
     return {**of_result(*results), "points": points, "busy": taken, "cosine": alike}, cost
 
 
 def _play(prepared: Prepared, run: Path) -> Json:
     """Run one job; returns its result."""
     run.parent.mkdir(parents=True, exist_ok=True)
-    result = prepared.place.run(replace(prepared.job, out=str(run), keep_checkpoints=KEPT, **_later(prepared.job)))
+    job = cast(Job, prepared.job)
+    result = prepared.run(replace(job, out=str(run), keep_checkpoints=KEPT, **_later(job)))
     if result["outcome"] == Outcome.INTERRUPTED:
         with contextlib.suppress(OSError):
             shutil.rmtree(run)

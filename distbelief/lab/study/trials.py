@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from distbelief.core import records
 from distbelief.core.outcomes import Outcome
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
+from distbelief.lab.study.statistics import MISSED
 from distbelief.record.checkpoints import read_manifest
 from distbelief.record.folder import RunFolder
 from distbelief.record.metrics import read_metrics
@@ -62,7 +64,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     strategy: str
     place: str
-    outcome: str
+    outcome: str = str(Outcome.DONE)
     reason: str = ""
     """Why it could not be run, or failed; else how it ended."""
     replicas: int = 1
@@ -91,6 +93,16 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     def failed(self) -> bool:
         """Whether there is nothing to be seen of it."""
         return not (self.points or self.shrunk)
+
+    def held(self, target: float) -> Point | None:
+        """The first of two points in a row that hold a target; None where there are none."""
+        pairs = itertools.pairwise(self.points)
+        return next((one for one, after in pairs if min(one.accuracy, after.accuracy) >= target), None)
+
+    def seconds_to(self, target: float) -> float:
+        """Seconds till it held a target; infinite where it never did."""
+        point = self.held(target)
+        return point.seconds if point else MISSED
 
     @property
     def accuracy(self) -> float | None:
