@@ -70,7 +70,7 @@ class RoutedNetwork(VirtualNetwork):
         return endpoint
 
     def host_of(self, role: str) -> int:
-        """Return the number of a role's host: shards are spread over switches, and a standby is at another than its shard."""
+        """Return the number of a role's host: shards are spread over switches, a standby elsewhere than its shard."""
         parsed = roles.parse(role)
         if parsed.kind is roles.Kind.REPLICA:
             return parsed.index // self.per_host

@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -59,23 +58,6 @@ def test_a_host_without_data(start: Start, hosts: Hosts, mnist: str) -> None:
     without(hosts, "n2", mnist)
     told = refused(start("mnist", "downpour", "--shards", "2", "--epochs", "1"), hosts)
     assert f"host n2: no MNIST in {mnist}" in told
-
-
-def test_a_host_without_data_is_sent_them(start: Start, hosts: Hosts, mnist: str) -> None:
-    """Once the job is over they are gone."""
-    without(hosts, "n2", mnist)
-    temporary = Path(tempfile.gettempdir())
-    before = {*temporary.glob("distbelief-data-*")}
-    job = start("mnist", "downpour", "--shards", "2", "--standby", "1", "--epochs", "1", "--ship-data")
-    sent = job.until(lambda record: "were sent to" in str(record.get("text")))
-    assert re.fullmatch(r"data: \d+\.\d MB of .* were sent to n2, until the job ends", str(sent["text"])), sent
-    assert len({*temporary.glob("distbelief-data-*")} - before) == 1
-    result = job.result()
-    assert (result["outcome"], result["samples"]) == ("done", 60_000), job.errors()
-    assert job.died() == set()
-    assert set(job.wait()) == {0}
-    hosts.wait_until_empty(20.0)
-    assert not {*temporary.glob("distbelief-data-*")} - before
 
 
 def test_a_host_whose_clock_is_an_hour_off(start: Start, hosts: Hosts) -> None:

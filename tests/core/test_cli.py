@@ -53,7 +53,7 @@ OWN = {
 VIRTUAL = "--network --topology --handling --hosts --compute --stragglers --faults --phantom --keep --sweep"
 LOCAL = (
     "--transport --bind --advertise --insecure --tls --listen --logs --pad --straggle "
-    "--hosts --hostfile --on --remote-shell --topology --interface --tickets --oversubscribe --ship-data "
+    "--hosts --hostfile --on --remote-shell --topology --interface --tickets --oversubscribe "
     "--leave-within --dry-run"
 )
 DEALT = "--order --data"

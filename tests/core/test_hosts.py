@@ -32,7 +32,6 @@ from distbelief.places.cluster.engines import RemoteShell
 from distbelief.places.cluster.hosts import Host, parse_hostfile, parse_hosts
 from distbelief.places.cluster.placement import HOME, HostSlots, Placement
 from distbelief.places.cluster.ray_cluster import RayInvitation
-from distbelief.places.cluster.shipping import list_data
 from distbelief.places.cluster.slurm import is_allocated
 from distbelief.places.cluster.words import AttendMeeting, Greeting, HostsReached, ReachHosts
 from distbelief.places.join import join_server
@@ -268,8 +267,6 @@ def test_the_document_shows_what_a_dry_run_of_its_command_shows(begin: str, caps
         ("--dry-run", "--dry-run True: is of several hosts"),
         ("--oversubscribe", "--oversubscribe True: is of several hosts"),
         ("--leave-within 30", "--leave-within 30.0: is of several hosts"),
-        ("--ship-data", "--ship-data True: is of several hosts"),
-        ("--hosts a:2 --ship-data --data-dir nowhere", "nowhere is no folder here"),
         ("--hosts a:2 --leave-within -1", "--leave-within -1: is a number of seconds, 0 or more"),
         ("--hosts a:2 --leave-within nan", "--leave-within nan: is a number of seconds, 0 or more"),
         ("--hosts a:2 --listen 0.0.0.0", "--listen 0.0.0.0: is of one host, and there are several"),
@@ -283,17 +280,6 @@ def test_the_document_shows_what_a_dry_run_of_its_command_shows(begin: str, caps
 def test_what_means_nothing_on_hosts_is_refused(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["train", "digits", "downpour", *words.split()]) == 2
     assert told in capsys.readouterr().err
-
-
-def test_scripts_read_their_data_themselves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("own.py").write_text("")
-    monkeypatch.setenv("DISTBELIEF_DATA", str(tmp_path))
-    assert main.run(["launch", "downpour", "--hosts", "a:2", "--ship-data", "own.py"]) == 2
-    assert "--ship-data: is of a task, and a script reads its data by itself" in capsys.readouterr().err
-    assert not Path("runs").exists()
 
 
 def test_slurm_is_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,15 +409,6 @@ def test_an_allocation_is_a_place_where_it_has_several_nodes_and_all_are_listed(
     monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "4(x3)")
     assert main.run(["train", "mnist", "downpour", "--dry-run"]) == 2
     assert "the nodes n[0-1] cannot be listed" in capsys.readouterr().err
-
-
-def test_no_more_than_256_mb_of_data_are_sent(tmp_path: Path) -> None:
-    (tmp_path / "data").touch()
-    os.truncate(tmp_path / "data", 256_000_000)
-    assert len(list_data(tmp_path)) == 1
-    (tmp_path / "more").write_text("1")
-    with pytest.raises(UsageError, match=r"holds 256 MB in 2 files, and at most 256 MB in 4096 are sent"):
-        list_data(tmp_path)
 
 
 def test_slurm_is_asked_for_where_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,6 @@ import random
 import signal
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -240,17 +239,6 @@ def _absent_on_b() -> TensorData:
 def absent() -> Task:
     """Whose data are on every host but b."""
     return Task(model=net, train=_absent_on_b)
-
-
-def _kept(data_dir: str) -> TensorData:
-    inputs = torch.load(Path(data_dir) / "some" / "inputs.pt", weights_only=True)
-    print("read in", data_dir, file=sys.stderr)
-    return TensorData(inputs, torch.zeros(len(inputs), dtype=torch.long))
-
-
-def kept(data_dir: str = "") -> Task:
-    """Whose data are in a folder, and are read there."""
-    return Task(model=net, train=partial(_kept, data_dir))
 
 
 def stubborn() -> Task:

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import multiprocessing
 import os
-import re
 import shlex
 import signal
-import socket
 import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic, sleep
-from types import SimpleNamespace
 from typing import Any
 
 import jobs
-import msgspec
 import pytest
-import torch
 from patience import SECONDS
 
 from distbelief.errors import JobFailed, UsageError
-from distbelief.places import signals
 from distbelief.places.attempt import Attempt
-from distbelief.places.cluster import shipping
 from distbelief.places.cluster.cluster import Cluster
-from distbelief.places.cluster.words import DataFile, DataPiece, DataTaken, OfferData
 from distbelief.places.place import Event
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.processes import Hooks
@@ -359,251 +349,3 @@ def test_a_host_that_is_told_to_go_before_the_job_has_begun_ends_it(shell: str, 
     assert told.process.returncode == 130
     assert "SIGTERM on host a, before the job began" in printed
     (tmp_path / "held").unlink()
-
-
-# data that are sent
-
-LACKS = (
-    "from distbelief.places.cluster import agent, shipping; has = shipping._has; "
-    "shipping._has = lambda folder, file: 'distbelief-data-' in str(folder) and has(folder, file)"
-)
-"""Runs an agent as one on a host where nothing of the data is at the path that it has here."""
-
-
-@pytest.fixture
-def stored(tmp_path: Path, shell: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Data of `jobs:kept`, in a folder that host a has and host b lacks; b keeps temporary files in a folder beside."""
-    folder, temporary = tmp_path / "data", tmp_path / "temporary"
-    (folder / "some").mkdir(parents=True)
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    torch.save(jobs.data().inputs, folder / "some" / "inputs.pt")
-    (folder / "large").write_bytes(os.urandom((3 << 20) + 1))
-    (folder / "empty").touch()
-    on_b(shell, LACKS)
-    return folder
-
-
-KEPT = ("--hosts", "a:1,b:1", "--shards", "1", "--ship-data")
-
-
-def test_data_are_sent_to_the_hosts_that_lack_them_and_go_with_the_job(
-    train: Callable[..., Told], stored: Path
-) -> None:
-    """Which a host that may not leave ends in peace when it is told to go."""
-    told = train(*KEPT, "--data-dir", str(stored), "--epochs", str(jobs.MANY), task="jobs:kept")
-    said = told.until(lambda one: "were sent to" in str(one.get("text")))
-    assert said["text"] == f"data: 3.2 MB of {stored} were sent to b, until the job ends"
-    told.until(trains)
-    os.kill(told.agents()[1], signal.SIGTERM)
-    _, printed = told.process.communicate(timeout=SECONDS)
-    assert told.process.returncode == 130, printed
-    assert re.search(r"interrupted; go on with: .*--hosts a:1,b:1", printed), printed
-    assert f"[replica 0 on a] read in {stored}" in printed
-    assert f"[replica 1 on b] read in {stored.parent}/temporary/distbelief-data-" in printed
-    told.leaves_nobody()
-    assert not list((stored.parent / "temporary").glob("distbelief-data-*"))
-
-
-def test_data_that_were_sent_go_with_an_agent_that_is_killed(train: Callable[..., Told], stored: Path) -> None:
-    """The job goes on, and a Ctrl-C ends it in peace."""
-    told = train(*KEPT, "--data-dir", str(stored), "--epochs", str(jobs.MANY), task="jobs:kept")
-    told.until(trains)
-    [there] = (stored.parent / "temporary").glob("distbelief-data-*")
-    assert {str(one.relative_to(there)) for one in there.rglob("*")} == {"empty", "large", "some", "some/inputs.pt"}
-    os.kill(told.agents()[1], signal.SIGKILL)
-    wait_until(lambda: not there.exists())
-    told.process.send_signal(signal.SIGINT)
-    _, printed = told.process.communicate(timeout=SECONDS)
-    assert told.process.returncode == 130, printed
-    assert list((stored.parent / "run" / "checkpoints").iterdir())
-    told.leaves_nobody()
-
-
-def test_a_host_without_room_for_the_data_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shipping.shutil, "disk_usage", lambda _: SimpleNamespace(free=2))
-    kept = shipping.ShippedData()
-    try:
-        error = kept.take_offer(_offer(tmp_path / "nowhere", a=b"data")).error
-        assert re.search(r"the data cannot be kept in .*: 0 MB are free; make room there", error), error
-    finally:
-        kept.close()
-
-
-def _offer(folder: Path, **files: bytes) -> OfferData:
-    return OfferData(
-        str(folder), [DataFile(name, len(data), hashlib.sha256(data).digest()) for name, data in files.items()]
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "sent", "wrong"),
-    [
-        ("../above", b"data", "is no name of a file in a folder"),
-        ("/etc/above", b"data", "is no name of a file in a folder"),
-        ("a", b"dato", "a changed while it was sent, or did not arrive whole; start again"),
-        ("a", b"data and more", "a changed while it was sent, or did not arrive whole; start again"),
-    ],
-)
-def test_what_is_not_what_was_offered_is_never_used(tmp_path: Path, name: str, sent: bytes, wrong: str) -> None:
-    kept = shipping.ShippedData()
-    try:
-        taken = kept.take_offer(_offer(tmp_path / "nowhere", **{name: b"data"}))
-        if not taken.error:
-            taken = kept.take_piece(DataPiece(sent))
-        assert wrong in taken.error
-        assert "make room" not in taken.error
-        assert kept.folder == ""
-    finally:
-        kept.close()
-
-
-def test_part_of_the_data_is_never_used(tmp_path: Path) -> None:
-    kept = shipping.ShippedData()
-    try:
-        assert kept.take_offer(_offer(tmp_path / "nowhere", a=b"data", b=b"more")) == DataTaken(8)
-        assert (kept.take_piece(DataPiece(b"data")), kept.folder) == (DataTaken(4), "")
-        assert kept.take_piece(DataPiece(b"more")) == DataTaken(0)
-        assert (Path(kept.folder) / "b").read_bytes() == b"more"
-        assert kept.take_piece(DataPiece(b"beyond")).error
-    finally:
-        kept.close()
-
-
-def test_a_full_disk_is_told_of_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = tmp_path / "made"
-    made.mkdir()
-    (made / "a").symlink_to("/dev/full")
-    monkeypatch.setattr(shipping.tempfile, "mkdtemp", lambda **_: str(made))
-    kept = shipping.ShippedData()
-    assert kept.take_offer(_offer(tmp_path / "nowhere", a=b"data")).missing == 4
-    assert "No space left on device; make room there" in kept.take_piece(DataPiece(b"data")).error
-    kept.close()
-    assert not made.exists()
-
-
-STOPS = (
-    "from distbelief.places.cluster import words; import os, signal; say = words.Line.say; "
-    "words.Line.say = lambda line, word: (say(line, word), isinstance(word, words.{word}) and os.kill(os.getpid(), "
-    "signal.SIGSTOP))"
-)
-"""Stops an agent as soon as it has said a word of a kind."""
-
-
-@pytest.mark.long
-def test_a_host_that_stops_while_data_are_sent_to_it_does_not_keep_the_command(
-    train: Callable[..., Told], stored: Path, shell: str
-) -> None:
-    """However much is sent."""
-    for number in range(shipping.MOST_FILES - 10):
-        (stored / f"{number}{'of many' * 30}").touch()
-    on_b(shell, f"{LACKS}; {STOPS.format(word='HostsReached')}")
-    told = train(*KEPT, "--data-dir", str(stored), task="jobs:kept")
-    wait_until(lambda: any(signals.is_stopped(agent) for agent in told.agents()))
-    sends = Path(f"/proc/{told.process.pid}/wchan")
-    wait_until(lambda: "poll" in sends.read_text() or "sock_alloc" in sends.read_text())
-    told.process.send_signal(signal.SIGINT)
-    _, printed = told.process.communicate(timeout=SECONDS)
-    assert told.process.returncode == 130
-    assert "interrupted before the job began" in printed
-
-
-def test_every_word_by_which_data_are_sent_fits_a_line_that_nobody_reads(tmp_path: Path) -> None:
-    files = [DataFile("n" * 4096, 0, b"d" * 32)] * shipping.MOST_FILES
-    (tmp_path / "large").write_bytes(bytes(3 * shipping.PIECE))
-    large = [DataFile("large", 3 * shipping.PIECE, b"d" * 32)]
-    offers = list(shipping._offers(tmp_path, files))
-    assert [one.more for one in offers] == [True] * (len(offers) - 1) + [False]
-    for word in (offers[0], *shipping._pieces(tmp_path, large)):
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        with ours, theirs:
-            data = msgspec.msgpack.encode(word)
-            assert ours.send(data) == len(data)
-
-
-@pytest.mark.parametrize("change", ["gone", "shorter"])
-def test_a_file_that_changes_while_it_is_sent_is_told_of_as_that(tmp_path: Path, change: str) -> None:
-    (tmp_path / "a").write_bytes(bytes(2 * shipping.PIECE))
-    files = shipping.files_of(tmp_path)
-    (tmp_path / "a").unlink() if change == "gone" else os.truncate(tmp_path / "a", shipping.PIECE)
-    with pytest.raises(JobFailed, match="a changed while it was sent, or did not arrive whole; start again"):
-        list(shipping._pieces(tmp_path, files))
-
-
-def test_linked_files_and_folders_are_sent_as_what_they_are(tmp_path: Path) -> None:
-    data, beside = tmp_path / "data", tmp_path / "beside"
-    data.mkdir()
-    beside.mkdir()
-    (beside / "a").write_text("data")
-    (data / "folder").symlink_to(beside)
-    (data / "file").symlink_to(beside / "a")
-    assert [file.name for file in shipping.files_of(data)] == ["file", "folder/a"]
-
-
-@pytest.mark.parametrize(
-    ("make", "told"),
-    [
-        (lambda path: path.symlink_to("nowhere"), "odd is neither a file nor a folder, nor a link to one; move it"),
-        (os.mkfifo, "odd is neither a file nor a folder, nor a link to one; move it"),
-        (lambda path: path.symlink_to(path.parent), "odd leads back to a folder above it"),
-        (lambda path: path.with_name(os.fsdecode(b"odd\xff")).touch(), r"odd\\udcff' is no name in UTF-8; rename it"),
-        (lambda path: path.mkdir(0), "cannot be read: .*Permission denied"),
-    ],
-    ids=["a link to nothing", "a pipe", "a loop", "no text", "no permission"],
-)
-def test_what_cannot_be_sent_is_refused_by_its_name(tmp_path: Path, make: Callable[[Path], object], told: str) -> None:
-    if "Permission" in told and os.geteuid() == 0:
-        pytest.skip("root may read anything")
-    (tmp_path / "a").write_text("data")
-    make(tmp_path / "odd")
-    with pytest.raises(UsageError, match=told) as raised:
-        shipping.list_data(tmp_path)
-    str(raised.value).encode()
-
-
-def test_folders_without_end_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for one, other in ("ab", "ba"):
-        (tmp_path / one).mkdir()
-        for number in range(2):
-            (tmp_path / one / f"{number}").symlink_to(tmp_path / other)
-    with pytest.raises(UsageError, match=r"[01] is neither a file nor a folder, nor a link to one"):
-        shipping.list_data(tmp_path)
-    monkeypatch.setattr(shipping, "MOST_FILES", 30)
-    with pytest.raises(UsageError, match="in more than 30 files and folders, and at most"):
-        shipping.list_data(tmp_path)
-
-
-def test_a_host_that_can_start_no_process_keeps_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    kept = shipping.ShippedData()
-    assert "No such file or directory: 'sh'" in kept.take_offer(_offer(tmp_path / "nowhere", a=b"data")).error
-    kept.close()
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ((), "which folder? Name the one that holds the data, with --data-dir"),
-        (("--data-dir", "nowhere"), "nowhere is no folder here"),
-        (("--data-dir", "data"), "holds 0 MB in 2 files, and at most 0 MB in 4096 are sent; copy it to the hosts"),
-        (("--data-dir", "empty"), "empty is empty"),
-    ],
-)
-def test_data_that_cannot_be_sent_are_told_of_before_the_job(
-    stored: Path, shell: str, words: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    from distbelief.cli import main
-
-    monkeypatch.chdir(stored.parent)
-    monkeypatch.delenv("DISTBELIEF_DATA", raising=False)
-    monkeypatch.setattr(shipping, "SHIP_LIMIT", 1000)
-    (stored / "large").unlink()
-    Path("empty").mkdir()
-    command = ["train", "jobs:kept", "downpour", "--remote-shell", shell, *KEPT, *words, "--out", "run"]
-    assert main.run(command) == 2
-    assert told in " ".join(capsys.readouterr().err.split())
-    assert not Path("run").exists()

@@ -23,7 +23,6 @@ from distbelief.errors import DistbeliefError, UsageError
 from distbelief.places import signals
 from distbelief.places.channel_messages import ChannelMessage, Noted
 from distbelief.places.cluster import launched, network
-from distbelief.places.cluster.shipping import ShippedData
 from distbelief.places.cluster.words import (
     BEAT_SECONDS,
     MARK,
@@ -31,7 +30,6 @@ from distbelief.places.cluster.words import (
     AgentFailed,
     AgentWord,
     Beat,
-    DataPiece,
     Dismiss,
     EndLife,
     EndRoles,
@@ -44,7 +42,6 @@ from distbelief.places.cluster.words import (
     Look,
     Looked,
     MeasureWays,
-    OfferData,
     OpenJob,
     Printed,
     ReachHosts,
@@ -77,7 +74,6 @@ class Agent:
         self._specs: dict[tuple[str, int], bytes] = {}
         self._lives: dict[tuple[str, int], int] = {}
         self._processes = Processes(self._spec, self._take, self._happens, self._print)
-        self._data = ShippedData()
         self._way_server = network.WayServer()
         self._heard = self._beaten = time.monotonic()
         self._status = 1
@@ -89,7 +85,6 @@ class Agent:
                 pass
         finally:
             self._processes.close()
-            self._data.close()
         return self._status
 
     def _turn(self, woken: Connection) -> bool:
@@ -115,7 +110,7 @@ class Agent:
             case OpenJob():
                 os.environ.update(word.environment)
                 self._line.say(greeting(self._way_server.port, word.mark))
-            case ReachHosts() | Look() | MeasureWays() | OfferData() | DataPiece():
+            case ReachHosts() | Look() | MeasureWays():
                 self._line.say(self._answer(word))
             case StartLife():
                 self._specs[word.role, word.incarnation] = word.spec
@@ -126,25 +121,20 @@ class Agent:
                     self._processes.end(child.role, child.incarnation)
             case EndRoles():
                 self._processes.close()
-                self._data.close()
             case Dismiss():
                 self._status = word.status
             case TellLife():
                 if (child := self._child(word.life)) is not None:
                     child.say(word.word)
 
-    def _answer(self, word: ReachHosts | Look | MeasureWays | OfferData | DataPiece) -> AgentWord:
-        """Return what the supervisor asks of this host before anything is started."""
+    def _answer(self, word: ReachHosts | Look | MeasureWays) -> AgentWord:
+        """Return the answer to what the supervisor asks before anything is started."""
         match word:
             case ReachHosts():
                 return HostsReached(network.try_all(word.others))
             case Look():
                 return look(word)
-            case MeasureWays():
-                return WaysMeasured(network.measure_all(word.others))
-            case OfferData():
-                return self._data.take_offer(word)
-        return self._data.take_piece(word)
+        return WaysMeasured(network.measure_all(word.others))
 
     def _start(self, word: StartLife) -> None:
         try:
@@ -165,13 +155,10 @@ class Agent:
 
         told = self._specs.pop((role, incarnation))
         find(msgspec.msgpack.decode(told, type=Opening).strategy)
-        theirs, environment = msgspec.msgpack.decode(told, type=Spec, dec_hook=read_own), dict(os.environb)
-        if self._data.folder:
-            environment[b"DISTBELIEF_DATA"] = os.fsencode(self._data.folder)
         own = msgspec.structs.replace(
-            theirs,
+            msgspec.msgpack.decode(told, type=Spec, dec_hook=read_own),
             supervisor=os.getpid(), forkserver=forkserver.pid(), path=[os.getcwd(), *sys.path], directory=os.getcwd(),
-            environment=environment, output=output, data_dir=theirs.data_dir and (self._data.folder or theirs.data_dir),
+            environment=dict(os.environb), output=output,
         )  # fmt: skip
         return msgspec.msgpack.encode(own)
 

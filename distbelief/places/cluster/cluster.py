@@ -27,7 +27,6 @@ from distbelief.places.cluster.opening import Opened, open_hosts
 from distbelief.places.cluster.order import OrderedHosts, lines, order
 from distbelief.places.cluster.placement import HostSlots, Placement
 from distbelief.places.cluster.ray_cluster import address_of
-from distbelief.places.cluster.shipping import data_folder, list_data, ship
 from distbelief.places.cluster.slurm import SlurmSteps, allocated_hosts, is_allocated, show_topology
 from distbelief.places.place import check_leave_within
 from distbelief.places.processes.local import Local
@@ -65,9 +64,6 @@ class Cluster(Local):
     """
     oversubscribe: bool = False
     """Let a host have more replicas than slots."""
-    ship_data: bool = False
-    """Send the folder of the data (--data-dir, or $DISTBELIEF_DATA) to the hosts that lack it, where it is small: each
-    keeps it in its temporary folder, until the job ends."""
     leave_within: float = 0.0
     """Seconds that a host has whose agent is told to go (SIGTERM): its replicas finish what they have begun and leave,
     and the others go on. Else the whole job ends then."""
@@ -201,8 +197,6 @@ class Cluster(Local):
                 f"strategy {job.strategy.name} is of replicas that share one memory, and hosts have each their own: "
                 "train with another, such as downpour"
             )
-        if self.ship_data:
-            list_data(data_folder(job.data_dir))
         settings = super().settings(job)
         if self.slots:
             self.plan(settings, job.strategy.roles(measured=True))
@@ -243,8 +237,6 @@ class Cluster(Local):
         self, job: Job, settings: Settings, view: View | None, began: float, evaluated: bool,
         script: list[str] | None = None,
     ) -> Json:  # fmt: skip
-        if self.ship_data and script:
-            raise UsageError("--ship-data: is of a task, and a script reads its data by itself: leave it off")
         self._starter()  # before there is a run folder
         if self.engine not in (LAUNCHED, RAY):
             return super()._run(job, settings, view, began, evaluated, script)
@@ -306,15 +298,9 @@ class Cluster(Local):
             try:
                 names = [host.name for host in ordered.hosts]
                 opened = open_hosts(self._starter(), names, str(mark), self.interface, woken)
-                opened.told += ordered.notes
             finally:
                 mark.unlink(missing_ok=True)
-            try:
-                if self.ship_data:
-                    opened.told.append(ship(opened, data_folder(job.data_dir)))
-            except BaseException:
-                opened.close()
-                raise
+            opened.told += ordered.notes
             return opened
 
         def place(opened: Opened) -> Placement:

@@ -113,20 +113,18 @@ class Opened:
         for agent in self.agents:
             agent.address = network.choose(agent.name, tried[agent.name], told[agent.name])
 
-    def until(self, reached: Callable[[], bool], late: str, seconds: float = 0.0) -> None:
+    def until(self, reached: Callable[[], bool], late: str) -> None:
         """Hear agents until something is so.
 
         Args:
             reached: whether it is; asked again and again.
             late: what is wrong with one by which it takes too long.
-            seconds: how long it may take; 0 for as long as a start may.
 
         Raises:
             Interrupted: a signal has come here, or to one of them.
             JobFailed: some have ended, or it takes too long; all that is wrong with any of them is told.
         """
-        allowed = seconds or START_SECONDS
-        end = time.monotonic() + allowed
+        end = time.monotonic() + START_SECONDS
         while not reached():
             waiting: list[Any] = [self._woken]
             for agent in self.agents:
@@ -139,7 +137,7 @@ class Opened:
                 if (agent.find_mark() and not agent.line.hear_all(agent.take)) or agent.over:
                     agent.gone = agent.why()
                 elif time.monotonic() > end:
-                    agent.gone = f"it {late} after {allowed:.0f} s"
+                    agent.gone = f"it {late} after {START_SECONDS:.0f} s"
                 if agent.told_to_end:
                     raise Interrupted(f"{agent.told_to_end} on host {agent.name}, before the job began")
             if any(agent.gone for agent in self.agents):

@@ -12,7 +12,6 @@ from distbelief.places.cluster.engines import StartedAgent
 from distbelief.places.cluster.words import (
     MARK,
     AgentWord,
-    DataTaken,
     Dismiss,
     EndRoles,
     Greeting,
@@ -56,9 +55,6 @@ class RemoteAgent:
         self.reached: HostsReached | None = None
         self.looked: Looked | None = None
         self.measured: WaysMeasured | None = None
-        self.taken: DataTaken | None = None
-        """Last word on the data that it is sent, until that is acted on."""
-        self.has_data = False
         self.told_to_end = ""
         """Signal that has told it to end; "" while none has."""
         self.clock_ahead = 0.0
@@ -97,8 +93,6 @@ class RemoteAgent:
             self.looked = word
         elif isinstance(word, WaysMeasured):
             self.measured = word
-        elif isinstance(word, DataTaken):
-            self.taken = word
         elif isinstance(word, ToldToEnd):
             self.told_to_end = word.why
         elif isinstance(word, HostsReached):

@@ -105,42 +105,6 @@ class WaysMeasured(AgentWord, frozen=True, tag=True):
     ways: dict[str, Way]
 
 
-class DataFile(msgspec.Struct, frozen=True):
-    """A file of the data of a job."""
-
-    name: str
-    """Below their folder."""
-    size: int
-    digest: bytes
-    """SHA-256 of what it holds."""
-
-
-class OfferData(AgentWord, frozen=True, tag=True):
-    """To an agent: these are the data, or some of them; say, once all are told, whether they are there too, at the same
-    path, or what is missing.
-    """
-
-    folder: str
-    files: list[DataFile]
-    more: bool = False
-    """True if others follow."""
-
-
-class DataPiece(AgentWord, frozen=True, tag=True):
-    """To an agent: what comes next of the files that were offered, one after the other."""
-
-    data: bytes
-
-
-class DataTaken(AgentWord, frozen=True, tag=True):
-    """Answer of an agent: it has taken what it was told or sent of the data."""
-
-    missing: int
-    """Bytes that are still to be sent; -1 while more are to be offered."""
-    error: str = ""
-    """Why they cannot be kept."""
-
-
 class OfLife(AgentWord, frozen=True, tag=True):
     """A word to or of one life of a role, by the number that it goes by on this line."""
 
@@ -250,9 +214,9 @@ class Beat(AgentWord, frozen=True, tag=True):
 
 
 AnyAgentWord = (
-    OpenJob | Greeting | ReachHosts | HostsReached | Look | Looked | MeasureWays | WaysMeasured | OfferData
-    | DataPiece | DataTaken | StartLife | EndLife | TellLife | LifeStarted | LifeSaid | LifeEnded | Printed
-    | StoppedLives | AgentFailed | ToldToEnd | AttendMeeting | Appoint | EndRoles | Dismiss | Beat
+    OpenJob | Greeting | ReachHosts | HostsReached | Look | Looked | MeasureWays | WaysMeasured | StartLife
+    | EndLife | TellLife | LifeStarted | LifeSaid | LifeEnded | Printed | StoppedLives | AgentFailed | ToldToEnd
+    | AttendMeeting | Appoint | EndRoles | Dismiss | Beat
 )  # fmt: skip
 """Everything that is said."""
 

@@ -11,7 +11,6 @@ PREDICTED = "What `predict` writes is what the model answers"
 
 WHERE = "On several hosts an error of a role says"
 LEAVES = "A host that is told to go leaves a job"
-SHIPPED = "Data that are sent to hosts"
 HOSTS = "tests/processes/test_hosts.py::"
 SUPERVISOR = "tests/machines/test_supervisor.py::"
 LAUNCHED = "The processes that srun, torchrun or mpirun has started"
@@ -118,25 +117,6 @@ MUTANTS = [
             "tests/processes/test_launchers.py::test_a_host_that_a_launcher_tells_to_go_leaves_and_its_process_ends_well",
         ), seconds=60,
     ),
-    Mutant("data-are-used-before-they-are-whole", SHIPPED, "places/cluster/shipping.py",
-        "        if not self._missing:\n            self.folder = str(self._made)\n",
-        "        self.folder = str(self._made)\n",
-        (f"{HOSTS}test_part_of_the_data_is_never_used",)),
-    Mutant("what-was-sent-is-not-looked-at", SHIPPED, "places/cluster/shipping.py",
-        "        if not _has(self._made, file):", "        if False:",
-        (f"{HOSTS}test_what_is_not_what_was_offered_is_never_used",)),
-    Mutant("data-outlive-an-agent-that-is-killed", SHIPPED, "places/cluster/shipping.py",
-        "'cat; rm -rf -- \"$1\"'", "'cat'",
-        (f"{HOSTS}test_data_that_were_sent_go_with_an_agent_that_is_killed",), seconds=70),
-    Mutant("roles-read-where-the-command-does", SHIPPED, "places/cluster/agent.py",
-        "data_dir=theirs.data_dir and (self._data.folder or theirs.data_dir),", "",
-        (f"{HOSTS}test_data_are_sent_to_the_hosts_that_lack_them_and_go_with_the_job",), seconds=15),
-    Mutant("twice-as-many-data-are-sent", SHIPPED, "places/cluster/shipping.py",
-        "SHIP_LIMIT = 256_000_000", "SHIP_LIMIT = 512_000_000",
-        (PLACED + "test_no_more_than_256_mb_of_data_are_sent",)),
-    Mutant("data-are-sent-however-large", SHIPPED, "places/cluster/shipping.py",
-        "if size > SHIP_LIMIT or len(found) > MOST_FILES:", "if len(found) > MOST_FILES:",
-        (f"{HOSTS}test_data_that_cannot_be_sent_are_told_of_before_the_job",)),
     Mutant("a-ticket-is-anybodys", LAUNCHED, "places/cluster/tickets.py",
         "if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:", "if found.st_uid != os.getuid():",
         ("tests/core/test_hosts.py::test_a_ticket_that_others_can_read_is_refused",)),
