@@ -715,7 +715,7 @@ def _run(run_job: Callable[[], Json], asked: options.Options, args: Sequence[str
         print(summary(result, run))
     if result["outcome"] != Outcome.INTERRUPTED:
         return 0
-    kept = run and (Path(run) / "checkpoints").is_dir()  # a phantom keeps none
-    go_on = f"; go on with: {resume_command(args, run, script)}" if kept else ""
+    kept = Path(run or "nowhere") / "checkpoints"  # which a phantom lacks
+    go_on = f"; go on with: {resume_command(args, run, script)}" if run and kept.is_dir() else ""
     print(f"distbelief: interrupted{go_on}", file=sys.stderr)
     return INTERRUPTED
