@@ -64,5 +64,10 @@ def check(args: list[str]) -> int:
     reports = place.check(task, asked.data_dir, bool(asked.topology_out))
     print(msgspec.json.encode(reports).decode() if asked.json else "\n".join(lines(reports)))
     if asked.topology_out:
-        out.write_text(topology_of(reports))
+        text = topology_of(reports)
+        try:
+            out.write_text(text)
+        except OSError as error:
+            print(text)  # it took minutes
+            raise UsageError(f"--topology-out {out}: cannot be written ({error.strerror}): it is shown above") from None
     return int(any(report.problems for report in reports))

@@ -383,7 +383,9 @@ class Coordinator(Answering):
     def _on_stop(self, sender: str, event: membership.Stop) -> list[Effect]:
         if self.may(May.DISMISS):
             return self.closing.interrupt(event.reason)
-        return (self.finish if self.may(May.DEAL) else self.end)(Cause.INTERRUPTED, event.reason)
+        # where all have gone back, and shards begin anew, the newest checkpoint has all that there is
+        holds = self.shards.ready or self.shards.kept
+        return (self.finish if self.may(May.DEAL) and holds else self.end)(Cause.INTERRUPTED, event.reason)
 
     def close(self) -> list[Effect]:
         """Take the next closing step, once the replicas are gone and the last step is answered."""

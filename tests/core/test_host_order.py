@@ -17,6 +17,7 @@ from distbelief.errors import UsageError
 from distbelief.network.measured import measured_topology
 from distbelief.network.slurm import parse_topology
 from distbelief.places.cluster.checking import HostReport, topology_of
+from distbelief.places.cluster.cluster import Cluster
 from distbelief.places.cluster.placement import HostSlots, Placement
 from distbelief.places.cluster.words import Way
 from distbelief.sharding.mesh import Mesh
@@ -262,3 +263,14 @@ def test_a_file_that_cannot_be_measured_is_refused_before(
 ) -> None:
     assert main.run(["check", *words.format(tree=tree).split(), "--remote-shell", "true"]) == 2
     assert told.format(tree=tree) in capsys.readouterr().err
+
+
+def test_what_was_measured_is_shown_where_it_cannot_be_written(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports = [HostReport("a", ways={"b": Way(0.0, 1.25e8)}), HostReport("b")]
+    monkeypatch.setattr(Cluster, "check", lambda *_: reports)
+    assert main.run(["check", "--hosts", "a,b", "--topology-out", "/proc/self/fdinfo/none"]) == 2
+    said = capsys.readouterr()
+    assert "SwitchName=s0 LinkSpeed=1000 Nodes=a,b" in said.out
+    assert "--topology-out /proc/self/fdinfo/none: cannot be written (" in said.err

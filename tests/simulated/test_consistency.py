@@ -874,6 +874,7 @@ ONCE = {
     "a fetch of the next life is not the dead one's": 4026,
     "an heir hears of those who died before it was there": 6558,
     "a replica that asked to leave as all went back": 20603,
+    "a Ctrl-C while nobody has come again since all went back": 7451,
 }
 """Seeds that failed once, and why."""
 
