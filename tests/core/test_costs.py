@@ -590,7 +590,7 @@ def test_memory_of_the_kernel_takes_what_filling_it_at_first_takes_more_and_givi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     moments = itertools.accumulate(itertools.cycle([0, 10, 4, 1]))
-    monkeypatch.setattr(profile._Thread, "mark", lambda _: 1_000_000_000 * next(moments))
+    monkeypatch.setattr(profile.StepClock, "mark", lambda _: 1_000_000_000 * next(moments))
     assert profile.fresh() == pytest.approx((10 - 4 + 1) / (2 * trace.MAPPED))
 
 
