@@ -30,10 +30,11 @@ def report(args: list[str]) -> int:
     named, asked = _names_and_options(prog, ReportOptions, args)
     if not named:
         raise UsageError(f"which runs? Write their folders, or that of a study: {prog}")
+    from distbelief.lab.study.definition import Study
     from distbelief.lab.study.figures import Report
     from distbelief.lab.study.page import PAGE, write_page
     from distbelief.lab.study.report import make_report, write_report
-    from distbelief.lab.study.running import STUDY, StudyFolder, kept_trials
+    from distbelief.lab.study.running import STUDY, kept_trials, read_kept
     from distbelief.lab.study.runs import study_of
 
     first = Path(named[0])
@@ -44,7 +45,7 @@ def report(args: list[str]) -> int:
             raise UsageError(
                 f"--out and --targets are of runs, and {first} is a study, which has its own: leave them off"
             )
-        made: Report = write_report(first, StudyFolder(first).study(), kept_trials(first))
+        made: Report = write_report(first, read_kept(first / STUDY, Study), kept_trials(first))
         page = first / PAGE
     else:
         made = make_report(*study_of([Path(name) for name in named], asked.targets), {}, left=0)

@@ -395,14 +395,6 @@ def test_as_many_sizes_are_profiled_as_fit_the_time(seconds: float, left_out: se
     assert set(left) == left_out == set(steps) - set(found)
 
 
-def test_a_batch_of_one_that_a_batch_norm_refuses_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "ENOUGH", 0.0)
-    monkeypatch.setattr(profile, "MOST_ROUNDS", 1)
-    found = measured(task_of(lambda: [nn.Linear(8, 10), nn.BatchNorm1d(10)], shape=(8,)), [1, 4])
-    assert [point.batch_size for point in found.points] == [4]
-    assert "batch norm" in found.left_out[1]
-
-
 class Back(torch.autograd.Function):
     """Its way back looks at values."""
 
@@ -590,7 +582,7 @@ def test_memory_of_the_kernel_takes_what_filling_it_at_first_takes_more_and_givi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     moments = itertools.accumulate(itertools.cycle([0, 10, 4, 1]))
-    monkeypatch.setattr(profile._Thread, "mark", lambda _: 1_000_000_000 * next(moments))
+    monkeypatch.setattr(profile.StepClock, "mark", lambda _: 1_000_000_000 * next(moments))
     assert profile.fresh() == pytest.approx((10 - 4 + 1) / (2 * trace.MAPPED))
 
 

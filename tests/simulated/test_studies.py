@@ -20,7 +20,7 @@ from distbelief.job import Job
 from distbelief.lab.study import definition, running
 from distbelief.lab.study.definition import Arm, Study
 from distbelief.lab.study.report import make_report, write_report
-from distbelief.lab.study.running import Prepared, StudyFolder, run
+from distbelief.lab.study.running import STUDY, Prepared, cost_of, open_study, read_kept, run
 from distbelief.lab.study.trials import Trial
 from distbelief.places.evaluate import evaluate
 from distbelief.places.simulated.simulated import Simulated
@@ -173,7 +173,7 @@ def test_a_folder_of_another_study_or_version_is_refused(
         run(study, tmp_path, preparing())
     (tmp_path / "study.json").write_text('{"title": 3}')
     with pytest.raises(UsageError, match="is spoilt, or of another version"):
-        StudyFolder(tmp_path).study()
+        read_kept(tmp_path / STUDY, Study)
 
 
 def test_a_full_disk_ends_the_study_and_not_the_trial(
@@ -182,7 +182,7 @@ def test_a_full_disk_ends_the_study_and_not_the_trial(
     def full(path: Path, _: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    StudyFolder(tmp_path).open(study)
+    open_study(tmp_path, study)
     with monkeypatch.context() as patch:
         patch.setattr(running, "write_atomically", full)
         with pytest.raises(OSError, match="No space left"):
@@ -192,12 +192,12 @@ def test_a_full_disk_ends_the_study_and_not_the_trial(
 
 def test_a_study_tells_what_it_took_beside_its_jobs(whole: tuple[Path, list[Trial]], study: Study) -> None:
     """A line for each trial: of the job, of measuring afterwards, and of the study itself, which is the rest."""
-    cost = StudyFolder(whole[0]).cost()
+    cost = cost_of(whole[0])
     assert len((whole[0] / "costs.jsonl").read_text().splitlines()) == len(whole[1])
     assert min(cost.jobs, cost.measuring, cost.beside) > 0
     with (whole[0] / "costs.jsonl").open("ab") as file:
         file.write(b'{"jobs": 1')  # as a full disk leaves it
-    assert StudyFolder(whole[0]).cost() == cost
+    assert cost_of(whole[0]) == cost
     told = write_report(whole[0], study, whole[1]).lines()
     assert (
         f"the study itself {cost.beside:,.1f} s, {100 * cost.beside / (cost.jobs + cost.measuring):.1f} % of both."

@@ -12,7 +12,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
@@ -180,7 +180,7 @@ def fresh() -> float:
     """Seconds of this thread for each byte of a memory that the kernel clears, until it has it back: what filling it at
     first takes more than filling it again.
     """
-    clock, taken = _Thread(), []
+    clock, taken = StepClock(), []
     for _ in range(LEAST_ROUNDS):
         moments = [clock.mark()]
         memory = torch.empty(2 * MAPPED, dtype=torch.uint8)
@@ -361,37 +361,23 @@ def _hooked(model: nn.Module, names: Sequence[str], mark: Callable[[str, str], N
             hook.remove()
 
 
-class StepClock(Protocol):
-    """What times a step."""
+class StepClock:
+    """The time that the thread has had a processor."""
 
-    of_thread: bool
+    of_thread = True
     """Whether it stands still while the thread waits for a processor."""
 
     def mark(self) -> Any:
         """The moment that it is."""
-        ...
-
-    def between(self, moments: Sequence[Any]) -> list[float]:
-        """Seconds from each moment to the next."""
-        ...
-
-
-class _Thread:
-    """The time that the thread has had a processor."""
-
-    of_thread = True
-
-    def mark(self) -> int:
-        """Nanoseconds."""
         return time.thread_time_ns()
 
-    def between(self, moments: Sequence[int]) -> list[float]:
+    def between(self, moments: Sequence[Any]) -> list[float]:
         """Seconds from each moment to the next."""
         return [(after - before) / 1e9 for before, after in itertools.pairwise(moments)]
 
 
-class _Events:
-    """The time of a CUDA device."""
+class _DeviceClock(StepClock):
+    """The time of a CUDA device, by events in its stream, be that the current device or not."""
 
     of_thread = False
 
@@ -399,13 +385,11 @@ class _Events:
         self._device = device
 
     def mark(self) -> torch.cuda.Event:
-        """An event in the device's stream, be that the current device or not."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         return event
 
     def between(self, moments: Sequence[torch.cuda.Event]) -> list[float]:
-        """Seconds from each moment to the next, once the device has come to the last."""
         moments[-1].synchronize()
         return [before.elapsed_time(after) / 1e3 for before, after in itertools.pairwise(moments)]
 
@@ -413,4 +397,4 @@ class _Events:
 def clock_of(device: str) -> StepClock:
     """What times work on a device: its own events, or the thread's time on a processor."""
     place = torch.device(device)
-    return _Events(place) if place.type == "cuda" else _Thread()
+    return _DeviceClock(place) if place.type == "cuda" else StepClock()

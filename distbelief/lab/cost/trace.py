@@ -5,6 +5,7 @@ layer is and multiplies, and every allocation, so that the peak of the memory is
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
@@ -202,8 +202,7 @@ class Tracer:
 
     def _describe(self) -> list[Layer]:
         """The layers in the order in which they are called, and what is between them."""
-        attention = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}
-        counter = FlopCounterMode(display=False, custom_mapping=attention)
+        counter = FlopCounterMode(display=False, custom_mapping=UNCOUNTED)
         with self._made() as model:
             calls = _Calls(model, counter)
             opened = {name for name, _ in _open(model)}
@@ -242,11 +241,14 @@ class _Failed(Exception):
     """A pass raised: in which layer, and what."""
 
 
-def _attention(*shapes: Any, **_: object) -> int:
-    """Floating point operations of attention as the CPU computes it."""
-    return int(sdpa_flop(*shapes[:3]))
-
-
+# floating point operations, by shapes, of what the CPU computes and torch's counter does not know
+UNCOUNTED = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda *shapes, **_: int(sdpa_flop(*shapes[:3])),
+    # in each step of each sample all weights of a direction are multiplied once
+    torch.ops.aten.mkldnn_rnn_layer: lambda given, of_given, of_state, *_, **__: (
+        2 * math.prod(given[:2]) * (math.prod(of_given) + math.prod(of_state))
+    ),
+}
 Tree = TypeVar("Tree")
 
 
@@ -298,8 +300,6 @@ class _Calls:
         self._calling: set[str] = set()
         self._operations: dict[str, int] = {}
         self._outputs: dict[str, tuple[int, ...]] = {}
-        self._recurrent: dict[str, int] = {}
-        """Multiply-adds of recurrent layers, which torch's counter knows of some only."""
         self._innermost = ""
         for name, module in _open(model):
             module.register_forward_pre_hook(lambda _, __, name=name: self._enter(name))
@@ -322,8 +322,6 @@ class _Calls:
         self._called[name] = self._called.get(name, 0) + 1
         self._operations[name] += self._counter.get_total_flops()
         self._outputs[name] = tuple(output.shape[1:]) if isinstance(output, Tensor) else ()
-        if isinstance(module := self._model.get_submodule(name), nn.RNNBase):
-            self._recurrent[name] = self._recurrent.get(name, 0) + _recurrent(module, output)
 
     def layers(self, operations: int) -> list[Layer]:
         """What was called, of a pass with so many floating point operations."""
@@ -337,21 +335,11 @@ class _Calls:
             counted |= own
             elements = sum(p.numel() for p in own)
             known += self._operations[name]
-            made = self._recurrent.get(name, self._operations[name] // 2) // COUNTED
+            made = self._operations[name] // 2 // COUNTED
             layers.append(Layer(name or WHOLE, type(module).__name__, self._outputs[name], elements, made, calls))
         rest = sum(p.numel() for p in set(self._model.parameters()) - counted)
         between = (operations - known) // 2 // COUNTED
         return [*layers, Layer(REST, "", (), rest, between, 1)]
-
-
-def _recurrent(module: nn.RNNBase, output: Any) -> int:
-    """Multiply-adds of a recurrent layer that has made this: in each step of each sample every weight is multiplied
-    once, of all gates, layers and directions.
-    """
-    made = output[0]
-    states = made.data if isinstance(made, PackedSequence) else made
-    steps = states.numel() // states.shape[-1]
-    return steps * sum(p.numel() for name, p in module.named_parameters() if name.startswith("weight"))
 
 
 class _Hooks:

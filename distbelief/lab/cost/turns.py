@@ -34,17 +34,7 @@ class Ran(NamedTuple):
 
 
 class Turns:
-    """Steps of both, on one minibatch.
-
-    Args:
-        task: whose loss is computed.
-        model: the whole one.
-        programs: of each home.
-        data: the training set.
-        batch_size: of the minibatch.
-        made: in which order each home does what.
-        clock: of the device where they are computed.
-    """
+    """Steps of both, on one minibatch."""
 
     def __init__(
         self, task: Task, model: nn.Module, programs: Sequence[HomeProgram], data: Data, batch_size: int,

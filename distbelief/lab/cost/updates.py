@@ -32,11 +32,6 @@ class UpdateCost(msgspec.Struct, frozen=True):
 def measure(optimizer: Optimizer, elements: int, device: str = "cpu") -> UpdateCost:
     """Step a flat parameter of float32, as a shard does, with one thread.
 
-    Args:
-        optimizer: that steps.
-        elements: of the model's parameters.
-        device: where they are.
-
     >>> from distbelief.core.optimizer import optim
     >>> measure(optim("adam"), 1000).state >= 2 * 4 * 1000
     True

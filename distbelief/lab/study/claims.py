@@ -61,12 +61,7 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 def judge(claim: Claim, values: Sequence[float]) -> Judged:
-    """Whether arms do what is claimed; what has no figure agrees with nothing.
-
-    Args:
-        claim: what is expected.
-        values: the figure of each of its arms.
-    """
+    """Whether arms do what is claimed; what has no figure agrees with nothing."""
     expected = claim.values or (math.nan,) * len(values)
     known = not any(math.isnan(value) for value in values)
     told = ", ".join(f"{name} {_number(value)}" for name, value in zip(claim.arms, values, strict=True))

@@ -91,9 +91,7 @@ class ArmFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShrunkFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the trials of an arm add up to that compresses what another has trained: means over its seeds, and standard
-    deviations where there are several.
-    """
+    """What the trials of an arm add up to that compresses what another has trained, over its seeds."""
 
     name: str
     of: str
@@ -103,6 +101,7 @@ class ShrunkFigures(msgspec.Struct, frozen=True, kw_only=True):
     means: dict[str, float]
     """By `SHRUNK`."""
     spreads: dict[str, float]
+    """Standard deviations; 0 of one seed."""
 
     def row(self) -> list[str]:
         """Its cells in a table below `SHRUNK_HEAD`."""
@@ -112,8 +111,7 @@ class ShrunkFigures(msgspec.Struct, frozen=True, kw_only=True):
             f"{self.means[name]:.2f} ± {self.spreads[name]:.2f}" if name in self.means else "-"
             for name in ("dense_error", "test_error")
         ]
-        size, ratio = self.means["bytes"], self.means["ratio"]
-        return [self.name, str(self.trials), *errors, f"{size:,.0f}", f"{ratio:.1f}"]
+        return [self.name, str(self.trials), *errors, f"{self.means['bytes']:,.0f}", f"{self.means['ratio']:.1f}"]
 
 
 SHRUNK_HEAD = ["compressed", "trials", "dense error %", "error %", "bytes", "times fewer"]
@@ -150,33 +148,32 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     def lines(self) -> list[str]:
         """A table of each group of arms, one of those that compress others, and the sentences."""
-        table = [line for group in self.groups() for line in (*self._table(group), "")]
+        lines: list[str] = []
+        for group in self.groups():
+            target = highest(self.study.targets, group) or max(self.study.targets, default=None)
+            to = f", to {percent(target)}; speed-up over {group[0].baseline}" if target else ":"
+            lines += [kind(group) + to, *_aligned(table(group, [target] if target else [])), ""]
         if self.shrunk:
-            table += [*_aligned([SHRUNK_HEAD, *(one.row() for one in self.shrunk)]), ""]
-        judged = [one.line() for one in self.claims]
-        return [
-            *table,
-            *self.sentences,
-            *([""] * bool(judged)),
-            *judged,
-            *([self.cost] if self.cost else []),
-            *([f"{self.left} trials are still to be run"] if self.left else []),
-        ]
+            lines += [*_aligned([SHRUNK_HEAD, *(one.row() for one in self.shrunk)]), ""]
+        lines += self.sentences
+        if self.claims:
+            lines += ["", *(one.line() for one in self.claims)]
+        lines += [self.cost] if self.cost else []
+        return lines + ([f"{self.left} trials are still to be run"] if self.left else [])
 
-    def _table(self, group: Sequence[ArmFigures]) -> list[str]:
-        """Of arms that are compared, with the highest target that one of them reaches."""
-        if not self.study.targets:
-            rows = [[one.name, str(one.trials), *_known(one)] for one in group]
-            return [f"{kind(group)}:", *_aligned([["arm", "trials", "accuracy", "samples/s"], *rows])]
-        target = highest(self.study.targets, group) or self.study.targets[-1]
-        rows = []
-        for one in group:
-            at = one.at(target)
-            rows.append([one.name, *_known(one), number(at.median), f"{at.reached} of {at.of}",
-                         told_interval(at.speed_up)])  # fmt: skip
-        head = ["arm", "accuracy", "samples/s", "seconds", "reached", "speed-up"]
-        told = f"{kind(group)}, to {percent(target)}; speed-up over {group[0].baseline}"
-        return [told, *_aligned([head, *rows])]
+
+def table(group: Sequence[ArmFigures], targets: Sequence[float]) -> list[list[str]]:
+    """A head, and a row for each of some arms that are compared."""
+    names = [f" {percent(one)}" for one in targets] if targets[1:] else [""] * len(targets)
+    heads = [f"{head}{name}" for name in names for head in ("seconds", "reached", "speed-up")]
+    rows = [["arm", "trials", "accuracy", "samples/s", *heads]]
+    for one in group:
+        failed = "failed" if one.failed and one.failed == one.trials else ""
+        row = [one.name, str(one.trials), failed or percent(one.accuracy), number(one.samples_per_second)]
+        for at in map(one.at, targets):
+            row += [number(at.median), f"{at.reached} of {at.of}", told_interval(at.speed_up)]
+        rows.append(row)
+    return rows
 
 
 def figures(study: Study, trials: Sequence[Trial], arm: Arm) -> ArmFigures:
@@ -247,12 +244,6 @@ def scaled(found: Report) -> Iterator[list[ArmFigures]]:
     yield from (sorted(arms, key=lambda one: one.replicas) for arms in alike.values() if len(arms) > 1)
 
 
-def _known(arm: ArmFigures) -> list[str]:
-    if arm.failed == arm.trials:
-        return ["failed" if arm.failed else "-", "-"]
-    return [percent(arm.accuracy), number(arm.samples_per_second)]
-
-
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Cells as lines, the first column to the left; a long name there goes on below."""
     table = Table(*rows[0], box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -273,19 +264,15 @@ def _mean(histogram: dict[str, int]) -> float:
 def _reached(target: float, own: Sequence[Trial], theirs: Sequence[Trial]) -> Reached:
     """How an arm stands to a target, beside the trials of its baseline; a trial that failed is a miss."""
     seconds, base = ([one.seconds_to(target) for one in trials] for trials in (own, theirs))
+    # of the same trials it is one, and not what two draws of them have by chance
+    same = own == theirs and math.isfinite(median(seconds))
     points = [one.held(target) for one in own]
     return Reached(
         target, sum(map(math.isfinite, seconds)), len(seconds), seconds, median(seconds),
-        _speed_up(base, seconds, own == theirs),
+        Interval(1.0, 1.0, 1.0) if same else ratio_of_medians(base, seconds),
         median([point.seconds / point.steps for point in points if point and point.steps]),
         *(median([getattr(point, name) if point else MISSED for point in points]) for name in ("steps", "samples")),
     )  # fmt: skip
-
-
-def _speed_up(baseline: Sequence[float], seconds: Sequence[float], same: bool) -> Interval:
-    """Of the same trials it is one, and not what two draws of them have by chance."""
-    exact = same and math.isfinite(median(seconds))
-    return Interval(1.0, 1.0, 1.0) if exact else ratio_of_medians(baseline, seconds)
 
 
 def baseline_of(study: Study, arm: Arm) -> Arm:

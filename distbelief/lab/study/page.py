@@ -9,9 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from distbelief.lab.study.charts import Chart, charts
-from distbelief.lab.study.definition import Study
-from distbelief.lab.study.figures import SHRUNK_HEAD, ArmFigures, Report, kind, number, percent, told_interval
+from distbelief.lab.study.charts import charts
+from distbelief.lab.study.figures import SHRUNK_HEAD, Report, kind, table
 from distbelief.record.folder import write_atomically
 
 PAGE = "report.html"
@@ -79,37 +78,20 @@ def page(found: Report, script: str) -> str:
         f"<p>{found.left} trials are still to be run.</p>" if found.left else "",
         "<h2>The arms</h2>",
         *(f"<h3>{told(kind(group))}; speed-ups are over {told(group[0].baseline)}</h3>"
-          f"<div class='wide'>{_table(found, group)}</div>" for group in found.groups()),
+          f"<div class='wide'>{_cells(table(group, found.study.targets))}</div>" for group in found.groups()),
         f"<h2>What became of their models</h2><div class='wide'>{_cells(shrunk)}</div>" if found.shrunk else "",
         "<details><summary>The command of each arm</summary><ul>",
-        *(f"<li>{told(one.name)}<br><code>{told(one.command)}</code></li>" for one in found.arms if one.command),
+        *(f"<li>{told(one.name)}<br><code>{told(one.command)}</code>{told(one.reason)}</li>"
+          for one in found.arms if one.command),
         "</ul></details>",
-        *(f"<h2>{told(heading)}</h2>{_place(name, chart)}"
+        # room that is kept free for a chart until it is drawn
+        *(f"<h2>{told(heading)}</h2><div class='chart' id='{name}' style='height:{chart['layout']['height']}px'></div>"
           for name, heading, chart in drawn),
         f"<h2>How it was made</h2>{_rules(found)}</main>",
         f"<script type='text/plain' id='plotly'>{script}</script>",
         f"<script>const CHARTS={figures};{SCRIPT}</script></body></html>",
     ]  # fmt: skip
     return "\n".join(parts)
-
-
-def _place(name: str, chart: Chart) -> str:
-    """Room that is kept free for a chart until it is drawn."""
-    return f"<div class='chart' id='{name}' style='height:{chart['layout']['height']}px'></div>"
-
-
-def _table(found: Report, group: Sequence[ArmFigures]) -> str:
-    targets = found.study.targets
-    head = ["arm", "accuracy", "samples/s"]
-    head += [f"{what} {percent(one)}" for one in targets for what in ("seconds to", "speed-up to")]
-    rows = []
-    for arm in group:
-        row = [arm.name, percent(arm.accuracy), number(arm.samples_per_second)]
-        for target in targets:
-            at = arm.at(target)
-            row += [f"{number(at.median)} ({at.reached} of {at.of})", told_interval(at.speed_up)]
-        rows.append([*row, arm.reason] if arm.failed else row)
-    return _cells([head, *rows])
 
 
 def _cells(rows: Sequence[Sequence[str]]) -> str:
@@ -119,7 +101,7 @@ def _cells(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _rules(found: Report) -> str:
-    study, machine = found.study, found.machine
+    study = found.study
     rules = [
         f"Seeds: {', '.join(map(str, study.seeds))}, the same for all arms, which take turns.",
         "A target is reached when two evaluations in a row hold it, at the first of them; a miss is infinite in the "
@@ -127,25 +109,19 @@ def _rules(found: Report) -> str:
         "Models were measured after each run, as they were at its checkpoints: that cost no arm anything.",
         "An arm is compared with a baseline of its own task only, and what was measured (circles, solid) never with "
         "what was simulated (diamonds, dotted).",
-        *_beginnings(study),
-        *([found.cost] if found.cost else []),
-        *(["Machine: " + ", ".join(f"{name} {value}" for name, value in machine.items()) + "."] if machine else []),
     ]
-    return "<ul>" + "".join(f"<li>{html.escape(rule)}</li>" for rule in rules) + "</ul>"
-
-
-def _beginnings(study: Study) -> list[str]:
-    """What all arms begin with, and which are several models."""
-    told = []
     if start := study.start:
-        told.append(
+        rules.append(
             f"All arms begin with the model that {start.strategy} {' '.join(start.words)} has trained with the same "
             "seed, which counts for none of them."
         )
-    told += [
+    rules += [
         f"{arm.name}: {arm.members} models are trained one after another, and their outputs averaged; seconds, samples "
         "and steps are of all together."
         for arm in study.arms
         if arm.members > 1
     ]
-    return told
+    rules += [found.cost] if found.cost else []
+    if found.machine:
+        rules.append(f"Machine: {', '.join(f'{name} {value}' for name, value in found.machine.items())}.")
+    return f"<ul>{''.join(f'<li>{html.escape(rule)}</li>' for rule in rules)}</ul>"

@@ -13,7 +13,7 @@ from distbelief.core.records import Json
 from distbelief.lab.study.claims import FIGURES, judge
 from distbelief.lab.study.definition import Study
 from distbelief.lab.study.figures import Report, figures, shrunk_figures
-from distbelief.lab.study.running import MACHINE, StudyFolder, read_kept, starts
+from distbelief.lab.study.running import MACHINE, cost_of, read_kept, starts
 from distbelief.lab.study.sentences import sentences
 from distbelief.lab.study.trials import Trial
 from distbelief.record.folder import write_atomically
@@ -22,14 +22,7 @@ REPORT, TRIALS, POINTS = "report.json", "trials.csv", "points.csv"
 
 
 def make_report(study: Study, trials: Sequence[Trial], machine: Json, left: int | None = None) -> Report:
-    """What trials of a study add up to.
-
-    Args:
-        study: what is compared.
-        trials: all that have been run.
-        machine: that they were run on.
-        left: trials that are still to be run, where the study does not tell.
-    """
+    """What trials of a study add up to."""
     counted = [one for one in trials if not one.tuning]
     whole = len(study.arms) * len(study.seeds) + sum(len(arm.grid) * len(study.tuning_seeds) for arm in study.arms)
     whole += len(starts(study))
@@ -54,8 +47,7 @@ def write_report(path: Path, study: Study, trials: Sequence[Trial]) -> Report:
     Raises:
         OSError: the disk is full.
     """
-    folder = StudyFolder(path)
-    cost = folder.cost()
+    cost = cost_of(path)
     told = (
         f"The jobs took {cost.jobs:,.0f} s, evaluating afterwards {cost.measuring:,.0f} s, and the study itself "
         f"{cost.beside:,.1f} s, {100 * cost.beside / ((cost.jobs + cost.measuring) or 1.0):.1f} % of both."

@@ -52,12 +52,10 @@ class Due:
     seed: int
     value: float | None = None
     tuning: bool = False
-    origin: str = ""
-    """Where in the folder of the study is what it compresses."""
 
     @property
     def member_seeds(self) -> tuple[int, ...]:
-        """The seeds of the models that it trains: of a farm's no two are alike, nor those of two trials.
+        """Seeds of the models that it trains: of a farm's no two are alike, nor those of two trials.
 
         >>> Due(Arm("a", "digits", "single", "local", (), members=3), 2).member_seeds
         (6, 7, 8)
@@ -65,32 +63,32 @@ class Due:
         return tuple(self.seed * self.arm.members + number for number in range(self.arm.members))
 
     @property
-    def runs(self) -> list[str]:
-        """Where in the folder of the study are the runs of these models."""
-        several = [f"{RUN}-{number}" for number in range(self.arm.members)]
-        return [f"{self.folder}/{name}" for name in (several if len(several) > 1 else [RUN])]
-
-    @property
     def folder(self) -> str:
-        """Where in the folder of the study."""
+        """Its folder in that of the study."""
         slug = "".join(letter if letter.isalnum() else "-" for letter in self.arm.name.lower())
         tuned = f"tuning-{self.value:g}-" if self.tuning else ""
         return f"trials/{slug}/{tuned}seed-{self.seed}"
 
+    @property
+    def runs(self) -> list[str]:
+        """The run folders of these models, in the folder of the study."""
+        members = self.arm.members
+        names = [RUN] if members == 1 else [f"{RUN}-{number}" for number in range(members)]
+        return [f"{self.folder}/{name}" for name in names]
+
 
 def order(arms: Sequence[Arm], seeds: Sequence[int]) -> Iterator[tuple[Arm, int]]:
-    """All arms once for each seed, every other time backwards: so that what changes with time, as how busy a machine
-    is, meets all of them, and nobody always follows the same one. Simulated arms come after those, since how busy a
-    machine is changes none of their figures, and those that compress what others train at the end.
+    """All arms once for each seed, every other time backwards.
 
     >>> a, b = (Arm(name, "digits", "single", "local", ()) for name in "ab")
     >>> [(arm.name, seed) for arm, seed in order([a, b], [0, 1])]
     [('a', 0), ('b', 0), ('b', 1), ('a', 1)]
     """
-    timed, simulated, compressing = list[Arm](), list[Arm](), list[Arm]()
-    for arm in arms:
-        (compressing if arm.compresses else timed if arm.place == "local" else simulated).append(arm)
-    for group in (timed, simulated, compressing):
+    # what changes with time, as how busy a machine is, meets all arms that are timed; it changes no figure of a
+    # simulated one, and one that compresses needs what others have trained
+    kinds = [(arm.place != "local", arm.compresses != "") for arm in arms]
+    for kind in ((False, False), (True, False), (False, True)):
+        group = [arm for arm, own in zip(arms, kinds, strict=True) if own == kind]
         for number, seed in enumerate(seeds):
             yield from ((arm, seed) for arm in group[:: -1 if number % 2 else 1])
 
@@ -103,71 +101,6 @@ class Cost(msgspec.Struct, frozen=True):
     """Of the models that jobs had kept, afterwards."""
     beside: float = 0.0
     """All else."""
-
-
-class StudyFolder:
-    """The folder of a study.
-
-    Args:
-        path: of it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def open(self, study: Study) -> None:
-        """Begin it, or go on with it.
-
-        Raises:
-            UsageError: it is of another study, or holds something else.
-        """
-        file = self.path / STUDY
-        if file.is_file():
-            if self.study() != study:
-                raise UsageError(
-                    f"--out {self.path} holds another study than this one, or an earlier state of it: targets, seeds "
-                    "and arms are fixed before anything is run; name another folder"
-                )
-            return
-        if self.path.exists() and any(self.path.iterdir()):
-            raise UsageError(f"--out {self.path} is not empty, and no study: name another folder")
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path / MACHINE, msgspec.json.encode(machine()))
-        write_atomically(file, msgspec.json.encode(study))
-
-    def study(self) -> Study:
-        """The study that it holds.
-
-        Raises:
-            UsageError: it holds none, or one of another version.
-        """
-        return read_kept(self.path / STUDY, Study)
-
-    def trial(self, due: Due) -> Trial | None:
-        """What is kept of a trial; None where it has not been run to its end."""
-        file = self.path / due.folder / TRIAL
-        return read_kept(file, Trial) if file.is_file() else None
-
-    def cost(self) -> Cost:
-        """What all trials took so far, those that were run again too; a line that a full disk has cut is left out."""
-        file = self.path / COSTS
-        found = list[Cost]()
-        for line in file.read_bytes().splitlines() if file.is_file() else []:
-            with contextlib.suppress(msgspec.MsgspecError):
-                found.append(msgspec.json.decode(line, type=Cost))
-        return Cost(*(sum(getattr(one, name) for one in found) for name in Cost.__struct_fields__))
-
-    def keep(self, due: Due, trial: Trial, cost: Cost) -> None:
-        """Keep a trial, and what it took.
-
-        Raises:
-            OSError: the disk is full; the trial is run again then.
-        """
-        folder = self.path / due.folder
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / TRIAL, msgspec.json.encode(trial))
-        with (self.path / COSTS).open("ab") as file:
-            file.write(msgspec.json.encode(cost) + b"\n")
 
 
 Kind = TypeVar("Kind")
@@ -189,6 +122,35 @@ def read_kept(file: Path, kind: type[Kind]) -> Kind:
         ) from error
 
 
+def open_study(path: Path, study: Study) -> None:
+    """Begin the folder of a study, or go on with it.
+
+    Raises:
+        UsageError: it is of another study, or holds something else.
+    """
+    if (path / STUDY).is_file():
+        if read_kept(path / STUDY, Study) != study:
+            raise UsageError(
+                f"--out {path} holds another study than this one, or an earlier state of it: targets, seeds and arms "
+                "are fixed before anything is run; name another folder"
+            )
+        return
+    if path.exists() and any(path.iterdir()):
+        raise UsageError(f"--out {path} is not empty, and no study: name another folder")
+    path.mkdir(parents=True, exist_ok=True)
+    write_atomically(path / MACHINE, msgspec.json.encode(machine()))
+    write_atomically(path / STUDY, msgspec.json.encode(study))
+
+
+def cost_of(path: Path) -> Cost:
+    """Add up what all trials of a study took, those that were run again too."""
+    file, costs = path / COSTS, list[Cost]()
+    for line in file.read_bytes().splitlines() if file.is_file() else []:
+        with contextlib.suppress(msgspec.MsgspecError):  # which a full disk has cut
+            costs.append(msgspec.json.decode(line, type=Cost))
+    return Cost(*(sum(getattr(one, name) for one in costs) for name in Cost.__struct_fields__))
+
+
 def run(
     study: Study,
     path: Path,
@@ -198,31 +160,22 @@ def run(
 ) -> list[Trial]:
     """Run what is left of a study; returns all its trials.
 
-    Args:
-        study: what is compared.
-        path: its folder.
-        prepare: makes a job of an arm.
-        tell: is told what is done.
-        minutes: after which no more trial is begun; the same call goes on.
-
     Raises:
         UsageError: the folder is of another study; nothing has been run then.
         Interrupted: Ctrl-C; the same call goes on.
         OSError: the disk is full.
     """
-    folder, began = StudyFolder(path), time.monotonic()
-    folder.open(study)
+    until = time.monotonic() + 60 * minutes
+    open_study(path, study)
     lock = RunFolder(path)
     lock.lock()
     try:
-        found: list[Trial] = []
-        for stage in STAGES:
-            for due in stage(study, found):
-                trial = folder.trial(due)
-                if trial is None and time.monotonic() - began > 60 * minutes:
-                    return found
-                found.append(trial or _run(folder, due, prepare, tell))
-        return found
+        trials: list[Trial] = []
+        for due, kept in _trials(study, path, trials):
+            if kept is None and time.monotonic() > until:
+                break
+            trials.append(kept or _run(path, study, due, prepare, tell))
+        return trials
     finally:
         lock.unlock()
 
@@ -233,11 +186,18 @@ def kept_trials(path: Path) -> list[Trial]:
     Raises:
         UsageError: one is spoilt.
     """
-    folder, found = StudyFolder(path), list[Trial]()
-    study = folder.study()
-    for stage in STAGES:
-        found += [trial for due in stage(study, found) if (trial := folder.trial(due))]
-    return found
+    trials: list[Trial] = []
+    for _, kept in _trials(read_kept(path / STUDY, Study), path, trials):
+        trials += [kept] if kept else []
+    return trials
+
+
+def _trials(study: Study, path: Path, before: Sequence[Trial]) -> Iterator[tuple[Due, Trial | None]]:
+    """Each trial that is due, and what is kept of it; the last stage follows from what the second has found."""
+    for stage in (starts, _candidates, _final):
+        for due in stage(study, before):
+            file = path / due.folder / TRIAL
+            yield due, read_kept(file, Trial) if file.is_file() else None
 
 
 def starts(study: Study, _: Sequence[Trial] = ()) -> list[Due]:
@@ -254,16 +214,10 @@ def _candidates(study: Study, _: Sequence[Trial]) -> list[Due]:
     return [Due(arm, seed, value, True) for arm, seed in order(tuned, study.tuning_seeds) for value in arm.grid]
 
 
-def _final(study: Study, found: Sequence[Trial]) -> list[Due]:
+def _final(study: Study, before: Sequence[Trial]) -> list[Due]:
     """The trials that count, each arm with the best value of its grid."""
-    best = {arm.name: choose(arm, study.targets, found) for arm in study.arms}
-    due = [Due(arm, seed, best[arm.name]) for arm, seed in order(study.arms, study.seeds)]
-    return [replace(one, origin=Due(study.arm(one.arm.compresses), one.seed).folder if one.arm.compresses else "")
-            for one in due]  # fmt: skip
-
-
-STAGES = (starts, _candidates, _final)
-"""What is due, one after the other; the last follows from what the second has found."""
+    best = {arm.name: choose(arm, study.targets, before) for arm in study.arms}
+    return [Due(arm, seed, best[arm.name]) for arm, seed in order(study.arms, study.seeds)]
 
 
 def choose(arm: Arm, targets: Sequence[float], found: Sequence[Trial]) -> float | None:
@@ -279,23 +233,27 @@ def choose(arm: Arm, targets: Sequence[float], found: Sequence[Trial]) -> float 
     return min(arm.grid, key=price, default=None)
 
 
-def _run(folder: StudyFolder, due: Due, prepare: Prepare, tell: Callable[[str], None]) -> Trial:
-    """Run one trial, and keep it; one that cannot be run is kept with the reason."""
-    began, arm, study = time.monotonic(), due.arm, folder.study()
+def _run(path: Path, study: Study, due: Due, prepare: Prepare, tell: Callable[[str], None]) -> Trial:
+    """Run one trial, and keep it; one that cannot be run is kept with the reason.
+
+    Raises:
+        OSError: the disk is full; the trial is run again then.
+    """
+    began, arm = time.monotonic(), due.arm
     tell(f"{arm.name}{f', {arm.tuned} {due.value:g}' if due.tuning else ''}, seed {due.seed}")
     start = None if arm.compresses or arm == study.start else study.start
     members = []
     for seed in due.member_seeds:
-        begin = ("--init-from", str(folder.path / Due(start, seed).runs[0])) if start else ()
+        begin = ("--init-from", str(path / Due(start, seed).runs[0])) if start else ()
         members.append(prepare(arm, (*arm.with_value(due.value), *begin, "--seed", str(seed))))
-    runs = [folder.path / run for run in due.runs]
+    runs = [path / run for run in due.runs]
     for run in runs:
         shutil.rmtree(run, ignore_errors=True)
     cost, result = Cost(), Json()
     try:
         if arm.compresses:
             runs[0].mkdir(parents=True)
-            compressed = members[0].run(folder.path / due.origin / RUN, runs[0] / "model.dbz")
+            compressed = members[0].run(path / Due(study.arm(arm.compresses), due.seed).runs[0], runs[0] / "model.dbz")
             result["shrunk"] = {name: compressed[name] for name in SHRUNK if name in compressed}
             cost = Cost(time.monotonic() - began)
         else:
@@ -308,8 +266,11 @@ def _run(folder: StudyFolder, due: Due, prepare: Prepare, tell: Callable[[str], 
         arm=arm.name, seed=due.seed, value=due.value, tuning=due.tuning, task=arm.task, strategy=arm.strategy,
         command="; ".join(member.command for member in members), place=arm.place, **result,
     )  # fmt: skip
+    (path / due.folder).mkdir(parents=True, exist_ok=True)
+    write_atomically(path / due.folder / TRIAL, msgspec.json.encode(trial))
     beside = max(0.0, time.monotonic() - began - cost.jobs - cost.measuring)
-    folder.keep(due, trial, msgspec.structs.replace(cost, beside=beside))
+    with (path / COSTS).open("ab") as file:
+        file.write(msgspec.json.encode(msgspec.structs.replace(cost, beside=beside)) + b"\n")
     return trial
 
 

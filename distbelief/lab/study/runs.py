@@ -101,11 +101,6 @@ def _accuracy(path: Path, result: Json) -> float | None:
 def choose(runs: Sequence[Run], kept: Mapping[str, str], by: str) -> list[Run]:
     """Those of which all that is asked for is so, the best first.
 
-    Args:
-        runs: of which to choose.
-        kept: what a column must be.
-        by: the column that they are sorted by: accuracies fall, everything else rises.
-
     Raises:
         UsageError: there is no such column, or state.
     """
@@ -121,10 +116,6 @@ def choose(runs: Sequence[Run], kept: Mapping[str, str], by: str) -> list[Run]:
 
 def study_of(paths: Sequence[Path], targets: Sequence[float]) -> tuple[Study, list[Trial]]:
     """What some runs compare: an arm for all that differ in their seeds only.
-
-    Args:
-        paths: of run folders.
-        targets: test accuracies.
 
     Raises:
         UsageError: one is no run folder, has no result yet, or is spoilt; or a target is no fraction.

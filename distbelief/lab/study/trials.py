@@ -139,11 +139,7 @@ def _parts(times: Sequence[Json]) -> dict[str, float]:
 
 
 class Farm(torch.nn.Module):
-    """Several models whose outputs are averaged, as `distbelief predict RUN...` does.
-
-    Args:
-        models: of which.
-    """
+    """Several models whose outputs are averaged, as `distbelief predict RUN...` does."""
 
     def __init__(self, models: Sequence[torch.nn.Module]) -> None:
         super().__init__()
@@ -159,11 +155,6 @@ def measure_points(runs: Sequence[Path], task: Task, seed: int) -> list[Point]:
     """Measure every checkpoint of a run, after its end: so that it cost the job nothing. Of several runs, one after
     another, their mean prediction at their first checkpoints, their second ones, and so on, and at their last ones; at
     the time, samples and steps of all of them together.
-
-    Args:
-        runs: the run folders.
-        task: whose test set it is measured on.
-        seed: of the first run.
 
     Raises:
         CheckpointError: one is missing or spoilt.
@@ -193,12 +184,6 @@ def measure_points(runs: Sequence[Path], task: Task, seed: int) -> list[Point]:
 def cosine(run: Path, task: Task, batch_size: int, seed: int) -> float:
     """How alike the gradient of a minibatch and the whole one are, in the last model of a run: the mean cosine of
     `DRAWS` minibatches, drawn without replacement each.
-
-    Args:
-        run: the run folder.
-        task: on whose training set.
-        batch_size: samples in a minibatch.
-        seed: of the draws, and of the run.
     """
     data, model = load(task, "training"), build_model(task, seed, "cpu")
     model.load_state_dict(load_file(run / "model.safetensors"))
