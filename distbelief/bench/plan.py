@@ -1,36 +1,42 @@
-"""`bench plan`: samples per second of every candidate of a plan for this machine, predicted and measured, and the first
-of the plan beside the best that was measured.
-
-Each round has a plan of its own, since the machine changes. Nothing is kept from earlier runs; but from the second
-round on, prices that the rounds before would have corrected (`plan --run`) are held against the measured rates too.
+"""`bench plan`: the first of a plan for this machine, beside the best of all its candidates in jobs of their own
+afterwards.
 """
 
 from __future__ import annotations
 
 import statistics
-import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, NamedTuple
 
-from distbelief.bench.parts.timing import Figure, check_models, check_repeats, figure, finish, number, show, spread
+from distbelief.bench.parts import workloads
+from distbelief.bench.parts.timing import (
+    Figure,
+    check_models,
+    check_repeats,
+    figure,
+    finish,
+    interleave,
+    number,
+    show,
+    spread,
+)
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Json
-from distbelief.lab.plan import trials
-from distbelief.lab.plan.candidates import PLANNED, candidates
-from distbelief.lab.plan.plan import TrainingPlan, plan, this_machine
-from distbelief.lab.plan.pricing import PARTS, Terms
-from distbelief.lab.plan.trials import PlanTrial
+from distbelief.job import Job
+from distbelief.lab.plan.candidates import PLANNED, PlanCandidate, candidates
+from distbelief.lab.plan.plan import SECONDS, plan, this_machine
 from distbelief.record.machine import machine
-from distbelief.tasks import as_data, resolve
 
-WITHIN, OF_BEST = 0.15, 0.95
-"""How far a predicted rate may lie from the measured one, and what of the best the first of a plan is to reach."""
-LONGEST = 40.0
-"""Seconds in which the MLP is to be planned."""
+OF_BEST = 0.95
+"""What of the best the first of a plan is to reach, or else the slowest of that best's own runs."""
+LONGEST = 45.0
+"""Seconds in which the MLP and LeNet are to be planned."""
 WORKLOADS = "distbelief.bench.parts.workloads:"
 BATCH, SGD = 64, optim("sgd", lr=0.01)
+MOST_EPOCHS = 1_000_000
+"""Jobs end by their budget, long before these."""
 
 
 class PlannedModel(NamedTuple):
@@ -42,10 +48,11 @@ class PlannedModel(NamedTuple):
 
 MODELS: Mapping[str, PlannedModel] = {
     "mlp": PlannedModel("mnist"),
-    "lenet": PlannedModel(f"{WORKLOADS}lenet_short"),
+    "lenet": PlannedModel("mnist-lenet"),
     "split": PlannedModel(f"{WORKLOADS}mlp_wide_short", ("single",)),
 }
-QUICK = PlannedModel(f"{WORKLOADS}mlp_quick", ("single", "downpour"))
+QUICK_TASK = f"{WORKLOADS}mlp_quick"
+"""What is planned for with --quick, with two strategies at most."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +62,16 @@ class PlanBenchOptions:
     models: tuple[str, ...] = tuple(MODELS)
     """mlp, lenet and split (784-2048-2048-10, whole and over two processes)."""
     repeats: int = 3
-    """Rounds, in each of which there is a plan, and all of its candidates are trained with."""
-    seconds: float = trials.TRIAL_SECONDS
-    """That each is trained for at least, in whole epochs."""
+    """Jobs of each candidate afterwards, by turns."""
+    seconds: float = 4.0
+    """That each of these trains."""
     json: str | None = None
     """File to write the result to."""
     quick: bool = False
-    """One short round: whether it runs, not how well it predicts."""
+    """One short job of each: whether it runs, not how well it plans."""
     quiet: bool = False
     """Print nothing."""
-    QUICK: ClassVar[Mapping[str, object]] = {"models": ("mlp",), "repeats": 1, "seconds": 0.1}
+    QUICK: ClassVar[Mapping[str, object]] = {"models": ("mlp",), "repeats": 1, "seconds": 0.5}
     """Defaults with --quick."""
 
 
@@ -78,7 +85,7 @@ def run(options: PlanBenchOptions) -> Json:
     check_models(options.models, MODELS)
     check_repeats(options.repeats)
     facts = machine()
-    models = {name: _of_model(QUICK if options.quick else MODELS[name], options) for name in options.models}
+    models = {name: _of_model(MODELS[name], options) for name in options.models}
     figures = [one for name, found in models.items() for one in _figures(name, found)]
     result = {"bench": "plan", "machine": facts, "repeats": options.repeats, "models": models, "figures": figures}
     if not options.quiet:
@@ -88,95 +95,56 @@ def run(options: PlanBenchOptions) -> Json:
 
 
 def _of_model(model: PlannedModel, options: PlanBenchOptions) -> Json:
-    """Rounds, in each of which there is a plan, and then a job of each of its candidates."""
+    """A plan, and then jobs of each of its candidates."""
+    seconds = SECONDS
+    if options.quick:
+        seconds, model = 1.0, PlannedModel(QUICK_TASK, model.strategies[:2])
+    planned = plan(model.task, strategies=model.strategies, batch_size=BATCH, optimizer=SGD, seconds=seconds)
     known = {str(one): one for one in candidates(this_machine(), model.strategies, SGD)}
-    samples = len(as_data(resolve(model.task).train()))
-    rounds: list[dict[str, PlanTrial]] = []
-    firsts: list[str] = []
-    took: list[float] = []
-    for turn in range(options.repeats):
-        begin = time.perf_counter()
-        made = _planned(model)
-        took.append(time.perf_counter() - begin)
-        firsts.append(made.first.what)
-        priced = {row.what: row.terms for row in made.rows if row.terms is not None}
-        found = {}
-        for what, terms in list(priced.items())[:: -1 if turn % 2 else 1]:
-            epoch = samples / terms.samples_per_second
-            measured = trials.run(model.task, known[what], BATCH, epoch, seconds=options.seconds)
-            found[what] = trials.trial(known[what], made.task, BATCH, SGD, terms, measured)
-        rounds.append({what: found[what] for what in priced})
-    return {**_compared(rounds, firsts), "planned_seconds": statistics.median(took)}
-
-
-def _planned(model: PlannedModel) -> TrainingPlan:
-    """A plan that no trial has corrected."""
-    with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
-        file = f"{folder}/none.json"
-        return plan(model.task, strategies=model.strategies, batch_size=BATCH, optimizer=SGD, calibration=file)
-
-
-def _compared(rounds: Sequence[Mapping[str, PlanTrial]], firsts: Sequence[str]) -> Json:
-    """Predicted and measured rates of each candidate, and the first of each plan beside the best of its round.
-
-    Args:
-        rounds: the trial of each candidate.
-        firsts: what the plan of each round put first.
-    """
-    rows: dict[str, object] = {}
-    for what in rounds[0]:
-        seen = [one[what] for one in rounds if what in one]
-        rates = [one.measured.samples_per_second for one in seen]
-        rows[what] = {
-            "predicted": statistics.median(one.predicted.samples_per_second for one in seen),
-            "measured": statistics.median(rates),
-            "spread": spread(rates),
-            "error": statistics.median(1 / one.ratio - 1 for one in seen),
-            "corrected_error": _corrected(rounds, what),
-            "parts_predicted": _parts([one.predicted for one in seen]),
-            "parts_measured": _parts([one.measured for one in seen]),
+    jobs = {
+        row.what: partial(_rate, model.task, known[row.what], options.seconds) for row in planned.rows if row.measured
+    }
+    rates = interleave(jobs, options.repeats)
+    rows = {
+        row.what: {
+            "planned": row.rate,
+            "measured": statistics.median(rates[row.what]),
+            "least": min(rates[row.what]),
+            "spread": spread(rates[row.what]),
         }
-    of_best = [
-        found[first].measured.samples_per_second / max(one.measured.samples_per_second for one in found.values())
-        for found, first in zip(rounds, firsts, strict=True)
-    ]
-    return {"firsts": [*firsts], "of_best": statistics.median(of_best), "candidates": rows}
+        for row in planned.rows
+        if row.measured
+    }
+    best = max(rows.values(), key=lambda row: row["measured"])
+    return {
+        "first": planned.first.what,
+        "planned_seconds": planned.seconds,
+        "of_best": rows[planned.first.what]["measured"] / best["measured"],
+        "due": min(OF_BEST, best["least"] / best["measured"]),
+        "candidates": rows,
+    }
 
 
-def _corrected(rounds: Sequence[Mapping[str, PlanTrial]], what: str) -> float | None:
-    """The median error of prices that the trials of the rounds before have corrected; None of the first round alone."""
-    errors = []
-    for count, found in enumerate(rounds[1:], 1):
-        if one := found.get(what):
-            before = [trial for earlier in rounds[:count] for trial in earlier.values()]
-            factor, _ = trials.correction(before, one.alike)
-            errors.append(factor / one.ratio - 1)
-    return statistics.median(errors) if errors else None
-
-
-def _parts(terms: Sequence[Terms]) -> dict[str, float]:
-    """What a step is made of, the median of each part."""
-    return {part: statistics.median(getattr(one, part) for one in terms) for part in PARTS}
+def _rate(task: str, candidate: PlanCandidate, seconds: float) -> float:
+    """Samples a second of a job, by its result."""
+    job = Job(
+        task, candidate.strategy, epochs=MOST_EPOCHS, batch_size=BATCH, evaluate_every=0, checkpoint_every=0,
+        snapshot_every="0", budget=f"{seconds}s",
+    )  # fmt: skip
+    return float(workloads.run(job)["samples_per_second"])
 
 
 def _figures(name: str, found: Json) -> list[Figure]:
     """What is promised."""
-    rows = found["candidates"]
     return [
-        *(figure(f"{name}, {what}: predicted samples/s, error", abs(row["error"]), WITHIN, lower=True)
-            for what, row in rows.items()),
-        *(figure(f"{name}, {what}: the same, corrected by a trial", abs(row["corrected_error"]), WITHIN, lower=True)
-            for what, row in rows.items() if row["corrected_error"] is not None),
-        figure(f"{name}: the first of the plan, of the best", found["of_best"], OF_BEST),
-        *([figure("mlp: seconds of a plan", found["planned_seconds"], LONGEST, lower=True)] if name == "mlp" else []),
-    ]  # fmt: skip
+        figure(f"{name}: the first of the plan, {found['first']}, of the best", found["of_best"], found["due"]),
+        figure(f"{name}: seconds of the plan", found["planned_seconds"], LONGEST, lower=True),
+    ]
 
 
 def _show(name: str, found: Json) -> None:
     rows = [
-        [what, number(row["predicted"]), number(row["measured"]), f"{row['spread']:.0%}", f"{row['error']:+.0%}",
-            *(f"{1e3 * row['parts_predicted'][part]:.3g} / {1e3 * row['parts_measured'][part]:.3g}" for part in PARTS)]
+        [what, number(row["planned"]), number(row["measured"]), f"{row['spread']:.0%}"]
         for what, row in found["candidates"].items()
-    ]  # fmt: skip
-    columns = ("", "predicted", "measured", "+-", "error", *PARTS)
-    show(f"{name}: samples/s predicted and measured; parts of a step in ms, both", columns, rows)
+    ]
+    show(f"{name}: samples/s in the plan, and afterwards", ("", "in the plan", "afterwards", "+-"), rows)

@@ -3,33 +3,43 @@ tells the truth.
 
 The simulation is told nothing that was measured on the jobs themselves: the time of a step of a plain loop alone on the
 machine, how much slower cores are while all of them work (two such loops that know nothing of each other), and what a
-push and a fetch add to a step of such a loop (`planner.trips`). `bench wire` has nobody compute between two pushes:
-that is less.
+push and a fetch to a real shard add to a step of the task. `bench wire` has nobody compute between two pushes: that is
+less.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
+import torch
+
 from distbelief.bench.parts import loops, workloads
+from distbelief.bench.parts.shards import GRADIENT, Ours
 from distbelief.bench.parts.timing import Figure, figure, interleave, number, show, spread
+from distbelief.core.effects import Batch
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Json
+from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
 from distbelief.job import Job
-from distbelief.lab.plan import trips
 from distbelief.places.compute_model import ComputeModel
+from distbelief.places.evaluate import threads
 from distbelief.places.processes.local import Local
-from distbelief.places.simulated.handling import Handling
+from distbelief.places.processes.peers import Peers
+from distbelief.places.simulated.handling import Handling, HandlingCosts
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.strategies import Allreduce, Downpour, Single, Strategy, Synchronous
 from distbelief.tasks import as_data, resolve
 from distbelief.tasks.flat import layout_of
+from distbelief.tasks.worker import Trainer, build_model
 from distbelief.transport.processors import Hosts
+from distbelief.transport.virtual import MEMORY
 
 WITHIN = 0.15
 """How far a simulated time may lie from the real one."""
@@ -40,6 +50,8 @@ slow replica is.
 SGD = Optimizer("sgd", 0.01)
 SECONDS = 5.0
 """How long steps with and without a shard take turns."""
+SMALL, MESSAGES = 4096, 4
+"""Bytes of a vector that hardly counts; messages of a push and a fetch, with their answers."""
 
 
 class Model(NamedTuple):
@@ -132,11 +144,45 @@ def _inputs(model: Model, repeats: int) -> Inputs:
     alone = statistics.median(rates["1"])
     length, handling = (
         layout_of(resolve(model.task).model()).trained.size,
-        trips.measure(resolve(model.task), BATCH, SECONDS),
+        _handling(model.task),
     )
     together = statistics.median(pair / one / CORES for one, pair in zip(rates["1"], rates[str(CORES)], strict=True))
     # the loop has stepped with its gradient, which a simulation counts by itself
     return Inputs(BATCH / alone - Handling().addition * length, min(1.0, together), handling)
+
+
+def _handling(name: str) -> Handling:
+    """What messages and their bytes cost beside steps of a task: what a trip of a short vector adds, and what one of
+    the model's adds more.
+    """
+    task = resolve(name)
+    model = build_model(task, 0, "cpu")
+    trainer, sizes = Trainer(task, model, BATCH, 0), (SMALL, layout_of(model).trained.size)
+    with threads(1), Peers() as peers, contextlib.ExitStack() as stack:
+        sides = [stack.enter_context(contextlib.closing(Ours(peers, "shared", size))) for size in sizes]
+        added: list[list[float]] = [[] for _ in sides]
+        end, index = time.perf_counter() + SECONDS, 0
+        while time.perf_counter() < end:
+            for ours, seconds in zip(sides, added, strict=True):
+                without, served = (_step(trainer, ours, index, trip) for trip in (False, True))
+                seconds.append(served - without)
+            index += 1
+    short, long = map(statistics.median, added)
+    costs = HandlingCosts(Handling(0.0, 1.0), Settings(optimizer=SGD), lambda: 0)
+    touched = costs.update(1) + costs.copy(1)  # by the shard, which steps and copies what it answers
+    message = max(0.0, short - 2 * MEMORY.latency) / MESSAGES
+    return Handling(message, touched * (sizes[1] - sizes[0]) / max(1e-9, long - short))
+
+
+def _step(trainer: Trainer, ours: Ours, index: int, trip: bool) -> float:
+    """Seconds in which a step leaves its gradient, makes a trip or none, and reads what it would compute with."""
+    trainer.compute(Batch(0, index % trainer.order.batches))
+    start = time.perf_counter()  # not before: two gradients differ by more than a trip takes
+    ours.gradient.fill_(GRADIENT)
+    if trip:
+        ours.trips(1)
+    ours.parameters.view(torch.float32).sum()
+    return time.perf_counter() - start
 
 
 def _job(case: Case) -> Job:

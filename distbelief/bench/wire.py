@@ -12,10 +12,10 @@ from typing import ClassVar, Protocol
 import torch
 
 from distbelief.bench.parts import limits
+from distbelief.bench.parts.shards import Ours
 from distbelief.bench.parts.timing import Figure, figure, finish, interleave, number, ratio, show, spread
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
-from distbelief.lab.plan.shards import Ours
 from distbelief.places.processes.peers import Peers
 from distbelief.record.machine import machine
 

@@ -307,12 +307,8 @@ class PlanOptions:
     """Samples in a minibatch of one replica."""
     optimizer: str = "sgd"
     """What updates."""
-    run: int = 0
-    """So many of the best are trained with for some seconds, to see how well they are predicted."""
-    calibration: str = ""
-    """The file that keeps what --run has seen, by which plans for this machine are corrected; else one in the cache."""
-    seconds: float = 10.0
-    """For the profile."""
+    seconds: float = 30.0
+    """For all runs on this machine together."""
     data_dir: str | None = None
     """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
     json: bool = False
@@ -336,7 +332,7 @@ def plan(args: list[str]) -> int:
             task, asked.machines or None, NetworkModel(**line), topology=asked.topology, slow=slow,
             strategies=asked.strategies or PLANNED,
             batch_size=asked.batch_size, optimizer=chosen, max_memory=memory, seconds=asked.seconds,
-            data_dir=asked.data_dir, run=asked.run, calibration=asked.calibration or None, told=told,
+            data_dir=asked.data_dir, told=told,
         )  # fmt: skip
     if asked.json:
         print(msgspec.json.encode(found).decode())

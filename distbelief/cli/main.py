@@ -77,7 +77,7 @@ def _interrupted(args: Sequence[str]) -> str:
         case ["train" | "launch" | "simulate" | "join"]:
             return INTERRUPTED_BEFORE
         case ["cost" | "plan" | "split"]:
-            return "interrupted: a part of a profile says nothing, and nothing is kept; --seconds N makes it shorter"
+            return "interrupted: half of a measurement says nothing, and nothing is kept; --seconds N makes it shorter"
     return "interrupted"
 
 

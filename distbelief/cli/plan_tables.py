@@ -2,51 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from distbelief.bench.parts.timing import number, show
 from distbelief.lab.plan.plan import Row, TrainingPlan
 
-COLUMNS = ("", "what", "step, ms", "compute", "update", "communicate", "wait", "for", "samples/s", "memory, GB",
-           "MB a step", "binds")  # fmt: skip
-PARTS = ("compute", "update", "communicate", "wait", "step")
+PARTS = ("compute", "update", "communicate", "wait")
+COLUMNS = ("", "what", "samples/s", "step, ms", *PARTS, "for", "memory, GB", "MB a step")
+PRICED = ("", "what", "predicted", "measured", "error", "step, ms", *PARTS, "memory, GB", "binds")
+"""Where some are priced."""
 
 
 def show_plan(plan: TrainingPlan) -> None:
-    """Print the table of a plan, and what it says in words; reasons stand below the tables, by their number there."""
+    """Print the table of a plan, and what it says in words; reasons stand below the table, by their number there."""
     reasons: list[str] = []
+    priced = any(row.predicted for row in plan.rows)
     limit = f", {plan.max_memory / 1e9:.3g} GB for a process" if plan.max_memory else ""
+    cells = _priced_cells if priced else _cells
     show(
-        f"{plan.task} on {plan.machines} (hosts x cores), minibatches of {plan.batch_size}{limit}: a step of each "
-        "replica",
-        COLUMNS,
-        [_cells(place, row, reasons) for place, row in enumerate(plan.rows, 1)],
+        f"{plan.task} on {plan.machines} (hosts x cores), minibatches of {plan.batch_size}{limit}: samples/s, and a "
+        "step of each replica",
+        PRICED if priced else COLUMNS,
+        [cells(place, row, reasons) for place, row in enumerate(plan.rows, 1)],
     )
-    _show_measured([row for row in plan.rows if row.terms and (row.measured or row.reason)], reasons)
     told = [f"({number}) {reason}" for number, reason in enumerate(reasons, 1)]
-    print("\n".join([*told, plan.why, *plan.changes, *(f"note: {note}" for note in plan.notes)]))
+    notes = [f"note: {note}" for note in plan.notes]
+    print("\n".join([*told, plan.why, *plan.changes, *notes, f"planned in {plan.seconds:.0f} s"]))
     stepped = "" if plan.optimizer == "sgd" else f" --optimizer {plan.optimizer}"
     print(f"distbelief train {plan.task} {plan.first.command}{stepped} --batch-size {plan.batch_size}")
-
-
-def _show_measured(rows: Sequence[Row], reasons: list[str]) -> None:
-    """Print what was predicted of those that were run, and what was measured."""
-    lines = []
-    for row in rows:
-        if row.measured is None:
-            lines.append([row.what, "not run", *[""] * len(PARTS), _noted(row.reason, reasons)])
-            continue
-        assert row.terms is not None
-        of = row.measured.samples_per_second
-        lines += [
-            [row.what, "predicted", *(_ms(getattr(row.terms, part)) for part in PARTS),
-                f"{row.terms.samples_per_second:,.0f}"],
-            ["", "measured", *(_ms(getattr(row.measured, part)) for part in PARTS), f"{of:,.0f}"],
-            ["", "error", *(_ms(getattr(row.terms, part) - getattr(row.measured, part)) for part in PARTS),
-                f"{row.terms.samples_per_second / of - 1:+.0%}"],
-        ]  # fmt: skip
-    if lines:
-        show("trained with for some seconds: a step in ms", ("", "", *PARTS, "samples/s"), lines)
 
 
 def _ms(seconds: float) -> str:
@@ -71,13 +52,21 @@ def _noted(reason: str, reasons: list[str]) -> str:
 
 
 def _cells(place: int, row: Row, reasons: list[str]) -> list[str]:
-    """A row of the table; what cannot be done has no place, and the number of its reason."""
-    terms = row.terms
+    """A row that was measured; what was not has no place, and in the place of its rate the number of its reason."""
+    terms, memory = row.terms, f"{row.memory / 1e9:.2f}"
     if terms is None:
-        return ["", row.what, *[""] * 7, f"{row.memory / 1e9:.2f}", "", _noted(row.reason, reasons)]
-    parts = (terms.step, terms.compute, terms.update, terms.communicate, terms.wait)
+        return ["", row.what, _noted(row.reason, reasons), *[""] * 6, memory, ""]
+    parts = (_ms(getattr(terms, part)) for part in ("step", *PARTS))
     sent = number(terms.bytes_per_step / 1e6) if terms.bytes_per_step else ""
-    return [
-        str(place), row.what, *(_ms(part) for part in parts), terms.waits_for,
-        f"{terms.samples_per_second:,.0f}", f"{row.memory / 1e9:.2f}", sent, terms.binds,
-    ]  # fmt: skip
+    return [str(place), row.what, f"{row.rate:,.0f}", *parts, terms.waits_for, memory, sent]
+
+
+def _priced_cells(place: int, row: Row, reasons: list[str]) -> list[str]:
+    """A row that was priced: on other machines, or on this one, where it was measured too."""
+    terms, memory = row.predicted, f"{row.memory / 1e9:.2f}"
+    rates = [f"{one.samples_per_second:,.0f}" if one else "" for one in (terms, row.measured)]
+    error = f"{terms.samples_per_second / row.rate - 1:+.0%}" if terms and row.measured else ""
+    parts = (_ms(getattr(terms, part)) if terms else "" for part in ("step", *PARTS))
+    binds = terms.binds if terms else _noted(row.reason, reasons)
+    what = f"here: {row.what}" if row.measured else row.what
+    return ["" if row.measured or row.reason else str(place), what, *rates, error, *parts, memory, binds]

@@ -95,7 +95,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study_page, "write_page", lambda *_: "")
     monkeypatch.setattr(study_runs, "study_of", lambda *_: (None, []))
     monkeypatch.setattr(study_runs, "list_runs", lambda _: [])
-    first = SimpleNamespace(why="", first=SimpleNamespace(command="single"))
+    first = SimpleNamespace(why="", seconds=1.0, first=SimpleNamespace(command="single"))
     monkeypatch.setattr(plan, "plan", lambda *_, **__: first)
     monkeypatch.setattr(plan_tables, "show_plan", lambda _: None)
     monkeypatch.setattr(

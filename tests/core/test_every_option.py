@@ -208,8 +208,6 @@ SMALL: dict[str, dict[str, str]] = {
         "strategies": "single",
         "batch_size": "8",
         "optimizer": "adam",
-        "run": "2",
-        "calibration": "there.json",
         "seconds": "2",
         "data_dir": "there",
         "json": "",
@@ -358,9 +356,10 @@ HELD = {"usual": 1.0, "peak": 1.0}
 RESULT = {"samples_per_second": 1.0, "test_accuracy": 0.5, "seconds": 1.0, "updates": 1, "descent": {"loss": 1.0},
           "history": [{"seconds": 1.0, "samples": 1, "test_accuracy": 0.5}]}  # fmt: skip
 TERMS = Terms(1e-3, 0.0, 0.0, 0.0, 1000.0, 0.0)
-PLAN = planning.TrainingPlan(task="mnist", machines="1x2", batch_size=64, optimizer="adam", step=1e-3, together=1.0,
-                             why="", changes=[], notes=[],
-                             rows=[planning.Row("single", "single", 1, 0, 0, terms=TERMS)])  # fmt: skip
+PLAN = planning.TrainingPlan(task="mnist", machines="1x2", batch_size=64, optimizer="adam", seconds=1.0,
+                             why="", changes=[], notes=[], rows=[planning.Row(
+                                 what="single", command="single", machines="1x2", replicas=1, shards=0, partitions=1,
+                                 memory=0, measured=TERMS)])  # fmt: skip
 MEASURING: tuple[tuple[Any, str, Any], ...] = (
     (workloads, "run", RESULT), (loops, "independent", 1.0), (loops, "lockstep", 1.0), (loops, "ddp", 1.0), (loops,
         "hogwild", 1.0), (homes, "split", 1.0), (homes, "crossing_seconds", 1.0),
@@ -375,7 +374,7 @@ MEASURING: tuple[tuple[Any, str, Any], ...] = (
     (loading, "_rate", 1.0),
     (cost, "_steps", {"median_error": 0.1, "rows": {}}),
     (cost, "_memory", {"error": 0.1, "process": 1e9, "traced": 1e9}),
-    (plan, "plan", PLAN), (plan.trials, "run", TERMS),
+    (plan, "plan", PLAN),
     (simulator.validate, "measure", {}), (simulator.validate, "figures", []), (simulator.validate, "tell", None),
     (sandblaster, "_halves", 1.0), (sandblaster, "_torchs", 1.0), (sandblaster, "coordinator_bytes", {"figures": []}),
     (sandblaster, "balance", {"one static split": 1.0, "work units, backup portions": 1.0}),

@@ -27,7 +27,6 @@ from distbelief import tasks
 from distbelief.core.effects import Batch
 from distbelief.errors import DataError, TrainingError, UsageError
 from distbelief.job import Job
-from distbelief.lab.plan import trials
 from distbelief.places.processes.local import Local
 from distbelief.tasks.flat import layout_of
 from distbelief.tasks.order import Order, key, seed_chance
@@ -155,9 +154,6 @@ def test_who_has_no_home_is_told_where_else_and_nothing_is_called_tilde(monkeypa
     monkeypatch.setattr(os.path, "expanduser", str)  # as of a user whom the system has no name of
     with pytest.raises(DataError, match=r"^no MNIST: this user has no home folder: .*XDG_CACHE_HOME.*--data-dir"):
         MNIST.folder_of(None)
-    with pytest.raises(UsageError, match=r"^this user has no home folder: .*--calibration"):
-        trials.check_writable(trials.usual_file())
-    assert trials.read(trials.usual_file()) == []
     assert not list(Path().iterdir())
 
 

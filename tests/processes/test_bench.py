@@ -9,8 +9,8 @@ import torch
 
 from distbelief.bench import BENCHES, wire
 from distbelief.bench.parts import timing
+from distbelief.bench.parts.shards import Ours
 from distbelief.errors import JobFailed, UsageError
-from distbelief.lab.plan.shards import Ours
 from distbelief.places.processes.peers import Peers
 
 

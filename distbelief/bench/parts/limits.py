@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from distbelief.lab.plan.shards import GRADIENT, RATE, mapped
+from distbelief.bench.parts.shards import GRADIENT, RATE, mapped
 from distbelief.places.processes.peers import ANSWER_SECONDS, Peer, Peers
 from distbelief.transport.tcp import BUFFER
 

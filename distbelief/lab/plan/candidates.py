@@ -70,11 +70,6 @@ class PlanCandidate:
         """Processes that each replica is split over."""
         return self.strategy.partitions if isinstance(self.strategy, Partitioned) else 1
 
-    @property
-    def kind(self) -> tuple[str, bool]:
-        """Its strategy, and whether its replicas are split: what is exchanged in a step is the same for all of one."""
-        return self.strategy.name, self.partitions > 1
-
     def __str__(self) -> str:
         partitions = f", {_times(self.partitions, 'partition')}" if self.partitions > 1 else ""
         shards = f", {_times(self.shards, 'shard')}" if self.shards else ""
@@ -158,20 +153,18 @@ def memory(
         candidate: what is done.
         trace: an iteration of a plain loop, with the optimizer.
         process: bytes of a process without a model.
-        split: what the model costs where it is split.
+        split: what the model costs where it is split; else an even share is taken.
     """
     parameters, state = trace.memory[PARAMETERS], trace.memory[STATE]
     passing = max(0, trace.peak - parameters - state - trace.memory[GRADIENTS])
-    parts, replica = [(parameters, state, passing)], "replica"
+    count, replica = candidate.partitions, "replica" if candidate.partitions == 1 else "partition"
+    parts = [(parameters // count, state // count, passing)]  # at most: partitions keep less than a whole model
     if split is not None:
-        parts, replica = (
-            [(one.memory[PARAMETERS], one.memory[STATE], one.memory[KEPT]) for one in split.homes],
-            "partition",
-        )
+        parts = [(one.memory[PARAMETERS], one.memory[STATE], one.memory[KEPT]) for one in split.homes]
     if candidate.shards:
         held = math.ceil((SHARD_VECTORS * parameters + state) / candidate.shards)
         largest = max(REPLICA_VECTORS["served"] * own + passing for own, _, passing in parts)
         return {replica: process + largest, "shard": process + held}
     # a split model is that of a group of one
-    vectors = REPLICA_VECTORS["allreduce" if split else candidate.strategy.name]
+    vectors = REPLICA_VECTORS["allreduce" if count > 1 else candidate.strategy.name]
     return {replica: process + max((vectors + 1) * own + state + passing for own, state, passing in parts)}

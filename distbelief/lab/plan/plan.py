@@ -1,32 +1,25 @@
-"""A plan: every candidate with its price, the best first, why that is, and what would change the answer."""
+"""A plan: candidates that were run on this machine, and prices of those that it cannot run; the best first, and why."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from distbelief.core.optimizer import Optimizer, optim
-from distbelief.errors import DistbeliefError, Interrupted, UsageError
-from distbelief.lab.cost import profile as profiling
-from distbelief.lab.cost import splitting, updates
+from distbelief.errors import DistbeliefError, UsageError
+from distbelief.lab.cost import splitting
 from distbelief.lab.cost.cost import MARGIN, SPARE, beyond, check_amounts, does_not_fit, held, sample_of
-from distbelief.lab.cost.profile import BUSY, ladder
+from distbelief.lab.cost.profile import BUSY
 from distbelief.lab.cost.splitting import SplitCost
-from distbelief.lab.cost.trace import MemoryTrace, Tracer
-from distbelief.lab.plan import lockstep, trials, trips
-from distbelief.lab.plan import together as side_by_side
+from distbelief.lab.cost.trace import Tracer
+from distbelief.lab.plan import halving
 from distbelief.lab.plan.candidates import PLANNED, Machines, PlanCandidate, candidates, memory
-from distbelief.lab.plan.lockstep import LockstepCosts
-from distbelief.lab.plan.pricing import LockstepCost, PricedCluster, Pricing, Terms, memory_speed
-from distbelief.lab.plan.together import Steps
-from distbelief.lab.plan.trips import DirectHandling
+from distbelief.lab.plan.pricing import PricedCluster, Pricing, Terms, memory_speed
 from distbelief.places import topologies
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.handling import Handling
@@ -37,37 +30,49 @@ from distbelief.tasks import Task, resolve
 from distbelief.tasks.worker import Trainer, build_model, load, with_data
 from distbelief.transport.virtual import MEMORY, NetworkModel
 
-WORTH = 0.05
-"""What one more replica is to bring at least, of the samples a second."""
-SECONDS, TRIP_SECONDS, SPLIT_SECONDS = 10.0, 3.0, 3.0
-"""Of the profile, by itself, of messages beside steps, and of each split."""
-LONGEST_STEP = 0.1
-"""Seconds of the steps beside which messages are measured: the largest profiled that is no longer."""
+SECONDS, SPLIT_SECONDS = 30.0, 3.0
+"""Of all runs together, and of measuring each way to split for prices."""
 LONGEST_NUMBERS = 20
 """Characters of what says how many machines there are."""
 CONTENDERS = 5
 """Of the best candidates, those that are priced again where something else were so."""
-UNSEEN = "time to accuracy is not predicted: a profile knows how fast steps are, not what they are worth"
+UNSEEN = "time to accuracy is not planned: samples a second say how fast steps are, not what they are worth"
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One candidate."""
 
     what: str
     command: str
+    machines: str
+    """On which, as hosts x cores."""
     replicas: int
     shards: int
+    partitions: int
+    """Processes that each replica is split over."""
     memory: int
     """Bytes of its largest process."""
-    partitions: int = 1
-    """Processes that each replica is split over."""
-    terms: Terms | None = None
-    reason: str = ""
-    """Why it cannot be done, or could not be run; "" where it can."""
-    corrected: float = 1.0
-    """What trials on this machine had its rate multiplied with."""
+    predicted: Terms | None = None
+    """By the virtual cluster, where other machines than this one are planned for."""
     measured: Terms | None = None
-    """Where it was run."""
+    """On this machine."""
+    reason: str = ""
+    """Why it cannot be done, or has failed; "" where it can."""
+
+    @property
+    def terms(self) -> Terms | None:
+        """What is known best."""
+        return self.measured or self.predicted
+
+    @property
+    def strategy(self) -> str:
+        """The name of its strategy."""
+        return self.command.split()[0]
+
+    @property
+    def rate(self) -> float:
+        """Samples a second; 0 where nothing is known."""
+        return self.terms.samples_per_second if self.terms else 0.0
 
 
 class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,14 +83,12 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int
     optimizer: str
     """Its name."""
-    step: float
-    """Seconds of a minibatch's gradient, by the profile."""
-    together: float
-    """The speed of a core while all of a host compute."""
+    seconds: float
+    """That the plan took."""
     max_memory: float | None = None
     """Bytes that a process may hold, where that was limited."""
     rows: list[Row]
-    """The best first; those that cannot be done last."""
+    """The best first; then those that cannot be done; then those of this machine by which prices are graded."""
     why: str
     changes: list[str]
     """What would change the answer, and what would not."""
@@ -97,6 +100,7 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.rows[0]
 
 
+@halving.only_plan()
 def plan(
     task: Task | str,
     machines: Machines | str | None = None,
@@ -110,11 +114,9 @@ def plan(
     max_memory: float | None = None,
     seconds: float = SECONDS,
     data_dir: str | None = None,
-    run: int = 0,
-    calibration: str | os.PathLike[str] | None = None,
     told: Callable[[str], None] = lambda _: None,
 ) -> TrainingPlan:
-    """Plan the training of a task.
+    """Plan the training of a task: run candidates on this machine, and price those of other machines.
 
     Args:
         task: what is trained.
@@ -126,51 +128,53 @@ def plan(
         batch_size: samples in a minibatch of a replica.
         optimizer: that steps; sgd where none is given.
         max_memory: bytes that a process may hold.
-        seconds: for the profile.
+        seconds: for all runs together.
         data_dir: folder with the data.
-        run: so many of the best that this machine can hold are run for a short while, to see how well they are
-            predicted.
-        calibration: the file that keeps what was seen, which corrects plans for this machine; else one in the cache.
         told: is told what is done.
 
     Raises:
-        UsageError: a value that cannot be, or nothing that can be done.
+        UsageError: a value that cannot be, nothing that can be done, or another plan that measures here.
         DataError: the task's data cannot be had.
         TrainingError: the model or the loss raised.
     """
-    there = _there(machines, topology)
-    chosen, made = optimizer or optim("sgd"), resolve(task, data_dir) if isinstance(task, str) else task
+    began, there, here = time.monotonic(), _there(machines, topology), this_machine()
+    chosen, resolved = optimizer or optim("sgd"), resolve(task, data_dir) if isinstance(task, str) else task
     check_amounts(batch_size, 1, {"seconds": seconds, "max-memory": max_memory})
-    (network or NetworkModel()).check()
+    line = network or NetworkModel()
+    line.check()
     asked = _asked(there, strategies, chosen)
-    _check_slow(slow or {}, run, asked.values())
-    file = Path(calibration) if calibration else trials.usual_file()
-    known = trials.read(file, named=calibration is not None and there == this_machine())
-    _check_run(run, there, file)
-    pricing = Pricing(made, batch_size)
-    direct = any(pricing.is_direct(one, there) for one in asked.values())
-    here = _here(task, made, batch_size, chosen, there, seconds, data_dir, direct, told)
-    splits = _splits(made, asked.values(), batch_size, chosen, here.handling, told)
-    met = _lockstep(task, strategies, batch_size, chosen, asked.values(), pricing, here, splits, data_dir, told)
-    cluster = here.cluster(there, network or NetworkModel(), splits, met.found, tuple((slow or {}).items()), topology)
-    raw = {name: _row(one, pricing, cluster, here.trace, here.process, max_memory, told) for name, one in asked.items()}
-    own = [one for one in known if one.machine == trials.this_kind()] if there == this_machine() else []
-    rows = ranked([_corrected(row, own, made.reference, batch_size, chosen) for row in raw.values()])
-    _check_first(rows, there)
-    changes = _changes([row for row in rows[:CONTENDERS] if row.terms], asked, pricing, cluster, told)
-    found = TrainingPlan(
-        task=made.reference, machines=str(there), batch_size=batch_size, step=here.step, together=here.together,
-        optimizer=chosen.name, max_memory=max_memory, rows=rows, why=_why(rows), changes=changes,
-        notes=[UNSEEN, *_busiest(rows), *here.notes, *beyond(max_memory), *_met(met), *_calibrated(rows, known, file)],
+    ComputeModel(slow=dict(slow or {})).check(max(one.replicas for one in asked.values()))
+    elsewhere = there != here or bool(slow)
+    tried = _asked(here, ("single", *strategies), chosen) if elsewhere else asked
+    needs = _Needs(resolved, batch_size, chosen, told)
+    if elsewhere or max_memory is not None:
+        needs.split({one.partitions for one in (*asked.values(), *tried.values())}, told)
+    notes = [UNSEEN, *needs.notes, *beyond(max_memory), *_busy()]
+    limit, changes = None if elsewhere else max_memory, list[str]()
+    rows = [needs.row(one, here, limit, free_memory()) for one in tried.values()]
+    _check(rows)
+    fit = [tried[row.what] for row in rows if not row.reason]
+    rows = _measured(rows, halving.measure(task, fit, batch_size, seconds, data_dir, told))
+    if elsewhere and rows[0].measured:
+        cluster = _cluster(rows, needs, here, line)
+        graded = _priced(rows, resolved, batch_size, cluster, tried, told)
+        cluster = dataclasses.replace(cluster, machines=there, slow=tuple((slow or {}).items()), topology=topology)
+        own = [needs.row(one, there, max_memory) for one in asked.values()]
+        rows = _ranked(_priced(own, resolved, batch_size, cluster, asked, told))
+        _check(rows)
+        best = [row for row in rows[:CONTENDERS] if row.predicted]
+        changes = _changes(best, asked, Pricing(resolved, batch_size), cluster, told)
+        notes += [f"{row.what}, on {row.predicted.network}" for row in best if row.predicted and row.predicted.network]
+        rows += [row for row in graded if row.measured]
+    return TrainingPlan(
+        task=resolved.reference, machines=str(there), batch_size=batch_size, optimizer=chosen.name,
+        seconds=time.monotonic() - began, max_memory=max_memory, rows=rows, why=_why(rows), changes=changes,
+        notes=notes,
     )  # fmt: skip
-    if run:
-        _try(found, run, task, asked, here, data_dir, told)
-        _keep(found, here, {name: row.terms for name, row in raw.items()}, asked, chosen, file)
-    return found
 
 
 def _asked(there: Machines, strategies: Sequence[str], optimizer: Optimizer) -> dict[str, PlanCandidate]:
-    """The candidates, by what is told of them.
+    """The candidates on some machines, as they are written.
 
     Raises:
         UsageError: there is none.
@@ -180,125 +184,125 @@ def _asked(there: Machines, strategies: Sequence[str], optimizer: Optimizer) -> 
     return found
 
 
-def _check_first(rows: Sequence[Row], there: Machines) -> None:
+def _check(rows: Sequence[Row]) -> None:
     """Refuse a plan in which nothing can be done.
 
     Raises:
         UsageError: saying why, and what needs the least.
     """
-    if rows[0].terms is None:
+    if all(row.reason for row in rows):
         least = min(rows, key=lambda row: row.memory)
         raise UsageError(
-            f"nothing can be done on {there}: {'; '.join(f'{row.what}: {row.reason}' for row in rows[:3])}; least is "
-            f"needed by {least.what}, {least.memory / 1e9:.2f} GB in a process"
+            f"nothing can be done on {least.machines}: {'; '.join(f'{row.what}: {row.reason}' for row in rows[:3])}; "
+            f"least is needed by {least.what}, {least.memory / 1e9:.2f} GB in a process"
         )
 
 
-def _splits(
-    task: Task, asked: Iterable[PlanCandidate], batch_size: int, optimizer: Optimizer, handling: Handling,
-    told: Callable[[str], None],
-) -> dict[int, SplitCost | str]:  # fmt: skip
-    """What the model costs when it is split over as many processes as candidates say, or why it cannot be."""
-    found: dict[int, SplitCost | str] = {}
-    line = LinkModel(handling.message + MEMORY.latency, handling.memory / 2)
-    for partitions in sorted({one.partitions for one in asked} - {1}):
-        told(f"the model split over {partitions} processes")
-        try:
-            found[partitions], *_ = splitting.measure(
-                task, Split.parse(AUTO, partitions, own=task.split), batch_size=batch_size, optimizer=optimizer,
-                link=line, seconds=SPLIT_SECONDS, told=told,
-            )  # fmt: skip
-        except DistbeliefError as error:  # a model that cannot be split ends no plan
-            found[partitions] = " ".join(str(error).split())
-    return found
+class _Needs:
+    """Memory that processes of a task need, for an iteration and split over processes.
 
+    Args:
+        task: that is trained.
+        batch_size: samples in a minibatch.
+        optimizer: that steps.
+        told: is told what is done.
 
-def _lockstep(
-    task: Task | str, strategies: Sequence[str], batch_size: int, optimizer: Optimizer,
-    asked: Iterable[PlanCandidate], pricing: Pricing, here: _Here, splits: Mapping[int, SplitCost | str],
-    data_dir: str | None, told: Callable[[str], None],
-) -> LockstepCosts:  # fmt: skip
-    """What it costs to wait for each other, of each kind of candidates that is asked for and that fits this machine;
-    not beside long steps, of which it is little, nor where something else has the machine.
+    Raises:
+        UsageError: a minibatch does not fit this machine, or no replica could compute it.
     """
-    if not isinstance(task, str) or here.step > LONGEST_STEP or here.busy:
-        return LockstepCosts({}, {})
-    machine, kinds = this_machine(), {one.kind for one in asked}
-    held = [
-        one for one in candidates(machine, strategies, optimizer)
-        if one.kind in kinds and (one.partitions == 1 or isinstance(splits.get(one.partitions), SplitCost))
-        and not _too_large(one, max(_needs(one, here.trace, here.process, splits).values()))
-    ]  # fmt: skip
-    held.sort(key=lambda one: one.replicas * one.partitions)
-    local = here.cluster(machine, NetworkModel(), splits, {})
-    return lockstep.measure(task, held, pricing, local, batch_size, here.samples, data_dir, told)
 
+    def __init__(self, task: Task, batch_size: int, optimizer: Optimizer, told: Callable[[str], None]) -> None:
+        told("following an iteration on fake tensors")
+        data, self._process = load(task, "training"), held()
+        tracer = Tracer(task, sample_of(data))
+        if why := does_not_fit(tracer, batch_size, optimizer):
+            raise UsageError(f"--batch-size {batch_size}: {why}; plan with a smaller one")
+        Trainer(with_data(task, data), build_model(task, 0, "cpu"), batch_size, seed=0)  # refuses what cannot be done
+        self._task, self._batch_size, self.optimizer = task, batch_size, optimizer
+        self._trace, self.notes = tracer.follow(batch_size, optimizer), [tracer.note] if tracer.note else []
+        self.elements = sum(layer.parameters for layer in tracer.layers)
+        self.splits: dict[int, SplitCost | str] = {}
 
-class _Here(NamedTuple):
-    """What is measured on this machine, of a task."""
+    def split(self, counts: Iterable[int], told: Callable[[str], None]) -> None:
+        """Measure the model split over so many processes, or why it cannot be."""
+        usual = Handling()
+        line = LinkModel(usual.message + MEMORY.latency, usual.memory / 2)
+        for count in sorted({*counts} - {1}):
+            told(f"the model split over {count} processes")
+            try:
+                self.splits[count], *_ = splitting.measure(
+                    self._task, Split.parse(AUTO, count, own=self._task.split), batch_size=self._batch_size,
+                    optimizer=self.optimizer, link=line, seconds=SPLIT_SECONDS, told=told,
+                )  # fmt: skip
+            except DistbeliefError as error:  # a model that cannot be split ends no plan
+                self.splits[count] = " ".join(str(error).split())
 
-    step: float
-    handling: Handling
-    own: Handling
-    direct: DirectHandling
-    together: float
-    variation: float
-    trace: MemoryTrace
-    process: int
-    samples: int
-    busy: bool
-    notes: list[str]
-
-    def cluster(
-        self, there: Machines, network: NetworkModel, splits: Mapping[int, SplitCost | str],
-        lockstep: Mapping[tuple[str, bool], LockstepCost], slow: tuple[tuple[int, float], ...] = (), topology: str = "",
-    ) -> PricedCluster:  # fmt: skip
-        """Machines like this one."""
-        return PricedCluster(
-            there, network, self.step, self.handling, self.own, self.direct, self.together, self.variation,
-            slow=slow, splits=splits, lockstep=lockstep, topology=topology,
+    def row(self, one: PlanCandidate, machines: Machines, limit: float | None, left: float = math.inf) -> Row:
+        """A candidate, with a reason where a process may not hold so much, or the machine has not so much left."""
+        split = self.splits.get(one.partitions)
+        sizes = memory(one, self._trace, self._process, split if isinstance(split, SplitCost) else None)
+        kind, size = max(sizes.items(), key=lambda item: item[1])
+        needs, reason = round(self._process + MARGIN * (size - self._process) + SPARE), ""
+        count = one.replicas * one.partitions + one.shards
+        if limit is not None and needs > limit:
+            reason = f"its {kind} needs {needs / 1e9:.2f} GB, more than {limit / 1e9:.3g}"
+        elif count * needs > left:
+            reason = (
+                f"its {count} processes need up to {count * needs / 1e9:.2f} GB, and {left / 1e9:.2f} are left here"
+            )
+        return Row(
+            what=str(one), command=one.command, machines=str(machines), replicas=one.replicas, shards=one.shards,
+            partitions=one.partitions, memory=needs, reason=reason,
         )  # fmt: skip
 
 
-def _here(
-    task: Task | str, made: Task, batch_size: int, optimizer: Optimizer, there: Machines, seconds: float,
-    data_dir: str | None, direct: bool, told: Callable[[str], None],
-) -> _Here:  # fmt: skip
-    """Measure a step of a task, what it holds, what updates and messages cost beside it, and cores that compute
-    together.
+def _busy() -> list[str]:
+    """How much of the time the cores were free, where something else has them."""
+    if (times := halving.busy()) <= BUSY:
+        return []
+    return [f"this machine is busy with something else: its cores compute {1 / times:.0%} of the time"]
+
+
+def _measured(rows: Iterable[Row], found: halving.Measurements) -> list[Row]:
+    """Rows with what was measured, the best first, or why nothing was."""
+    known = {row.what: row for row in rows}
+    return [msgspec.structs.replace(known[what], measured=terms) for what, terms in found.terms.items()] + [
+        msgspec.structs.replace(row, reason=found.failed.get(what, row.reason))
+        for what, row in known.items()
+        if what not in found.terms
+    ]
+
+
+def _priced(
+    rows: Iterable[Row], task: Task, batch_size: int, cluster: PricedCluster, asked: Mapping[str, PlanCandidate],
+    told: Callable[[str], None],
+) -> list[Row]:  # fmt: skip
+    """Rows with their prices, or why they have none."""
+    pricing, found = Pricing(task, batch_size), []
+    for row in rows:
+        if not row.reason:
+            told(f"{row.what}, simulated on {cluster.machines}")
+            try:
+                row = msgspec.structs.replace(row, predicted=pricing.terms(asked[row.what], cluster))
+            except DistbeliefError as error:  # one that cannot run ends no plan
+                row = msgspec.structs.replace(row, reason=" ".join(str(error).split()))
+        found.append(row)
+    return found
+
+
+def _cluster(rows: Sequence[Row], needs: _Needs, here: Machines, network: NetworkModel) -> PricedCluster:
+    """Describe this machine to the virtual cluster: the measured step, and the carriers' figures.
+
+    Cores that compute at the same time slow each other down. By how much is seen where each has a replica: of such
+    candidates, in the one whose gradients are the shortest, since others also wait for each other. The shortest
+    counts of all, since whatever else ran here has made others longer.
     """
-    data, process = load(made, "training"), held()
-    tracer = Tracer(made, sample_of(data))
-    if why := does_not_fit(tracer, batch_size, optimizer):
-        raise UsageError(f"--batch-size {batch_size}: {why}; plan with a smaller one")
-    trace = tracer.follow(batch_size, optimizer)
-    Trainer(with_data(made, data), build_model(made, 0, "cpu"), batch_size, seed=0)  # refuses what no replica computes
-    names = [layer.name for layer in tracer.layers]
-    profile = profiling.measure(made, data, names, ladder(batch_size), seconds, told=told)
-    elements = sum(layer.parameters for layer in tracer.layers)
-    steps = None
-    if isinstance(task, str):
-        told("steps of one process, and of as many as there are cores")
-        steps = side_by_side.measure(task, data_dir, batch_size, there.cores, optimizer)
-    if steps is None:
-        steps = Steps(profile.at(batch_size, tracer.mapped).step, updates.measure(optimizer, elements).seconds)
-    told("what a push and a fetch add to a step")
-    quick = max((point.batch_size for point in profile.points if point.step <= LONGEST_STEP), default=1)
-    beside = with_data(made, data), quick, TRIP_SECONDS, optimizer
-    handling, passed = trips.measure(*beside), trips.measure_direct(*beside) if direct else DirectHandling()
-    notes = [tracer.note] if tracer.note else []
-    if steps.speed < 1.0:
-        notes.append(f"while all cores compute, each has {steps.speed:.0%} of its speed")
-    if steps.variation:
-        notes.append(f"a step varies by {steps.variation:.0%}: who waits for others in each waits for the longest")
-    if busy := profile.busy > BUSY:
-        notes.append(f"the machine is busy ({profile.busy:.2f} times): times are the processor's")
-    if batch_size in profile.left_out:
-        notes.append(f"a batch of {batch_size} was not profiled: {profile.left_out[batch_size]}")
-    own = memory_speed(optimizer, elements, steps.update)
-    return _Here(
-        steps.step, handling, own, passed, steps.speed, steps.variation, trace, process, len(data), busy, notes
-    )
+    whole = [(row.replicas, row.measured) for row in rows if row.measured and row.partitions == 1]
+    alone = [one for count, one in whole if count == 1] or [row.measured for row in rows[:1] if row.measured]
+    step, update = min(one.compute for one in alone), min((one.update for one in alone if one.update), default=0.0)
+    together = step / min((one.compute for count, one in whole if count == here.cores), default=step)
+    own = memory_speed(needs.optimizer, needs.elements, update)
+    return PricedCluster(here, network, step, Handling(), own, min(1.0, together), splits=needs.splits)
 
 
 def _there(machines: Machines | str | None, topology: str) -> Machines:
@@ -309,121 +313,6 @@ def _there(machines: Machines | str | None, topology: str) -> Machines:
     if topology:
         topologies.topology(topology).first(there.hosts, f"--machines {there}")
     return there
-
-
-def _check_slow(slow: Mapping[int, float], run: int, asked: Iterable[PlanCandidate]) -> None:
-    """Refuse slow replicas that cannot be."""
-    most = max(one.replicas for one in asked)
-    ComputeModel(slow=dict(slow)).check(most)
-    if slow and run:
-        raise UsageError(f"--stragglers: --run {run} runs on this machine, whose replicas are alike; leave one off")
-
-
-def _check_run(run: int, there: Machines, file: Path | None) -> None:
-    """Refuse runs that cannot be, or that could not be kept."""
-    if run < 0:
-        raise UsageError(f"--run {run}: must be 0 or more")
-    if run and there != this_machine():
-        raise UsageError(
-            f"--run {run}: runs on this machine, which is {this_machine()}, not {there}; leave --machines or --run off"
-        )
-    if run:
-        trials.check_writable(file)
-
-
-def _try(
-    found: TrainingPlan, run: int, task: Task | str, asked: Mapping[str, PlanCandidate], here: _Here,
-    data_dir: str | None, told: Callable[[str], None],
-) -> None:  # fmt: skip
-    """Run the best of a plan that this machine can hold; what was measured goes into the rows, or why nothing was."""
-    for at, row in enumerate(found.rows):
-        if not run or row.terms is None:
-            break
-        if why := _too_large(asked[row.what], row.memory):
-            found.rows[at] = msgspec.structs.replace(row, reason=why)
-            continue
-        told(f"training with {row.what}")
-        found.rows[at] = _run(row, task, asked[row.what], found.batch_size, here.samples, data_dir)
-        run -= 1
-
-
-def _too_large(one: PlanCandidate, memory: int) -> str:
-    """Why this machine has not the memory now for a candidate, whose largest process needs so much; "" where it has."""
-    processes = one.replicas * one.partitions + one.shards
-    needs, left = processes * memory, free_memory()
-    if needs <= left:
-        return ""
-    return f"its {processes} processes need up to {needs / 1e9:.2f} GB, and {left / 1e9:.2f} GB are left here"
-
-
-def _keep(
-    found: TrainingPlan, here: _Here, priced: Mapping[str, Terms | None], asked: Mapping[str, PlanCandidate],
-    optimizer: Optimizer, file: Path | None,
-) -> None:  # fmt: skip
-    """Keep what was measured beside the prices, which no trial has corrected; not where it is worth nothing."""
-    kept = [
-        trials.trial(asked[row.what], found.task, found.batch_size, optimizer, predicted, row.measured)
-        for row in found.rows
-        if row.measured is not None and 0 < row.measured.samples_per_second < math.inf
-        and (predicted := priced[row.what]) is not None
-    ]  # fmt: skip
-    assert file  # it can be written
-    if kept and here.busy:
-        found.notes.append(f"{file} keeps nothing of these runs, since the machine is busy with something else")
-    elif kept:
-        trials.add(file, kept)
-
-
-def _run(
-    row: Row, task: Task | str, candidate: PlanCandidate, batch_size: int, samples: int, data_dir: str | None
-) -> Row:
-    """A candidate that was run, or why it was not."""
-    assert row.terms is not None
-    try:
-        found = trials.run(task, candidate, batch_size, samples / row.terms.samples_per_second, data_dir)
-    except Interrupted:
-        raise
-    except DistbeliefError as error:  # one that fails ends no plan
-        return msgspec.structs.replace(row, reason=" ".join(str(error).split()))
-    return msgspec.structs.replace(row, measured=found)
-
-
-def _corrected(row: Row, known: Sequence[trials.PlanTrial], task: str, batch_size: int, optimizer: Optimizer) -> Row:
-    """A price, as earlier trials that are alike correct it."""
-    alike = trials.Alike(task, batch_size, trials.stepped(optimizer), row.command.split()[0], row.partitions > 1)
-    factor, _ = trials.correction(known, alike)
-    if row.terms is None or factor == 1.0:
-        return row
-    return msgspec.structs.replace(row, terms=trials.corrected(row.terms, factor), corrected=factor)
-
-
-def _busiest(rows: Sequence[Row]) -> list[str]:
-    """Which link each of the best loads most, where there is a topology."""
-    return [f"{row.what}, on {row.terms.network}" for row in rows[:CONTENDERS] if row.terms and row.terms.network]
-
-
-def _met(met: LockstepCosts) -> list[str]:
-    """What was seen of processes that wait for each other."""
-    seen = "; ".join(
-        f"{name}{', split' if split else ''}: gradients {one.gradient:.2f} times as long, messages {one.messages:.2f}"
-        for (name, split), one in met.found.items()
-    )
-    notes = [f"who waits for others in each step, by a short job of each kind: {seen}"] if seen else []
-    return notes + [f"{what} was not tried for that, and is priced without: {why}" for what, why in met.failed.items()]
-
-
-def _calibrated(rows: Sequence[Row], known: Sequence[trials.PlanTrial], file: Path | None) -> list[str]:
-    """What earlier trials have to do with a plan."""
-    others = sum(one.machine != trials.this_kind() for one in known)
-    factors = {
-        f"{row.command.split()[0]}{', split' * (row.partitions > 1)}": row.corrected
-        for row in rows if row.corrected != 1.0
-    }  # fmt: skip
-    told = ", ".join(f"{name} {factor:.2f}" for name, factor in factors.items())
-    notes = [f"corrected by trials of this task on this machine, in {file}: {told} times the rate"] if told else []
-    if others:
-        notes.append(f"{others} trials in {file} are of another machine, or another torch, and count for nothing")
-    return notes
 
 
 def parse_machines(text: str) -> Machines:
@@ -446,77 +335,28 @@ def this_machine() -> Machines:
     return Machines(1, cores())
 
 
-def _row(
-    one: PlanCandidate, pricing: Pricing, cluster: PricedCluster, trace: MemoryTrace, process: int, limit: float | None,
-    told: Callable[[str], None],
-) -> Row:  # fmt: skip
-    """A candidate's price, or why it has none."""
-    told(str(one))
-    needs = _needs(one, trace, process, cluster.splits)
-    largest = max(needs, key=lambda kind: needs[kind])
-    row = Row(str(one), one.command, one.replicas, one.shards, needs[largest], one.partitions)
-    if limit is not None and needs[largest] > limit:
-        reason = f"its {largest} needs {needs[largest] / 1e9:.2f} GB, more than {limit / 1e9:.3g}"
-        return msgspec.structs.replace(row, reason=reason)
-    try:
-        return msgspec.structs.replace(row, terms=pricing.terms(one, cluster))
-    except DistbeliefError as error:  # one that cannot run ends no plan
-        return msgspec.structs.replace(row, reason=" ".join(str(error).split()))
-
-
-def _needs(
-    one: PlanCandidate, trace: MemoryTrace, process: int, splits: Mapping[int, SplitCost | str]
-) -> dict[str, int]:
-    """Bytes of each kind of process of a candidate, with what is kept in reserve."""
-    split = splits.get(one.partitions)
-    held = memory(one, trace, process, split if isinstance(split, SplitCost) else None)
-    return {kind: round(process + MARGIN * (bytes_ - process) + SPARE) for kind, bytes_ in held.items()}
-
-
-def ranked(rows: Sequence[Row]) -> list[Row]:
+def _ranked(rows: Sequence[Row]) -> list[Row]:
     """The most samples a second first; of equals, the fewest processes; what cannot be done last."""
-
-    def order(row: Row) -> tuple[bool, float, int]:
-        return (
-            row.terms is None,
-            -(row.terms.samples_per_second if row.terms else 0.0),
-            row.replicas * row.partitions + row.shards,
-        )
-
-    return sorted(rows, key=order)
+    return sorted(rows, key=lambda row: (row.terms is None, -row.rate, row.replicas * row.partitions + row.shards))
 
 
 def _why(rows: Sequence[Row]) -> str:
-    """Why the first is first, and from where on one more replica brings too little."""
+    """Why the first is first."""
     first, terms = rows[0], rows[0].terms
-    assert terms is not None
-    second = next((row for row in rows[1:] if row.terms and row.command.split()[0] != first.command.split()[0]), None)
+    if terms is None:
+        return f"{first.what}, since no candidate has run here: {first.reason}"
     told = (
-        f"{first.what}: {terms.samples_per_second:,.0f} samples/s; {terms.compute / terms.step:.0%} of a step "
-        f"computes, and what binds is {terms.binds}"
+        f"{first.what}: {terms.samples_per_second:,.0f} samples/s, {'measured' if first.measured else 'predicted'}; "
+        f"{terms.compute / terms.step:.0%} of a step computes{f', and what binds is {terms.binds}' * bool(terms.binds)}"
     )
+    rows = [row for row in rows if row.terms and bool(row.measured) == bool(first.measured)]
+    second = next((row for row in rows if row.strategy != first.strategy), None)
     if second is not None and second.terms is not None:
-        more = terms.samples_per_second / second.terms.samples_per_second
         told += (
-            f"; {more:.2f} times {second.what}, of whose step {second.terms.compute / second.terms.step:.0%} computes"
+            f"; {first.rate / second.rate:.2f} times {second.what}, of whose step "
+            f"{second.terms.compute / second.terms.step:.0%} computes"
         )
-    if first.command.startswith("single") and first.partitions > 1:
-        return f"{told}; one model on {first.partitions} processes has no more replicas"
-    return f"{told}; {_enough(rows, first.command.split()[0], first.partitions)}"
-
-
-def _enough(rows: Sequence[Row], name: str, partitions: int = 1) -> str:
-    """From how many replicas on one more brings too little, of those of one strategy that are split alike."""
-    rates = sorted(
-        (row.replicas, row.terms.samples_per_second)
-        for row in rows
-        if row.terms is not None and row.partitions == partitions and row.command.split()[0] == name
-    )
-    for (few, rate), (many, more) in itertools.pairwise(rates):
-        # what each one more brings, where so many more bring so much
-        if (more / rate) ** (1 / (many - few)) - 1 < WORTH:
-            return f"from {few} replicas on, one more brings under {WORTH:.0%}"
-    return f"one more replica brings {WORTH:.0%} or more up to {rates[-1][0]}, the most there can be"
+    return told
 
 
 def _changes(
@@ -535,7 +375,7 @@ def _changes(
     }
     for what, other in others.items():
         changed = dataclasses.replace(cluster, **other)
-        rates = {row.what: row.corrected * pricing.price(asked[row.what], changed).samples_per_second for row in best}
+        rates = {row.what: pricing.price(asked[row.what], changed).samples_per_second for row in best}
         first = max(rates, key=lambda name: rates[name])
         same = "still " if first == best[0].what else ""
         told.append(f"{what}: {same}{first}, {rates[first]:,.0f} samples/s")

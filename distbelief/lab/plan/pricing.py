@@ -1,7 +1,8 @@
-"""What a step of a candidate takes: the virtual cluster itself, in which nothing is computed, says so.
+"""Prices of candidates that this machine cannot run: the virtual cluster itself, in which nothing is computed, plays
+them.
 
-Its parts are those that a replica tells of, there as on real processes. What binds is what the same cluster would
-spare: without a network, and with messages and updates that cost nobody time.
+The parts of a step are those that a replica tells of, there as on real processes. What binds is what the same cluster
+would spare: without a network, and with messages and updates that cost nobody time.
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
@@ -21,14 +21,11 @@ from torch import Tensor
 from distbelief.core.messages import FETCH
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Json
-from distbelief.core.settings import Holder
 from distbelief.errors import Interrupted, JobFailed, UsageError
 from distbelief.job import Job
 from distbelief.lab.cost.splitting import SplitCost
 from distbelief.lab.plan.candidates import Machines, PlanCandidate
-from distbelief.lab.plan.trips import DirectHandling
 from distbelief.places.compute_model import ComputeModel
-from distbelief.places.paths import DIRECT
 from distbelief.places.simulated.handling import STATES, Handling
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.record.summary import moved
@@ -48,9 +45,7 @@ TOUCHED = 2
 
 
 STRAGGLER = "a straggler"
-"""What binds where others wait for a replica that is slower than they are, in all of its steps or now and then; and
-where such a one brings fewer samples.
-"""
+"""What binds where a replica is slower than the others: they wait for it, or it brings fewer samples."""
 PARTS = ("compute", "update", "communicate", "wait")
 """What a step is made of."""
 
@@ -96,8 +91,8 @@ class Terms(msgspec.Struct, frozen=True):
     waits_for: str = ""
     """Whose words end the longest waits: shard, replica or coordinator."""
     spared: dict[str, float] = {}
-    """What a step would be shorter by, where it is priced: without a network, with messages and updates that cost
-    nothing, without a straggler, and without what is left then beside computing.
+    """Seconds by which a priced step would be shorter: without a network, with messages and updates that cost nothing,
+    without a straggler, and without the waits that are left then.
     """
 
     @property
@@ -111,60 +106,38 @@ class Terms(msgspec.Struct, frozen=True):
         return max(self.spared, key=lambda name: self.spared[name], default="")
 
 
-def terms_of(result: Json) -> Terms:
-    """What the steps of a job were made of, by what it leaves.
+def terms_of(result: Json, candidate: PlanCandidate, batch_size: int) -> Terms:
+    """Take from the result of a short job what the steps of a long one are made of.
 
-    Raises:
-        JobFailed: no replica has told.
-    """
-    told = [one["times"] for one in result["per_replica"] if one["times"]]
-    if not told:
-        raise JobFailed(f"{result['strategy']} on {result['task']} ended ({result['reason']}) before a step was timed")
-    steps = sum(one["steps"] for one in told) or result["steps"]  # a split replica times shares of steps
-    sent = sum(moved(result["bytes"]).values()) / max(1, result["steps"])
-    longest = max(told, key=lambda one: one["wait"])["waits_for"]
-    parts = {part: sum(one[part] for one in told) / steps for part in PARTS}
-    rate = float(result["samples_per_second"])
-    network = result.get("network", {}).get("told", "")
-    return Terms(**parts, samples_per_second=rate, bytes_per_step=sent, network=network, waits_for=longest)
-
-
-def lasting(result: Json, batch_size: int, fetched_before: bool) -> Terms:
-    """What the steps of a long job are made of, by a short one's, which begins with a fetch and ends with a push that
-    are no longer beside many steps.
-
-    A replica times its steps from its first gradient to its last, so that what lies between two gradients is there once
-    less often than they are.
+    A replica times its steps from its first gradient to its last: what lies between two gradients is there once less
+    often than they are. A short job also begins with a fetch and ends with a push, which are nothing beside many steps.
 
     Args:
-        result: what the short job leaves.
+        result: what the job has left.
+        candidate: how it was trained.
         batch_size: samples in a minibatch of a replica.
-        fetched_before: whether its replicas have fetched the parameters once before their first step.
 
     Raises:
-        JobFailed: no replica has told.
+        JobFailed: no replica has timed a step.
     """
-    found, steps = terms_of(result), []
-    for one in result["per_replica"]:
-        if times := one["times"]:
-            count = times["steps"] or one["steps"]  # a split replica times shares of steps
-            between = max(1, count - 1)
-            steps.append({part: times[part] / (count if part == "compute" else between) for part in PARTS})
-    parts = {part: statistics.fmean(one[part] for one in steps) for part in PARTS}
-    rate = sum(batch_size / sum(one.values()) for one in steps)
-    counted, sent = result["steps"], moved(result["bytes"])
+    timed = [one for one in result["per_replica"] if one["times"]]
+    if not timed:
+        raise JobFailed(f"{candidate} ended ({result['reason']}) before a step was timed")
+    steps = []
+    for one in timed:
+        times = one["times"]
+        count = times["steps"] or one["steps"]  # a split replica times shares of steps
+        between = count if candidate.strategy.alone else max(1, count - 1)
+        steps.append({part: times[part] / (count if part == "compute" else between) for part in PARTS})
+    sent, fetches = moved(result["bytes"]), result["steps"] + len(steps) * (candidate.shards > 0)
     fetched = sent.pop(FETCH)
-    bytes_ = sum(sent.values()) / counted + fetched / (counted + len(steps) * fetched_before)
-    return msgspec.structs.replace(found, **parts, samples_per_second=rate, bytes_per_step=bytes_)
-
-
-class LockstepCost(NamedTuple):
-    """What steps take in which processes wait for each other, as multiples of what the same takes where nobody does."""
-
-    gradient: float = 1.0
-    """The gradient of a minibatch."""
-    messages: float = 1.0
-    """Messages, and the bytes that are read and written because of them."""
+    return Terms(
+        **{part: sum(one[part] for one in steps) / len(steps) for part in PARTS},
+        samples_per_second=sum(batch_size / sum(one.values()) for one in steps),
+        bytes_per_step=sum(sent.values()) / max(1, result["steps"]) + fetched / max(1, fetches),
+        network=result.get("network", {}).get("told", ""),
+        waits_for=max((one["times"] for one in timed), key=lambda times: times["wait"])["waits_for"],
+    )
 
 
 @dataclass(frozen=True)
@@ -174,29 +147,19 @@ class PricedCluster:
     machines: Machines
     network: NetworkModel
     step: float
-    """Seconds of a minibatch's gradient, by a profile."""
+    """Seconds of a minibatch's gradient, as one process of this machine takes them."""
     handling: Handling
-    """What messages between processes cost, and memory that another process has written."""
+    """What messages between processes cost, and memory that another process has written: the carriers' figures."""
     own: Handling
     """What memory costs that no other process writes."""
-    direct: DirectHandling = DirectHandling()
-    """What pushes and fetches cost on the direct path."""
     together: float = 1.0
     """The speed of a core while all cores of its host compute, of that of one that computes alone."""
-    variation: float = 0.0
-    """The deviation of a step's seconds, as a fraction of them, for which those wait who wait for the slowest."""
     slow: tuple[tuple[int, float], ...] = ()
     """Replicas that are slower, and how many times."""
     splits: Mapping[int, SplitCost | str] = field(default_factory=dict)
     """What a model that is split over so many processes of one host costs, or why it cannot be split so."""
-    lockstep: Mapping[tuple[str, bool], LockstepCost] = field(default_factory=dict)
-    """What it costs to wait for each other, by the kind of candidate."""
     topology: str = ""
     """Between hosts; none where it is empty."""
-
-    def lockstep_of(self, candidate: PlanCandidate) -> LockstepCost:
-        """That of a candidate."""
-        return self.lockstep.get(candidate.kind, LockstepCost())
 
 
 class Pricing:
@@ -224,7 +187,7 @@ class Pricing:
             return msgspec.structs.replace(found, spared=self._spared(candidate, cluster, found))
         spared = self._spared(candidate, even, self.price(candidate, even))
         late = candidate.replicas * self._batch_size / found.samples_per_second - sum(spared.values())
-        spared[STRAGGLER] = spared.get(STRAGGLER, 0.0) + max(0.0, late)
+        spared[STRAGGLER] = max(0.0, late)
         return msgspec.structs.replace(found, spared=spared)
 
     def _spared(self, candidate: PlanCandidate, cluster: PricedCluster, found: Terms) -> dict[str, float]:
@@ -234,14 +197,12 @@ class Pricing:
         free = dataclasses.replace(cluster, network=NO_NETWORK, topology="")
         without = min(seconds, samples / self.price(candidate, free).samples_per_second)
         bare = min(found.compute, without)
-        varies = cluster.variation > 0 and self.meets(candidate)
-        if candidate.partitions > 1 or varies:  # others wait for nobody where messages cost nothing
-            free = dataclasses.replace(free, handling=_FREE, own=_FREE, direct=DirectHandling(_FREE, _FREE))
+        if candidate.partitions > 1:  # others wait for nobody where messages cost nothing
+            free = dataclasses.replace(free, handling=_FREE, own=_FREE)
             bare = min(without, samples / self.price(candidate, free).samples_per_second)
         compute = min(found.compute, bare)
-        waits = "waiting" if candidate.partitions > 1 else STRAGGLER
         return {"processor": compute, "memory and messages": without - bare, "network": seconds - without,
-            waits: bare - compute}  # fmt: skip
+            "waiting": bare - compute}  # fmt: skip
 
     def price(self, candidate: PlanCandidate, cluster: PricedCluster) -> Terms:
         """What the steps of a candidate are made of there.
@@ -251,32 +212,19 @@ class Pricing:
         """
         job = self._job(candidate, cluster.splits.get(candidate.partitions))
         slow = {replica: factor for replica, factor in cluster.slow if replica < candidate.replicas}
-        compute = ComputeModel(_step(candidate, cluster), variation=cluster.variation * _meets(job), slow=slow)
-        if candidate.strategy.alone:  # whose steps are all alike
-            alone = Simulated(compute=compute, phantom=True, handling=Handling(memory=cluster.own.memory))
-            return terms_of(_played(alone, job))
-        hosts = _hosts(candidate, cluster.machines, cluster.together)
-        handling = _handling(candidate, cluster, self.is_direct(candidate, cluster.machines))
-        topology = cluster.topology if hosts.replicas else ""
-        place = Simulated(
-            cluster.network, compute, phantom=True, hosts=hosts, handling=handling, topology=topology
-        )  # fmt: skip
-        return lasting(_played(place, job), self._batch_size, candidate.shards > 0)
-
-    def is_direct(self, candidate: PlanCandidate, machines: Machines) -> bool:
-        """Whether its replicas make the updates themselves, in the memory of one host; not where it cannot run."""
-        place = Simulated(hosts=_hosts(candidate, machines))
+        compute = ComputeModel(_step(candidate, cluster), variation=0.0, slow=slow)
+        place = Simulated(compute=compute, phantom=True, handling=Handling(memory=cluster.own.memory))
+        if not candidate.strategy.alone:
+            hosts = _hosts(candidate, cluster.machines, cluster.together)
+            place = Simulated(
+                cluster.network, compute, phantom=True, hosts=hosts, handling=_handling(candidate, cluster),
+                topology=cluster.topology if hosts.replicas else "",
+            )  # fmt: skip
         try:
-            return place.path_of(candidate.strategy, self._job(candidate).settings()) == DIRECT
-        except UsageError:  # which its price is too
-            return False
-
-    def meets(self, candidate: PlanCandidate) -> bool:
-        """Whether processes of it wait for each other in every step; not where it cannot run."""
-        try:
-            return _meets(self._job(candidate))
-        except UsageError:  # which its price is too
-            return False
+            result = place.run(job)
+        except Interrupted:  # of the simulated job, where the plan is meant
+            raise KeyboardInterrupt from None
+        return terms_of(result, candidate, self._batch_size)
 
     @functools.cached_property
     def _examples(self) -> Data:
@@ -300,29 +248,15 @@ class Pricing:
             batch_size=self._batch_size, evaluate_every=0, checkpoint_every=0, snapshot_every="0")  # fmt: skip
 
 
-def _played(place: Simulated, job: Job) -> Json:
-    """What a job leaves there. One that is interrupted is no job of who plans."""
-    try:
-        return place.run(job)
-    except Interrupted:
-        raise KeyboardInterrupt from None
-
-
-def _meets(job: Job) -> bool:
-    """Whether processes wait for each other in every step: others lose nothing by steps that vary."""
-    settings, own = job.settings(), job.settings().strategy
-    return settings.partitions > 1 or (settings.replicas > 1 and (own.rounds or own.held_by is Holder.REPLICAS))
-
-
 def _step(candidate: PlanCandidate, cluster: PricedCluster) -> float:
     """Seconds of a minibatch's gradient; of a split replica those of all its processes, which each gather it, as they
     were measured beside a step of the whole model.
     """
-    found, step = cluster.splits.get(candidate.partitions), cluster.step * cluster.lockstep_of(candidate).gradient
+    found = cluster.splits.get(candidate.partitions)
     if not isinstance(found, SplitCost):
-        return step
+        return cluster.step
     whole = found.whole.gathers + found.whole.computes
-    return step / whole * sum(home.computes + found.whole.gathers for home in found.homes)
+    return cluster.step / whole * sum(home.computes + found.whole.gathers for home in found.homes)
 
 
 def _hosts(candidate: PlanCandidate, machines: Machines, together: float = 1.0) -> Hosts:
@@ -335,20 +269,12 @@ def _hosts(candidate: PlanCandidate, machines: Machines, together: float = 1.0) 
 _FREE = Handling(0.0, math.inf)
 
 
-def _handling(candidate: PlanCandidate, cluster: PricedCluster, direct: bool) -> Handling:
-    """What a candidate's messages and memory cost: who shares memory wakes nobody for what is written there, but the
-    other partitions of a replica; and one replica alone finds nothing there that another has written. Nobody waits in
-    every step on the direct path.
+def _handling(candidate: PlanCandidate, cluster: PricedCluster) -> Handling:
+    """What a candidate's messages and memory cost: without shards, one replica alone finds nothing in its memory that
+    another process has written.
     """
-    several = candidate.replicas > 1
-    if direct:
-        return cluster.direct.among if several else cluster.direct.alone
-    message, memory = cluster.handling.message, cluster.handling.memory
-    if not candidate.shards:
-        memory = memory if several else cluster.own.memory
-        message = message if candidate.partitions > 1 else min(Handling().message, message)
-    times = cluster.lockstep_of(candidate).messages
-    return Handling(times * message, memory / times)
+    alone = not candidate.shards and candidate.replicas == 1
+    return Handling(cluster.handling.message, (cluster.own if alone else cluster.handling).memory)
 
 
 def memory_speed(optimizer: Optimizer, elements: int, seconds: float) -> Handling:

@@ -86,7 +86,7 @@ MUTANTS = [
             "test_partitions_answer_by_the_split_that_a_task_brings_where_none_is_named",
         )),
     Mutant("a-plan-forgets-the-split-of-its-task", OWN, "lab/plan/plan.py",
-        ", own=task.split)", ")",
+        ", own=self._task.split)", ")",
         ("tests/core/test_plans.py::test_the_split_that_a_task_brings_is_priced",)),
     Mutant("a-price-forgets-the-split-of-its-task", OWN, "cli/commands.py",
         "asked.chunks, made.split)", "asked.chunks)",

@@ -1,10 +1,7 @@
-"""Push and fetch as a replica makes them: over a carrier of ours, to a real shard in a process of its own; or on the
-direct path, in memory that another replica updates too.
-"""
+"""Push and fetch as a replica makes them: over a carrier of ours, to a real shard in a process of its own."""
 
 from __future__ import annotations
 
-import itertools
 import mmap
 import os
 import time
@@ -24,16 +21,13 @@ from distbelief.errors import JobFailed
 from distbelief.places.join.authority import Authority
 from distbelief.places.processes.peers import Peers
 from distbelief.runtime.clock import WallClock
-from distbelief.runtime.direct import DirectEndpoint, OwnedShard, SharedShard
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.player import Answer, Worker
-from distbelief.server.passed import PassedLayout, PassedSlice
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Range, Tensor, lay_out
 from distbelief.transport.base import NetworkEndpoint
-from distbelief.transport.locks import Locks
 from distbelief.transport.secure import Identity
 from distbelief.transport.shared import SharedEndpoint
 from distbelief.transport.tcp import TcpEndpoint
@@ -46,13 +40,13 @@ GRADIENT = 1e-3
 """What every gradient is filled with: the sums stay far from numbers that are slow to add."""
 JOB = "bench"
 Does = Literal["both", "push", "fetch", "in place"]
-REPLICA, OTHER = roles.replica(0), roles.replica(1)
+REPLICA = roles.replica(0)
 
 
-def plan_of(size: int, shards: int, optimizer: Optimizer = SGD, replicas: int = 1) -> Plan:
+def plan_of(size: int, shards: int, optimizer: Optimizer = SGD) -> Plan:
     """The plan of shards that hold `size` bytes of float32."""
     layout = lay_out([Tensor("weight", (size // 4,), "float32")])
-    settings = Settings(replicas=replicas, shards=shards, optimizer=optimizer)
+    settings = Settings(shards=shards, optimizer=optimizer)
     return Plan(settings, layout, cut(layout, settings.mesh, shards), 1)
 
 
@@ -226,67 +220,3 @@ class Ours(Trips):
         self.endpoint.close()
         if self._memory >= 0:
             os.close(self._memory)
-
-
-class DirectTrips(Trips):
-    """A replica that makes the updates itself, in memory where another process makes some too.
-
-    Args:
-        peers: who starts that process.
-        size: bytes that are pushed, and fetched, in each round trip.
-        optimizer: that steps.
-    """
-
-    def __init__(self, peers: Peers, size: int, optimizer: Optimizer) -> None:
-        plan = plan_of(size, 1, optimizer, replicas=2)
-        endpoint = DirectEndpoint(REPLICA, JOB)
-        super().__init__(endpoint, plan)
-        length = PassedLayout(plan).length
-        self._memory = os.memfd_create("distbelief bench")
-        os.ftruncate(self._memory, length)
-        memory = mapped(self._memory, length)
-        owner = OwnedShard(lambda held: Shard(0, held), lambda _: memory, Locks(self._memory))
-        owner.handle(roles.COORDINATOR, initialising.Restore(plan, ""), None)
-        owner.handle(REPLICA, initialising.Initialise(0, 0, size), torch.zeros(size, dtype=torch.uint8))
-        self._other = peers.start(f"{OTHER} of {size} bytes", 1, update_when_told, plan, os.getpid(), self._memory)
-        self._other.hear()
-        endpoint.share(plan, lambda _: memory, Locks(self._memory), lambda index, held: Shard(index, held))
-        self._buffers, self._landed = endpoint.compute_there()
-        self._begin()
-
-    def trips(self, count: int) -> float:
-        """Seconds per round trip, over `count` of them; the parameters lie where they were fetched last."""
-        seconds = super().trips(count)
-        self.parameters = self._buffers[self._landed(0)]
-        return seconds
-
-    def have_updated(self) -> None:
-        """Have the other process make an update, and wait for it."""
-        self._other.say()
-        self._other.hear()
-
-    def close(self) -> None:
-        """Let go of the memory."""
-        self.endpoint.close()
-        os.close(self._memory)
-
-
-def update_when_told(connection: Connection, plan: Plan, supervisor: int, memory: int) -> None:
-    """Make an update in memory that others update too, each time that somebody says so."""
-    descriptor = os.open(f"/proc/{supervisor}/fd/{memory}", os.O_RDWR)
-    layout = PassedLayout(plan)
-    held = PassedSlice(layout, 0, mapped(descriptor, layout.length), roles.index_of(OTHER))
-    shard = Shard(0, lambda *_: held)
-    shard.share(plan)
-    shared, part = SharedShard(shard, held, Locks(descriptor)), plan.assignments[0].moving
-    gradient = torch.full((part.size // 4,), GRADIENT).view(torch.uint8)
-    connection.send_bytes(b"ready")
-    for clock in itertools.count(1):
-        try:
-            connection.recv_bytes()
-        except EOFError:
-            return
-        with shared.turn():
-            version = shard.version
-            shard.handle(OTHER, pushing.Push(0, 0, part.stop, 0, clock, version, 1, 1, ranges=(part,)), gradient)
-        connection.send_bytes(b"done")

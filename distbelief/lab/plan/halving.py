@@ -1,0 +1,163 @@
+"""Candidates that are run on this machine: real jobs of a few seconds each, by successive halving.
+
+All are run for a moment, and the best third goes on to a longer run, until three or fewer are left. Those are run by
+turns, since a machine is never twice the same, and their means decide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import msgspec
+
+from distbelief.core.outcomes import Outcome
+from distbelief.errors import DistbeliefError, Interrupted, UsageError
+from distbelief.job import Job
+from distbelief.lab.plan.candidates import PlanCandidate
+from distbelief.lab.plan.pricing import PARTS, Terms, terms_of
+from distbelief.places import signals
+from distbelief.places.processes.local import Local
+from distbelief.record.limits import cores
+from distbelief.tasks import Task
+
+FINALISTS, TURNS = 3, 2
+"""Candidates of the last rung at most, and runs of each there."""
+LEAST_SECONDS, LEAST_STEPS = 0.5, 3
+"""Of training in each run."""
+MOST_EPOCHS = 1_000_000
+"""A run ends by its budget, long before these."""
+LOCK = "\0distbelief-plan"
+"""Name in the kernel that a plan holds while it measures; it ends with the process."""
+SPIN_SECONDS, BLOCK = 0.3, bytes(1 << 20)
+"""Of looking whether the cores are free, and what is hashed meanwhile."""
+
+
+class Measurements(NamedTuple):
+    """What was measured, by candidates as they are written."""
+
+    terms: dict[str, Terms]
+    """The best first: those of a later rung before those that were left behind."""
+    failed: dict[str, str]
+    """Why others have no measurement."""
+
+
+def measure(
+    task: Task | str, asked: Sequence[PlanCandidate], batch_size: int, seconds: float, data_dir: str | None,
+    told: Callable[[str], None],
+) -> Measurements:  # fmt: skip
+    """Run candidates on this machine.
+
+    Args:
+        task: what is trained.
+        asked: candidates that this machine can hold.
+        batch_size: samples in a minibatch of a replica.
+        seconds: for all runs together, as far as each has a few steps.
+        data_dir: folder with the data.
+        told: is told what is done.
+    """
+    terms: dict[str, Terms] = {}
+    failed: dict[str, str] = {}
+    left, counts, begun = list(asked), _rungs(len(asked)), time.monotonic()
+    overhead, slowest = 0.0, 0.0
+    for rung, count in enumerate(counts, 1):
+        turns = TURNS if rung == len(counts) and count > 1 else 1
+        runs = [one for turn in range(turns) for one in left[:count][:: -1 if turn % 2 else 1]]
+        seen: dict[str, list[Terms]] = {}
+        for at, one in enumerate(runs):
+            start = time.monotonic()
+            if at >= len(runs) / turns and start > begun + seconds:
+                break  # each has had its turn
+            share = (begun + seconds * rung / len(counts) - start) / (len(runs) - at)
+            trained = max(LEAST_SECONDS, LEAST_STEPS * slowest, share - overhead)
+            told(f"rung {rung} of {len(counts)}, run {at + 1} of {len(runs)}: {one}, {trained:.1f} s")
+            try:
+                seen.setdefault(str(one), []).append(run(task, one, batch_size, trained, data_dir))
+            except DistbeliefError as error:  # one that fails ends no plan
+                failed[str(one)] = " ".join(str(error).split())
+                continue
+            slowest = max(slowest, seen[str(one)][-1].step)
+            started = time.monotonic() - start - trained
+            overhead = max(0.0, min(overhead, started) if overhead else started)
+        means = {what: _mean(found) for what, found in seen.items() if what not in failed}
+        left = sorted((one for one in left if str(one) in means), key=lambda one: -means[str(one)].samples_per_second)
+        behind = {what: found for what, found in terms.items() if what not in seen}
+        terms = {str(one): means[str(one)] for one in left} | behind
+    return Measurements(terms, failed)
+
+
+def _rungs(count: int) -> list[int]:
+    """How many candidates each rung has.
+
+    >>> _rungs(9), _rungs(30), _rungs(2)
+    ([9, 3], [30, 10, 4, 2], [2])
+    """
+    counts = [count]
+    while counts[-1] > FINALISTS:
+        counts.append(math.ceil(counts[-1] / 3))
+    return counts
+
+
+def _mean(found: Sequence[Terms]) -> Terms:
+    """The mean of runs of one candidate."""
+    means = {name: statistics.fmean(getattr(one, name) for one in found) for name in (*PARTS, "samples_per_second")}
+    return msgspec.structs.replace(found[-1], **means)
+
+
+def run(task: Task | str, candidate: PlanCandidate, batch_size: int, seconds: float, data_dir: str | None) -> Terms:
+    """Train with a candidate for some seconds.
+
+    Raises:
+        KeyboardInterrupt: somebody has ended it.
+        DistbeliefError: it cannot run here, or failed.
+    """
+    came: list[object] = []
+    # a signal that ended this while the folder is made or removed would leave it; a job waits for signals by itself
+    with signals.handled(lambda *_: came.append(0)), tempfile.TemporaryDirectory(prefix="distbelief-plan-") as folder:
+        job = Job(
+            task, candidate.strategy, epochs=MOST_EPOCHS, batch_size=batch_size, evaluate_every=0, checkpoint_every=0,
+            snapshot_every="0", data_dir=data_dir, out=f"{folder}/run", budget=f"{seconds:.3f}s",
+        )  # fmt: skip
+        try:
+            result = Local().run(job)
+        except Interrupted:  # of the job, where the plan is meant
+            raise KeyboardInterrupt from None
+    if came or result["outcome"] == Outcome.INTERRUPTED:
+        raise KeyboardInterrupt
+    return terms_of(result, candidate, batch_size)
+
+
+@contextlib.contextmanager
+def only_plan() -> Iterator[None]:
+    """Hold the name that one plan of a machine holds at a time: two would measure each other.
+
+    Raises:
+        UsageError: another plan holds it.
+    """
+    with socket.socket(socket.AF_UNIX) as lock:
+        try:
+            lock.bind(LOCK)
+        except OSError:
+            raise UsageError("another plan measures on this machine, and two measure each other: let it end") from None
+        yield
+
+
+def busy() -> float:
+    """Time on the wall that the cores take, as a multiple of what they compute in it: 1 where nothing else runs."""
+
+    def spin(_: int) -> float:
+        wall, own = time.perf_counter(), time.thread_time()
+        while time.perf_counter() < wall + SPIN_SECONDS:
+            hashlib.sha256(BLOCK).digest()  # other threads go on meanwhile
+        return (time.perf_counter() - wall) / max(1e-9, time.thread_time() - own)
+
+    with ThreadPoolExecutor(cores()) as pool:
+        return statistics.fmean(pool.map(spin, range(cores())))
