@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distbelief.bench.parts.timing import number, show
+from distbelief.cli.tables import number, show
 from distbelief.lab.plan.plan import Row, TrainingPlan
 
 COLUMNS = ("", "what", "step, ms", "compute", "update", "communicate", "wait", "for", "samples/s", "memory, GB",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import distbelief as db
-from distbelief.bench import BENCHES, Bench, accuracy, large, simulator
+from benchmarks import BENCHES, Bench, accuracy, large, simulator
 from distbelief.cli import main
 
 

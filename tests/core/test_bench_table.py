@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from distbelief.bench.parts.timing import figure, finish
-from distbelief.bench.table import table
-from distbelief.bench.wire import WireOptions
+from benchmarks.parts.timing import figure, finish
+from benchmarks.table import table
+from benchmarks.wire import WireOptions
 from distbelief.errors import UsageError
 from distbelief.record.machine import machine
 

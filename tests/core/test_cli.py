@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import distbelief as db
-from distbelief.bench import Bench
+from benchmarks import Bench
 from distbelief.cli import commands, main, options, words
 from distbelief.core.optimizer import LEARNING_RATES
 from distbelief.core.settings import option

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import distbelief as db
-from distbelief.bench import BENCHES, Bench
+from benchmarks import BENCHES, Bench
 from distbelief.cli import commands, cost_tables, main, options, plan_tables, split_tables
 from distbelief.cli.check import CheckOptions
 from distbelief.cli.compress import CompressOptions, ExpandOptions

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 import distbelief as db
-from distbelief import tasks
-from distbelief.bench import (
+from benchmarks import (
     BENCHES,
     allreduce,
     cost,
@@ -32,8 +31,9 @@ from distbelief.bench import (
     train,
     wire,
 )
-from distbelief.bench.parts import homes, loops, torch_split, workloads
-from distbelief.bench.parts.timing import figure
+from benchmarks.parts import homes, loops, torch_split, workloads
+from benchmarks.parts.timing import figure
+from distbelief import tasks
 from distbelief.cli import commands, cost_tables, options, plan_tables, split_tables
 from distbelief.cli.check import CheckOptions
 from distbelief.cli.predict import PredictOptions

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import distbelief as db
-from distbelief.bench import allreduce
+from benchmarks import allreduce
 from distbelief.cli import main, options, words
 from distbelief.core.optimizer import optim
 from distbelief.errors import UsageError

@@ -7,8 +7,8 @@ import multiprocessing
 import pytest
 import torch
 
-from distbelief.bench import BENCHES, wire
-from distbelief.bench.parts import timing
+from benchmarks import BENCHES, wire
+from benchmarks.parts import timing
 from distbelief.errors import JobFailed, UsageError
 from distbelief.lab.plan.shards import Ours
 from distbelief.places.processes.peers import Peers

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.balance import balance, coordinator_bytes
 from drawn import SEEDS
 from torch import nn
 
-from distbelief.bench.balance import balance, coordinator_bytes
 from distbelief.core import records
 from distbelief.core.conversations import operations, pushing
 from distbelief.core.messages import Message

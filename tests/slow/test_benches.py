@@ -10,8 +10,8 @@ import subprocess
 import pytest
 import torch
 
-from distbelief.bench import BENCHES
-from distbelief.bench.parts import lines
+from benchmarks import BENCHES
+from benchmarks.parts import lines
 from distbelief.errors import UsageError
 from distbelief.schedules.allreduce import ALGORITHMS
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from distbelief.bench.parts import workloads
-from distbelief.bench.parts.timing import Figure, figure, finish, interleave, number, rates, ratio, show
+from benchmarks.parts import workloads
+from benchmarks.parts.timing import BenchOptions, Figure, figure, finish, interleave, rates, ratio
+from distbelief.cli.tables import number, show
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
@@ -27,7 +28,7 @@ SYNCHRONOUS = "synchronous"
 
 
 @dataclass(frozen=True)
-class StraggleOptions:
+class StraggleOptions(BenchOptions):
     """Options of `bench straggle`."""
 
     task: str = "digits"
@@ -42,12 +43,6 @@ class StraggleOptions:
     """Least seconds of a step."""
     repeats: int = 3
     """Rounds in which all strategies take their turns."""
-    json: str | None = None
-    """File to write the result to."""
-    quick: bool = False
-    """One short round: whether it runs, not how fast."""
-    quiet: bool = False
-    """Print nothing."""
     QUICK: ClassVar[Mapping[str, object]] = {"pad": 0.002, "epochs": 1, "repeats": 1}
     """Defaults with --quick."""
 

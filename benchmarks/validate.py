@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
-from distbelief.bench.parts import loops, workloads
-from distbelief.bench.parts.timing import Figure, figure, interleave, number, show, spread
+from benchmarks.parts import loops, workloads
+from benchmarks.parts.timing import Figure, figure, interleave, spread
+from distbelief.cli.tables import number, show
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
@@ -49,12 +50,12 @@ class Model(NamedTuple):
     epochs: int
 
 
-MODELS = {"mlp": Model("mnist", 2), "lenet": Model("distbelief.bench.parts.workloads:lenet_short", 1)}
+MODELS = {"mlp": Model("mnist", 2), "lenet": Model("benchmarks.parts.workloads:lenet_short", 1)}
 QUICK = {
-    "mlp": Model("distbelief.bench.parts.workloads:mlp_quick", 1),
-    "lenet": Model("distbelief.bench.parts.workloads:lenet_quick", 1),
+    "mlp": Model("benchmarks.parts.workloads:mlp_quick", 1),
+    "lenet": Model("benchmarks.parts.workloads:lenet_quick", 1),
 }
-PADDED = Model("distbelief.bench.parts.workloads:mlp_short", 4)
+PADDED = Model("benchmarks.parts.workloads:mlp_short", 4)
 """What padded replicas train: steps that are much shorter than the pad, so that few cores hold many replicas."""
 
 

@@ -14,8 +14,9 @@ from typing import ClassVar
 
 import torch
 
-from distbelief.bench.parts import loops, workloads
-from distbelief.bench.parts.timing import figure, finish, interleave, number, rates, ratio, show
+from benchmarks.parts import loops, workloads
+from benchmarks.parts.timing import BenchOptions, figure, finish, interleave, rates, ratio
+from distbelief.cli.tables import number, show
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Json
 from distbelief.job import Job
@@ -42,7 +43,7 @@ OURS, PLAIN, STRIPPED, GLOBAL = (
 
 
 @dataclass(frozen=True)
-class HogwildOptions:
+class HogwildOptions(BenchOptions):
     """Options of `bench hogwild`."""
 
     repeats: int = 7
@@ -55,12 +56,6 @@ class HogwildOptions:
     """Samples in a minibatch of the MLP."""
     svm_batch_size: int = 8
     """Samples in a minibatch of the support vector machines; the paper's is 1, whose steps are mostly Python here."""
-    json: str | None = None
-    """File to write the result to."""
-    quick: bool = False
-    """One short round: whether it runs, not how fast."""
-    quiet: bool = False
-    """Print nothing."""
     QUICK: ClassVar[Mapping[str, object]] = {"repeats": 1, "epochs": 1, "svm_batch_size": 512}
     """Defaults with --quick."""
 
@@ -93,7 +88,7 @@ def run(options: HogwildOptions) -> Json:
 
 
 def _mlp(options: HogwildOptions) -> Json:
-    task = "distbelief.bench.parts.workloads:mlp_quick" if options.quick else "mnist"
+    task = "benchmarks.parts.workloads:mlp_quick" if options.quick else "mnist"
     samples = len(as_data(resolve(task).train())) * options.epochs
     workload = loops.Workload(task, max(1, samples // options.batch_size // 2), options.batch_size, RATE)
     taken = interleave(

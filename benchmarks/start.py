@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from distbelief.bench.parts.timing import figure, finish, interleave, number, show, spread
+from benchmarks.parts.timing import BenchOptions, figure, finish, interleave, spread
+from distbelief.cli.tables import number, show
 from distbelief.core.records import Json
 from distbelief.errors import JobFailed
 from distbelief.record.machine import machine
@@ -26,7 +27,7 @@ PATIENCE = 120.0
 
 
 @dataclass(frozen=True)
-class StartOptions:
+class StartOptions(BenchOptions):
     """Options of `bench start`."""
 
     task: str = "mnist"
@@ -37,12 +38,6 @@ class StartOptions:
     """Its shards."""
     repeats: int = 5
     """Times a job is started."""
-    json: str | None = None
-    """File to write the result to."""
-    quick: bool = False
-    """One start, of digits: whether it runs, not how fast."""
-    quiet: bool = False
-    """Print nothing."""
     QUICK: ClassVar[Mapping[str, object]] = {"task": "digits", "repeats": 1}
     """Defaults with --quick."""
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from distbelief.bench.parts.timing import Figure, number
+from benchmarks.parts.timing import Figure
+from distbelief.cli.tables import number
 from distbelief.errors import UsageError
 
 
@@ -86,7 +87,7 @@ def _of_bench(name: str, runs: Sequence[BenchRun]) -> str:
 def _row(figures: Sequence[Figure], runs: int) -> str:
     """A row of the table.
 
-    >>> from distbelief.bench.parts.timing import figure
+    >>> from benchmarks.parts.timing import figure
     >>> _row([figure("rate", rate, 2.0) for rate in (1.0, 3.0, 2.0)], 3)
     '| rate | >= 2.0 | 2.0 | 1.0 to 3.0 | reached |'
     """

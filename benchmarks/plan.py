@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from distbelief.bench.parts.timing import Figure, check_models, check_repeats, figure, finish, number, show, spread
+from benchmarks.parts.timing import Figure, check_models, check_repeats, figure, finish, spread
+from distbelief.cli.tables import number, show
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Json
 from distbelief.lab.plan import trials
@@ -29,7 +30,7 @@ WITHIN, OF_BEST = 0.15, 0.95
 """How far a predicted rate may lie from the measured one, and what of the best the first of a plan is to reach."""
 LONGEST = 40.0
 """Seconds in which the MLP is to be planned."""
-WORKLOADS = "distbelief.bench.parts.workloads:"
+WORKLOADS = "benchmarks.parts.workloads:"
 BATCH, SGD = 64, optim("sgd", lr=0.01)
 
 

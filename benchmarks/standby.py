@@ -17,8 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO, ClassVar
 
-from distbelief.bench.parts import workloads
-from distbelief.bench.parts.timing import figure, finish, interleave, number, rates, ratio, show
+from benchmarks.parts import workloads
+from benchmarks.parts.timing import BenchOptions, figure, finish, interleave, rates, ratio
+from distbelief.cli.tables import number, show
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Json
 from distbelief.errors import JobFailed
@@ -35,10 +36,10 @@ ENDLESS = 1_000_000
 
 
 @dataclass(frozen=True)
-class StandbyOptions:
+class StandbyOptions(BenchOptions):
     """Options of `bench standby`."""
 
-    task: str = "distbelief.bench.parts.workloads:lenet_short"
+    task: str = "benchmarks.parts.workloads:lenet_short"
     """What is trained with and without standbys."""
     replicas: int = 2
     """Replicas of every job."""
@@ -46,13 +47,7 @@ class StandbyOptions:
     """Its shards."""
     repeats: int = 5
     """Rounds of the two jobs, and shards that are killed."""
-    json: str | None = None
-    """File to write the result to."""
-    quick: bool = False
-    """One short round: whether it runs, not how fast."""
-    quiet: bool = False
-    """Print nothing."""
-    QUICK: ClassVar[Mapping[str, object]] = {"task": "distbelief.bench.parts.workloads:lenet_quick", "repeats": 1}
+    QUICK: ClassVar[Mapping[str, object]] = {"task": "benchmarks.parts.workloads:lenet_quick", "repeats": 1}
     """Defaults with --quick."""
 
 
@@ -101,7 +96,7 @@ def _take_over(options: StandbyOptions) -> dict[str, float]:
     """Train a million parameters, kill a shard, and see when the next step is applied everywhere."""
     with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         run = Path(folder) / "run"
-        command = [sys.executable, "-m", "distbelief", "train", "distbelief.bench.parts.workloads:million", "downpour"]
+        command = [sys.executable, "-m", "distbelief", "train", "benchmarks.parts.workloads:million", "downpour"]
         command += ["--standby", "1", "--json", "--replicas", str(options.replicas), "--shards", str(options.shards)]
         command += ["--batch-size", "8", "--lr", "0", "--out", str(run)]
         command += ["--epochs", str(ENDLESS), "--evaluate-every", "0", "--checkpoint-every", "0"]

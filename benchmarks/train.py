@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from distbelief.bench.parts import loops, workloads
-from distbelief.bench.parts.timing import Figure, check_models, figure, finish, interleave, number, rates, ratio, show
+from benchmarks.parts import loops, workloads
+from benchmarks.parts.timing import BenchOptions, Figure, check_models, figure, finish, interleave, rates, ratio
+from distbelief.cli.tables import number, show
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Json
 from distbelief.job import Job
@@ -18,8 +19,8 @@ from distbelief.strategies import Allreduce, Bounded, Downpour, Single, Strategy
 from distbelief.tasks import as_data, resolve
 
 TASKS = {
-    "mlp": ("mnist", "distbelief.bench.parts.workloads:mlp_quick"),
-    "lenet": ("distbelief.bench.parts.workloads:lenet_short", "distbelief.bench.parts.workloads:lenet_quick"),
+    "mlp": ("mnist", "benchmarks.parts.workloads:mlp_quick"),
+    "lenet": ("benchmarks.parts.workloads:lenet_short", "benchmarks.parts.workloads:lenet_quick"),
 }
 """The task of each model, and that of its quick form."""
 RATE = 0.01
@@ -55,7 +56,7 @@ FIGURES = (
 
 
 @dataclass(frozen=True)
-class TrainOptions:
+class TrainOptions(BenchOptions):
     """Options of `bench train`."""
 
     models: tuple[str, ...] = ("mlp", "lenet")
@@ -70,12 +71,6 @@ class TrainOptions:
     """Samples in a minibatch of one replica."""
     transport: str = "shared"
     """How Downpour's bytes travel: shared (memory) or tcp."""
-    json: str | None = None
-    """File to write the result to."""
-    quick: bool = False
-    """One short round: whether it runs, not how fast."""
-    quiet: bool = False
-    """Print nothing."""
     QUICK: ClassVar[Mapping[str, object]] = {"repeats": 1, "epochs": 1}
     """Defaults with --quick."""
 

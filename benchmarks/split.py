@@ -10,26 +10,26 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple
 
-from distbelief.bench.parts import homes, loops, torch_split
-from distbelief.bench.parts.timing import (
+from benchmarks.parts import homes, loops, torch_split
+from benchmarks.parts.timing import (
+    BenchOptions,
     Figure,
     check_models,
     figure,
     finish,
     interleave,
     medians,
-    number,
     rates,
     ratio,
-    show,
 )
+from distbelief.cli.tables import number, show
 from distbelief.core.records import Json
 from distbelief.errors import UsageError, unknown
 from distbelief.record.machine import machine
 from distbelief.schedules.pipelines import WEIGHT_GRADIENTS
 from distbelief.tasks.worker import placed
 
-WORKLOADS = "distbelief.bench.parts.workloads:"
+WORKLOADS = "benchmarks.parts.workloads:"
 RATE = 0.001
 """Learning rate of every contender: plain SGD, slow enough that nobody diverges."""
 CROSSES, CROSSES_SECONDS = 76_800, 10e-6
@@ -94,7 +94,7 @@ HELD_STEPS = 3
 
 
 @dataclass(frozen=True)
-class SplitBenchOptions:
+class SplitBenchOptions(BenchOptions):
     """Options of `bench split`."""
 
     models: tuple[str, ...] = tuple(MODELS)
@@ -112,12 +112,6 @@ class SplitBenchOptions:
     one."""
     repeats: int = 3
     """Rounds in which all contenders take their turns."""
-    json: str | None = None
-    """File to write the result to."""
-    quick: bool = False
-    """One short round: whether it runs, not how fast."""
-    quiet: bool = False
-    """Print nothing."""
     QUICK: ClassVar[Mapping[str, object]] = {"repeats": 1, "models": ("mlp",), "microbatches": (4,)}
     """Defaults with --quick."""
 

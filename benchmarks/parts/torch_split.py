@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from distbelief.bench.parts.homes import HOMES, How
-from distbelief.bench.parts.loops import Workload, race, sgd, warm_and_run
+from benchmarks.parts.homes import HOMES, How
+from benchmarks.parts.loops import Workload, race, sgd, warm_and_run
 from distbelief.core.effects import Batch, Computed
 from distbelief.places.processes.peers import Peers
 from distbelief.strategies.partition import split_graph

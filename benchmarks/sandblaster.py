@@ -16,9 +16,10 @@ from typing import ClassVar
 
 import torch
 
-from distbelief.bench.balance import balance, balance_settings, coordinator_bytes
-from distbelief.bench.parts import workloads
-from distbelief.bench.parts.timing import figure, finish, interleave, medians, number, ratio, show
+from benchmarks.balance import balance, balance_settings, coordinator_bytes
+from benchmarks.parts import workloads
+from benchmarks.parts.timing import BenchOptions, figure, finish, interleave, medians, ratio
+from distbelief.cli.tables import number, show
 from distbelief.core.effects import Batch
 from distbelief.core.records import Json
 from distbelief.errors import UsageError, unknown
@@ -39,7 +40,7 @@ split's, test accuracy.
 
 
 @dataclass(frozen=True)
-class SandblasterOptions:
+class SandblasterOptions(BenchOptions):
     """Options of `bench sandblaster`."""
 
     parts: tuple[str, ...] = PARTS
@@ -54,14 +55,8 @@ class SandblasterOptions:
     """Iterations to the test accuracy; the loss that torch is to reach is that of the 20th."""
     replicas: int = 2000
     """Replicas of the virtual cluster with stragglers."""
-    json: str | None = None
-    """File to write the result to."""
-    quick: bool = False
-    """One short round: whether it runs, not how fast."""
-    quiet: bool = False
-    """Print nothing."""
     QUICK: ClassVar[Mapping[str, object]] = {
-        "task": "distbelief.bench.parts.workloads:mlp_quick",
+        "task": "benchmarks.parts.workloads:mlp_quick",
         "portion_size": 64,
         "repeats": 1,
         "iterations": 3,

@@ -11,9 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NotRequired, Protocol, TypedDict
 
-from rich.console import Console
-from rich.table import Table
-
+from distbelief.cli.tables import number, show
 from distbelief.core.records import Json
 from distbelief.errors import UsageError, unknown
 
@@ -54,8 +52,8 @@ def interleave(contenders: Mapping[str, Callable[[], float]], repeats: int) -> d
     """
     check_repeats(repeats)
     taken: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(repeats):
-        for name in list(contenders)[:: -1 if number % 2 else 1]:
+    for turn in range(repeats):
+        for name in list(contenders)[:: -1 if turn % 2 else 1]:
             taken[name].append(contenders[name]())
     return taken
 
@@ -114,6 +112,18 @@ def figure(what: str, measured: float, promised: float, lower: bool = False) -> 
             "reached": measured <= promised if lower else measured >= promised}  # fmt: skip
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """Options of every benchmark."""
+
+    json: str | None = None
+    """File to write the result to."""
+    quick: bool = False
+    """The shortest form: whether it runs, not how fast."""
+    quiet: bool = False
+    """Print nothing."""
+
+
 class Asked(Protocol):
     """What the options of every benchmark have."""
 
@@ -166,25 +176,3 @@ def told_options(options: Asked) -> dict[str, object]:
 
 def _told(one: Figure) -> str:
     return "reached" if one["reached"] else "NOT REACHED"
-
-
-def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table."""
-    table = Table(*columns, title=title, title_justify="left")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for row in rows:
-        table.add_row(*row)
-    console = Console()
-    Console(width=console.width if console.is_terminal else 150).print(table)
-
-
-def number(value: float) -> str:
-    """A number with three digits that count.
-
-    >>> number(0.45678), number(123456.7), number(12.0)
-    ('0.457', '123,457', '12.0')
-    """
-    if value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if value < 1 else f"{value:.3g}" if value % 1 else f"{value:.1f}"

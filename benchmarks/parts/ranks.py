@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 import torch
 import torch.distributed as dist
 
-from distbelief.bench.parts import lines
+from benchmarks.parts import lines
 from distbelief.core import roles
 from distbelief.core.conversations.grouping import Assemble, Member
 from distbelief.core.messages import Address

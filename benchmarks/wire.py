@@ -11,8 +11,9 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from distbelief.bench.parts import limits
-from distbelief.bench.parts.timing import Figure, figure, finish, interleave, number, ratio, show, spread
+from benchmarks.parts import limits
+from benchmarks.parts.timing import BenchOptions, Figure, figure, finish, interleave, ratio, spread
+from distbelief.cli.tables import number, show
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
 from distbelief.lab.plan.shards import Ours
@@ -36,7 +37,7 @@ SMALL, MIDDLE, LARGE = 4 << 10, 4 << 20, 64 << 20
 
 
 @dataclass(frozen=True)
-class WireOptions:
+class WireOptions(BenchOptions):
     """Options of `bench wire`."""
 
     sizes: tuple[int, ...] = (SMALL, 256 << 10, 1 << 20, MIDDLE, LARGE)
@@ -47,12 +48,6 @@ class WireOptions:
     """Rounds in which all carriers and limits take their turns."""
     seconds: float = 0.04
     """About how long one turn lasts."""
-    json: str | None = None
-    """File to write the result to."""
-    quick: bool = False
-    """Two sizes, three short rounds: whether it runs, not how fast."""
-    quiet: bool = False
-    """Print nothing."""
     QUICK: ClassVar[Mapping[str, object]] = {"sizes": (SMALL, 256 << 10), "repeats": 3, "seconds": 0.002}
     """Defaults with --quick."""
 

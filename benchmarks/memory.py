@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from distbelief.bench.parts import workloads
-from distbelief.bench.parts.timing import Figure, figure, finish, number, show
+from benchmarks.parts import workloads
+from benchmarks.parts.timing import BenchOptions, Figure, figure, finish
+from distbelief.cli.tables import number, show
 from distbelief.core import roles
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Json
@@ -34,19 +35,13 @@ INTERVAL = 0.01
 
 
 @dataclass(frozen=True)
-class MemoryOptions:
+class MemoryOptions(BenchOptions):
     """Options of `bench memory`."""
 
     optimizer: str = "adagrad"
     """What the shards step with: its state is part of theirs."""
     epochs: int = 30
     """Steps of each job: as long as it is looked at."""
-    json: str | None = None
-    """File to write the result to."""
-    quick: bool = False
-    """One kind of job, few steps: whether it runs, not how much."""
-    quiet: bool = False
-    """Print nothing."""
     QUICK: ClassVar[Mapping[str, object]] = {"epochs": 3}
     """Defaults with --quick."""
 
@@ -116,7 +111,7 @@ def _grown(
     large, small = (
         _held(
             Job(
-                task=f"distbelief.bench.parts.workloads:{model}",
+                task=f"benchmarks.parts.workloads:{model}",
                 strategy=strategy,
                 epochs=epochs,
                 evaluate_every=0,

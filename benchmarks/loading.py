@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from distbelief.bench.parts import loading as script
-from distbelief.bench.parts.timing import figure, finish, interleave, number, rates, ratio, show
+from benchmarks.parts import loading as script
+from benchmarks.parts.timing import BenchOptions, figure, finish, interleave, rates, ratio
+from distbelief.cli.tables import number, show
 from distbelief.core.records import Json
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
@@ -22,7 +23,7 @@ SHARE = 0.97
 
 
 @dataclass(frozen=True)
-class LoadingOptions:
+class LoadingOptions(BenchOptions):
     """Options of `bench loading`."""
 
     milliseconds: float = 5.0
@@ -31,12 +32,6 @@ class LoadingOptions:
     """Passes over 12,800 images in a turn."""
     repeats: int = 5
     """Rounds."""
-    json: str | None = None
-    """File to write the result to."""
-    quick: bool = False
-    """One short round: whether it runs, not how fast."""
-    quiet: bool = False
-    """Print nothing."""
     QUICK: ClassVar[Mapping[str, object]] = {"repeats": 1, "epochs": 1}
     """Defaults with --quick."""
 

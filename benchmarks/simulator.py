@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distbelief.bench import validate
-from distbelief.bench.parts.timing import figure, finish, interleave, number, show
-from distbelief.bench.parts.workloads import counted
+from benchmarks import validate
+from benchmarks.parts.timing import BenchOptions, figure, finish, interleave
+from benchmarks.parts.workloads import counted
+from distbelief.cli.tables import number, show
 from distbelief.core.messages import Message
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
@@ -28,7 +29,7 @@ MESSAGES, SECONDS = 100_000, 12.0
 
 
 @dataclass(frozen=True)
-class SimulatorOptions:
+class SimulatorOptions(BenchOptions):
     """Options of `bench simulator`."""
 
     replicas: int = 1000
@@ -43,12 +44,6 @@ class SimulatorOptions:
     """Run the same jobs on real processes and in simulation instead, and compare their times."""
     only: tuple[str, ...] = ()
     """With --validate, the jobs whose names begin so: mlp, lenet, '4 padded'."""
-    json: str | None = None
-    """File to write the result to."""
-    quick: bool = False
-    """One run of 50 replicas: whether it runs, not how fast."""
-    quiet: bool = False
-    """Print nothing."""
     QUICK: ClassVar[Mapping[str, Any]] = {"replicas": 50, "repeats": 1}
     """Defaults with --quick."""
 

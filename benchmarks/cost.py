@@ -9,8 +9,9 @@ from typing import ClassVar, NamedTuple
 
 import msgspec
 
-from distbelief.bench.parts import iterations
-from distbelief.bench.parts.timing import check_models, figure, finish, number, show
+from benchmarks.parts import iterations
+from benchmarks.parts.timing import BenchOptions, check_models, figure, finish
+from distbelief.cli.tables import number, show
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Json
 from distbelief.lab.cost import profile
@@ -60,19 +61,13 @@ MEMORY = {
 
 
 @dataclass(frozen=True)
-class CostBenchOptions:
+class CostBenchOptions(BenchOptions):
     """Options of `bench cost`."""
 
     models: tuple[str, ...] = ("mlp", "lenet", "alexnet")
     """mlp, lenet and alexnet."""
     seconds: float = 60.0
     """For the steps of each model."""
-    json: str | None = None
-    """File to write the result to."""
-    quick: bool = False
-    """Few steps: whether it runs, not how well it predicts."""
-    quiet: bool = False
-    """Print nothing."""
     QUICK: ClassVar[Mapping[str, object]] = {"models": ("mlp",), "seconds": 2.0}
     """Defaults with --quick."""
 

@@ -14,9 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from distbelief.bench.parts import lines
-from distbelief.bench.parts.ranks import SWAPS, play
-from distbelief.bench.parts.timing import Figure, figure, finish, interleave, medians, number, ratio, show
+from benchmarks.parts import lines
+from benchmarks.parts.ranks import SWAPS, play
+from benchmarks.parts.timing import BenchOptions, Figure, figure, finish, interleave, medians, ratio
+from distbelief.cli.tables import number, show
 from distbelief.core import roles
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
@@ -38,7 +39,7 @@ CABLE = "2, by a cable"
 
 
 @dataclass(frozen=True)
-class AllreduceOptions:
+class AllreduceOptions(BenchOptions):
     """Options of `bench allreduce`."""
 
     sizes: tuple[int, ...] = (MB, 16 * MB, 64 * MB)
@@ -65,12 +66,6 @@ class AllreduceOptions:
     """Milliseconds that the cable takes, one way."""
     loss: float = 0.0
     """What share of the packets the cable loses."""
-    json: str | None = None
-    """File to write the result to."""
-    quick: bool = False
-    """One small size, one round: whether it runs, not how fast."""
-    quiet: bool = False
-    """Print nothing."""
     QUICK: ClassVar[Mapping[str, object]] = {"sizes": (100_000,), "ranks": (2,), "repeats": 1}
     """Defaults with --quick."""
 

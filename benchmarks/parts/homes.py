@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from distbelief.bench.parts.loops import WARM, Trains, Workload, race, sgd, warm_and_run
+from benchmarks.parts.loops import WARM, Trains, Workload, race, sgd, warm_and_run
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import DataSettings, Settings
