@@ -14,9 +14,11 @@ from torch import nn
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
-from distbelief.lab.cost.profile import BUSY, clock_of, threads
+from distbelief.lab.cost import updates
+from distbelief.lab.cost.profile import BUSY, clock_of
 from distbelief.lab.cost.turns import Turns
-from distbelief.record import limits, updates
+from distbelief.places.evaluate import threads
+from distbelief.record import limits
 from distbelief.schedules.pipeline import Pass, Pipeline
 from distbelief.schedules.pipeline_price import PipelinePrice, SegmentCost, price_step
 from distbelief.schedules.pipelines import check_overlap, pipeline

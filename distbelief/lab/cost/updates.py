@@ -9,7 +9,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from distbelief.core.optimizer import Optimizer
-from distbelief.lab.cost.profile import clock_of, threads
+from distbelief.lab.cost.profile import clock_of
+from distbelief.places.evaluate import threads
 from distbelief.server.optimizers import build, stepper
 
 MEASURED = 1 << 24

@@ -21,8 +21,8 @@ from distbelief.core.effects import Batch, Phantom
 from distbelief.core.messages import Version
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Settings
-from distbelief.lab.cost.profile import threads
 from distbelief.lab.plan.shards import GRADIENT, SGD, DirectTrips, Ours, Trips
+from distbelief.places.evaluate import threads
 from distbelief.places.processes.peers import Peers
 from distbelief.places.simulated.handling import Handling, HandlingCosts
 from distbelief.tasks import Task
