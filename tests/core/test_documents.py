@@ -25,6 +25,7 @@ from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import option
 from distbelief.lab.compress import compressing, expanding
 from distbelief.lab.cost import cost, splitting
+from distbelief.lab.draw import split as drawing
 from distbelief.lab.plan import plan
 from distbelief.lab.study import definition
 from distbelief.lab.study import page as study_page
@@ -38,7 +39,6 @@ from distbelief.places.join import guest
 from distbelief.places.prediction import predict
 from distbelief.places.processes import forkserver
 from distbelief.places.simulated import sweep
-from distbelief.split import drawing
 from distbelief.strategies import STRATEGIES
 
 ROOT = Path(__file__).parents[2]

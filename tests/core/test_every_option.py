@@ -40,6 +40,7 @@ from distbelief.cli.predict import PredictOptions
 from distbelief.errors import UsageError
 from distbelief.lab.cost import cost as costing
 from distbelief.lab.cost import splitting
+from distbelief.lab.draw import split as drawing
 from distbelief.lab.plan import plan as planning
 from distbelief.lab.plan.pricing import Terms
 from distbelief.places import evaluate, status
@@ -50,7 +51,6 @@ from distbelief.places.prediction import predict
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.spec import tell
 from distbelief.places.simulated import simulated, sweep
-from distbelief.split import drawing
 
 TCP = {"transport": "tcp"}
 LOCAL: dict[str, tuple[Any, dict[str, Any]]] = {

@@ -14,8 +14,8 @@ STARTED = {
     *(f"bench/{name}.py" for name in BENCHES),
 }  # fmt: skip
 """Files that a command or the forkserver starts, by name or by a word of the user's, and nobody imports."""
-REFERENCES = ("testing/", "zoo/", "transport/inline.py", "split/inline.py", "split/plan.py")
-"""Files that nothing of the package imports: tests do, whoever writes another transport, and a task by its name."""
+REFERENCES = ("testing/", "transport/inline.py", "split/inline.py", "split/plan.py")
+"""Files that only tests need to import: ours and those of whoever writes another transport."""
 FUNCTION_LINES = 70
 
 
