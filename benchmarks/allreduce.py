@@ -1,4 +1,4 @@
-"""`bench allreduce`: all-reduce in shared memory and by torch.distributed beside gloo's own, and on limited lines
+"""All-reduce in shared memory and by torch.distributed beside gloo's own, and on limited lines
 beside its price.
 """
 
@@ -40,7 +40,7 @@ CABLE = "2, by a cable"
 
 @dataclass(frozen=True)
 class AllreduceOptions(BenchOptions):
-    """Options of `bench allreduce`."""
+    """Options of the benchmark allreduce."""
 
     sizes: tuple[int, ...] = (MB, 16 * MB, 64 * MB)
     """Bytes that are added up, in float32."""

@@ -1,4 +1,4 @@
-"""`bench cost`: steps at batch sizes that no profile has seen and the memory of processes, beside predictions."""
+"""Steps at batch sizes that no profile has seen and the memory of processes, beside predictions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ MEMORY = {
 
 @dataclass(frozen=True)
 class CostBenchOptions(BenchOptions):
-    """Options of `bench cost`."""
+    """Options of the benchmark cost."""
 
     models: tuple[str, ...] = ("mlp", "lenet", "alexnet")
     """mlp, lenet and alexnet."""

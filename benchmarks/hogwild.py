@@ -1,18 +1,14 @@
-"""`bench hogwild`: replicas on one mapping beside a plain Hogwild loop, and what locks cost where gradients are sparse
+"""Replicas on one mapping beside a plain Hogwild loop, and what locks cost where gradients are sparse
 and where they are dense.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import ClassVar
-
-import torch
 
 from benchmarks.parts import loops, workloads
 from benchmarks.parts.timing import BenchOptions, figure, finish, interleave, rates, ratio
@@ -20,7 +16,6 @@ from distbelief.cli.tables import number, show
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Json
 from distbelief.job import Job
-from distbelief.places.processes.peers import Peers
 from distbelief.record.machine import machine
 from distbelief.strategies import Hogwild, Locking
 from distbelief.strategies.shared_memory.options import Mapped
@@ -34,17 +29,16 @@ WAYS: dict[str, Callable[..., Mapped]] = {
     "global": lambda **options: Locking(locks="global", **options),
 }
 SVMS = ("sparse-svm", "dense-svm")
-OURS, PLAIN, STRIPPED, GLOBAL = (
+OURS, PLAIN, GLOBAL = (
     "hogwild, 2 replicas",
     "plain loop, 2 processes",
-    "stripped loop, 2 processes",
     "locking --locks global, 2 replicas",
 )
 
 
 @dataclass(frozen=True)
 class HogwildOptions(BenchOptions):
-    """Options of `bench hogwild`."""
+    """Options of the benchmark hogwild."""
 
     repeats: int = 7
     """Rounds in which all contenders take their turns."""
@@ -96,8 +90,7 @@ def _mlp(options: HogwildOptions) -> Json:
             OURS: partial(
                 _job, task, Hogwild(replicas=2, optimizer=Optimizer("sgd", RATE)), options.epochs, options.batch_size
             ),
-            PLAIN: partial(plain, workload, 2),
-            STRIPPED: partial(loops.hogwild, workload, 2),
+            PLAIN: partial(loops.beside, workload, "hogwild"),
             GLOBAL: partial(
                 _job,
                 task,
@@ -137,43 +130,3 @@ def _job(task: str, strategy: Mapped, epochs: int, batch_size: int) -> float:
     """Samples per second of a job's training: from its first minibatch dealt to its last step reported."""
     job = Job(task, strategy, epochs, batch_size, evaluate_every=0, checkpoint_every=0, snapshot_every="0")
     return float(workloads.run(job)["samples_per_second"])
-
-
-def plain(workload: loops.Workload, processes: int) -> float:
-    """Samples per second of the Hogwild loop that PyTorch's own examples have: `share_memory`, and in each process a
-    loop of plain SGD.
-    """
-    model = resolve(workload.task).model().share_memory()
-    with Peers() as peers:
-        return sum(
-            loops.race([peers.start("plain loop", 1, _plain, workload, model, rank) for rank in range(processes)])
-        )
-
-
-def _plain(connection: Connection, workload: loops.Workload, model: torch.nn.Module, rank: int) -> None:
-    task = resolve(workload.task)
-    data = as_data(task.train())
-    optimizer = torch.optim.SGD(model.parameters(), lr=workload.lr)
-    torch.manual_seed(rank)
-
-    def train(steps: int) -> int:
-        samples = 0
-        while steps:
-            for numbers in torch.randperm(len(data)).split(workload.batch_size)[:steps]:
-                inputs, targets = data.batch(numbers)
-                optimizer.zero_grad()
-                loss = task.loss(model(inputs), targets)
-                loss.backward()
-                optimizer.step()
-                loss.item()
-                samples += len(numbers)
-                steps -= 1
-        return samples
-
-    train(loops.WARM)
-    connection.send_bytes(b"ready")
-    connection.recv_bytes()
-    start = time.perf_counter()
-    samples = train(workload.steps)
-    connection.send_bytes(str(samples / (time.perf_counter() - start)).encode())
-    connection.recv_bytes()

@@ -1,4 +1,4 @@
-"""`bench loading`: what transforms of the data cost where they are loaded ahead of the step."""
+"""What transforms of the data cost where they are loaded ahead of the step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHARE = 0.97
 
 @dataclass(frozen=True)
 class LoadingOptions(BenchOptions):
-    """Options of `bench loading`."""
+    """Options of the benchmark loading."""
 
     milliseconds: float = 5.0
     """Of transforms, in a minibatch of 64."""

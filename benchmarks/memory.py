@@ -1,4 +1,4 @@
-"""`bench memory`: how many flat vectors a replica and a shard hold, and a job's processes together on the served and on
+"""How many flat vectors a replica and a shard hold, and a job's processes together on the served and on
 the direct path, from what they hold for a large model and for a small one.
 """
 
@@ -36,7 +36,7 @@ INTERVAL = 0.01
 
 @dataclass(frozen=True)
 class MemoryOptions(BenchOptions):
-    """Options of `bench memory`."""
+    """Options of the benchmark memory."""
 
     optimizer: str = "adagrad"
     """What the shards step with: its state is part of theirs."""

@@ -1,4 +1,4 @@
-"""`bench plan`: samples per second of every candidate of a plan for this machine, predicted and measured, and the first
+"""Samples per second of every candidate of a plan for this machine, predicted and measured, and the first
 of the plan beside the best that was measured.
 
 Each round has a plan of its own, since the machine changes. Nothing is kept from earlier runs; but from the second
@@ -51,7 +51,7 @@ QUICK = PlannedModel(f"{WORKLOADS}mlp_quick", ("single", "downpour"))
 
 @dataclass(frozen=True)
 class PlanBenchOptions:
-    """Options of `bench plan`."""
+    """Options of the benchmark plan."""
 
     models: tuple[str, ...] = tuple(MODELS)
     """mlp, lenet and split (784-2048-2048-10, whole and over two processes)."""

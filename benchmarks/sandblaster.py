@@ -1,6 +1,4 @@
-"""`bench sandblaster`: an L-BFGS iteration beside its ceiling and beside torch's, backup portions among 2,000 replicas,
-the coordinator's bytes.
-"""
+"""An L-BFGS iteration of Sandblaster beside its ceiling, and its time to a loss beside torch's."""
 
 from __future__ import annotations
 
@@ -16,13 +14,12 @@ from typing import ClassVar
 
 import torch
 
-from benchmarks.balance import balance, balance_settings, coordinator_bytes
 from benchmarks.parts import workloads
 from benchmarks.parts.timing import BenchOptions, figure, finish, interleave, medians, ratio
 from distbelief.cli.tables import number, show
 from distbelief.core.effects import Batch
 from distbelief.core.records import Json
-from distbelief.errors import UsageError, unknown
+from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.processes.peers import Peers
 from distbelief.record.machine import machine
@@ -32,35 +29,27 @@ from distbelief.tasks.worker import Trainer, build_model
 
 PATIENCE = 900.0
 """Seconds that torch may take."""
-PARTS = ("iteration", "torch", "stragglers", "bytes", "accuracy")
-CEILING, TORCH, BACKUP, ACCURACY = 0.93, 1.0, 3.0, 0.978
-"""The figures to reach: an iteration of the ceiling's, time of torch's to the same loss, batch time of a static
-split's, test accuracy.
-"""
+CEILING, TORCH = 0.93, 1.0
+"""The figures to reach: an iteration of the ceiling's, and time of torch's to the same loss."""
 
 
 @dataclass(frozen=True)
 class SandblasterOptions(BenchOptions):
-    """Options of `bench sandblaster`."""
+    """Options of the benchmark sandblaster."""
 
-    parts: tuple[str, ...] = PARTS
-    """iteration, torch, stragglers, bytes and accuracy."""
     task: str = "mnist"
     """What is trained: the MLP 784-300-100-10."""
     portion_size: int = 500
     """Samples in a portion, here and at the ceiling."""
     repeats: int = 5
-    """Rounds in which an iteration and its ceiling take turns."""
-    iterations: int = 150
-    """Iterations to the test accuracy; the loss that torch is to reach is that of the 20th."""
-    replicas: int = 2000
-    """Replicas of the virtual cluster with stragglers."""
+    """Rounds in which an iteration and its ceiling take turns; torch takes 3 at most."""
+    iterations: int = 20
+    """Iterations to the loss that torch is to reach."""
     QUICK: ClassVar[Mapping[str, object]] = {
         "task": "benchmarks.parts.workloads:mlp_quick",
         "portion_size": 64,
         "repeats": 1,
         "iterations": 3,
-        "replicas": 50,
     }
     """Defaults with --quick."""
 
@@ -69,34 +58,17 @@ def run(options: SandblasterOptions) -> Json:
     """Measure; returns what is written as JSON.
 
     Raises:
-        UsageError: an unknown part, or numbers that cannot be.
+        UsageError: no iteration.
         DataError: the task's data cannot be had.
     """
-    for part in options.parts:
-        if part not in PARTS:
-            raise unknown("part", part, PARTS)
-    if options.iterations < 1 or options.replicas < 50:
-        raise UsageError(
-            f"--iterations {options.iterations} and --replicas {options.replicas}: must be 1 or more, and 50 or more"
-        )
-    facts, measured = machine(), {}
-    kinds = {
-        "iteration": _iteration,
-        "torch": _torch,
-        "stragglers": _stragglers,
-        "bytes": lambda _: coordinator_bytes(),
-        "accuracy": _accuracy,
-    }
-    for part in options.parts:
-        measured[part] = kinds[part](options)
+    if options.iterations < 1:
+        raise UsageError(f"--iterations {options.iterations}: must be 1 or more")
+    facts, measured = machine(), {"iteration": _iteration(options), "torch": _torch(options)}
     figures = [one for part in measured.values() for one in part.pop("figures")]
     if not options.quiet:
         for part, found in measured.items():
-            show(
-                part,
-                ("what", "measured"),
-                [[what, number(value)] for what, value in found.items() if isinstance(value, float | int)],
-            )
+            rows = [[what, number(value)] for what, value in found.items() if isinstance(value, float)]
+            show(part, ("what", "measured"), rows)
     result = {
         "bench": "sandblaster",
         "machine": facts,
@@ -107,12 +79,10 @@ def run(options: SandblasterOptions) -> Json:
     return finish(result, options)
 
 
-def _job(options: SandblasterOptions, iterations: int, measures: bool = False) -> Json:
+def _job(options: SandblasterOptions, iterations: int) -> Json:
     """A job of two replicas and two shards; what it returns, with a row of its history for every iteration."""
     strategy = Sandblaster(2, 2, iterations, portion_size=options.portion_size)
-    return workloads.run(
-        Job(options.task, strategy, evaluate_every=int(measures), checkpoint_every=0, snapshot_every="0")
-    )
+    return workloads.run(Job(options.task, strategy, evaluate_every=0, checkpoint_every=0, snapshot_every="0"))
 
 
 # an iteration and its ceiling
@@ -189,7 +159,7 @@ def _half(connection: Connection, task: str, size: int, which: int, times: int) 
 
 
 def _torch(options: SandblasterOptions) -> Json:
-    iterations = min(20, options.iterations)
+    iterations = options.iterations
     target = float(_job(options, iterations)["descent"]["loss"])
     contenders: dict[str, Callable[[], float]] = {
         "Sandblaster": lambda: float(_job(options, iterations)["seconds"]),
@@ -244,34 +214,3 @@ def _lbfgs(connection: Connection, task: str, target: float) -> None:
         began = time.perf_counter()
         optimizer.step(closure)
     connection.send_bytes(str(time.perf_counter() - began).encode())
-
-
-# balance and bytes
-
-
-def _stragglers(options: SandblasterOptions) -> Json:
-    found = balance(options.replicas, 2 if options.quick else 3)
-    cut = found["one static split"] / found["work units, backup portions"]
-    return {
-        **found,
-        "settings": balance_settings(),
-        "figures": [
-            figure(
-                f"median batch time of one static split, of that with backup portions, {options.replicas} replicas",
-                cut,
-                BACKUP,
-            )
-        ],
-    }
-
-
-def _accuracy(options: SandblasterOptions) -> Json:
-    result = _job(options, options.iterations, measures=True)
-    best = max(row["test_accuracy"] or 0.0 for row in result["history"])
-    return {
-        "test accuracy": result["test_accuracy"],
-        "best test accuracy": best,
-        "seconds": result["seconds"],
-        "evaluations": result["updates"],
-        "figures": [figure(f"test accuracy within {options.iterations} iterations", best, ACCURACY)],
-    }

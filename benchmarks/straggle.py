@@ -1,4 +1,4 @@
-"""`bench straggle`: samples per second under stragglers, by what may be stale: steps are padded by sleeps, so that few
+"""Samples per second under stragglers, by what may be stale: steps are padded by sleeps, so that few
 cores hold many replicas.
 """
 
@@ -29,7 +29,7 @@ SYNCHRONOUS = "synchronous"
 
 @dataclass(frozen=True)
 class StraggleOptions(BenchOptions):
-    """Options of `bench straggle`."""
+    """Options of the benchmark straggle."""
 
     task: str = "digits"
     """What is trained; its own step should be much shorter than the pad."""

@@ -1,4 +1,4 @@
-"""`bench table`: runs of benchmarks, made apart in time, as one table of medians and of how far the runs lie apart;
+"""Runs of benchmarks, made apart in time, as one table of medians and of how far the runs lie apart;
 docs/bench.md is made of it.
 """
 

@@ -1,6 +1,4 @@
-"""Training loops of plain PyTorch, each in processes of its own: independent ones, ones in lockstep, DDP over gloo, and
-lock-free Hogwild.
-"""
+"""Training loops beside which ours are measured, each in processes of its own: plain ones, and DDP over gloo."""
 
 from __future__ import annotations
 
@@ -8,6 +6,8 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import count
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -16,17 +16,27 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from benchmarks.parts import plain
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.optimizer import Optimizer
 from distbelief.fabric.hook import Reduce, comm_hook
 from distbelief.places.processes.peers import Peer, Peers, lend, map_memory
 from distbelief.server import optimizers
-from distbelief.tasks import resolve
+from distbelief.tasks import as_data, resolve
 from distbelief.tasks.order import Order
 from distbelief.tasks.worker import Trainer, build_model
 
 WARM = 5
 """Steps before the clock starts."""
+SERVED, ROUNDS = "a server", "rounds of a server"
+LOOPS = {
+    "independent": plain.independent,
+    "in lockstep": plain.lockstep,
+    "hogwild": plain.hogwild,
+    "two buffers": plain.two_buffers,
+    "all-reduce": plain.all_reduce,
+}
+"""Plain loops whose processes are all alike."""
 
 
 class Workload(NamedTuple):
@@ -54,23 +64,25 @@ class Trains(Protocol):
 
 
 def independent(workload: Workload, processes: int, threads: int = 1) -> float:
-    """Samples per second of so many plain loops side by side that know nothing of each other: the sum of their
+    """Samples per second of so many of our own loops side by side that know nothing of each other: the sum of their
     rates.
     """
     with Peers() as peers:
         return sum(race([peers.start("loop", threads, _alone, workload) for _ in range(processes)]))
 
 
-def lockstep(workload: Workload, processes: int) -> float:
-    """As `independent`, but nobody begins a step before all have ended the one before: what waiting alone costs,
-    without a byte sent.
-    """
-    with Peers() as peers, lend(8 * processes) as memory:
-        return sum(
-            race(
-                [peers.start("lockstep", 1, _in_step, workload, os.getpid(), memory, rank) for rank in range(processes)]
-            )
-        )
+def beside(workload: Workload, how: str, ranks: int = 2, threads: int = 1) -> float:
+    """Samples per second of a plain loop: the sum over its processes."""
+    size = plain.room(build_model(resolve(workload.task), 0, "cpu"), 2 * ranks + 1)
+    with Peers() as peers, lend(size) as memory:
+        place, bells = (os.getpid(), memory), [Pipe() for _ in range(ranks)]
+        if how in (SERVED, ROUNDS):
+            peers.start("server", 1, _serve, workload, *place, [one for one, _ in bells], how == ROUNDS).hear()
+        started = [
+            peers.start("plain", threads, _plain, workload, how, *place, bells[rank][1], rank, ranks)
+            for rank in range(ranks)
+        ]
+        return sum(race(started))
 
 
 def ddp(workload: Workload, processes: int, algorithm: str = "") -> float:
@@ -82,16 +94,6 @@ def ddp(workload: Workload, processes: int, algorithm: str = "") -> float:
         return sum(
             race(
                 [peers.start("ddp", 1, _ddp, workload, store, rank, processes, algorithm) for rank in range(processes)]
-            )
-        )
-
-
-def hogwild(workload: Workload, processes: int) -> float:
-    """Samples per second of processes that step parameters which they share, without a lock."""
-    with Peers() as peers, lend(sum(p.numel() * 4 for p in resolve(workload.task).model().parameters())) as memory:
-        return sum(
-            race(
-                [peers.start("hogwild", 1, _hogwild, workload, os.getpid(), memory, rank) for rank in range(processes)]
             )
         )
 
@@ -111,23 +113,27 @@ def race(peers: list[Peer]) -> list[float]:
 def warm_and_run(
     connection: Connection, workload: Workload, trainer: Trains, step: Callable[[], object], rank: int = 0
 ) -> None:
-    """Warm up, wait for the word, and tell the samples per second. What a device has left to do of the last step is not
-    waited for, and that of the last to warm up is: of many steps, it is one.
-    """
+    """Warm up, wait for the word, and tell the samples per second of a trainer that is stepped."""
+    numbers = count(rank * workload.steps)
 
-    def steps(first: int, count: int) -> int:
-        samples = 0
-        for number in range(first, first + count):
-            epoch, index = divmod(rank * workload.steps + number, trainer.order.batches)
-            samples += trainer.compute(Batch(epoch, index)).samples
-            step()
+    def once() -> int:
+        samples = trainer.compute(Batch(*divmod(next(numbers), trainer.order.batches))).samples
+        step()
         return samples
 
-    steps(0, WARM)
+    run_steps(connection, workload.steps, once)
+
+
+def run_steps(connection: Connection, steps: int, once: Callable[[], int]) -> None:
+    """Warm up, wait for the word, and tell the samples per second of what makes a step. What a device has left to do of
+    the last step is not waited for, and that of the last to warm up is: of many steps, it is one.
+    """
+    for _ in range(WARM):
+        once()
     connection.send_bytes(b"ready")
     connection.recv_bytes()
     start = time.perf_counter()
-    samples = steps(0, workload.steps)
+    samples = sum(once() for _ in range(steps))
     connection.send_bytes(str(samples / (time.perf_counter() - start)).encode())
     connection.recv_bytes()  # nobody leaves before all are done: a group ends with its first member
 
@@ -146,18 +152,33 @@ def _alone(connection: Connection, workload: Workload) -> None:
     warm_and_run(connection, workload, Trainer(task, model, workload.batch_size, 0), sgd(model, workload.lr))
 
 
-def _in_step(connection: Connection, workload: Workload, supervisor: int, memory: int, rank: int) -> None:
+def _plain(
+    connection: Connection, workload: Workload, how: str, supervisor: int, memory: int, bell: Connection, rank: int,
+    ranks: int,
+) -> None:  # fmt: skip
     task = resolve(workload.task)
-    model = build_model(task, 0, "cpu")
-    step_own, done = sgd(model, workload.lr), memoryview(map_memory(supervisor, memory)).cast("q")
+    data, model = as_data(task.train()), build_model(task, 0, "cpu")
+    file = os.open(f"/proc/{supervisor}/fd/{memory}", os.O_RDWR)
+    shared = plain.share(file, memoryview(map_memory(supervisor, memory)), model, rank, ranks)
+    torch.manual_seed(rank)
+    steps = plain.gradients(model, task.loss, data.batch, len(data), workload.batch_size)
+    if how in LOOPS:
+        loop = LOOPS[how](model, steps, workload.lr, shared)
+    else:
+        loop = plain.served(model, steps, shared, bell.fileno(), ranks + (0 if how == ROUNDS else 1 + rank))
+    run_steps(connection, workload.steps, loop.__next__)
 
-    def step() -> None:
-        step_own()
-        done[rank] += 1
-        while min(done) < done[rank]:
-            os.sched_yield()
 
-    warm_and_run(connection, workload, Trainer(task, model, workload.batch_size, 0), step)
+def _serve(
+    connection: Connection, workload: Workload, supervisor: int, memory: int, bells: list[Connection], rounds: bool
+) -> None:
+    model = build_model(resolve(workload.task), 0, "cpu")
+    shared = plain.share(memory, memoryview(map_memory(supervisor, memory)), model, 0, len(bells))
+    for vector in shared.vectors[len(bells) :]:
+        for part, parameter in zip(plain.views(model, vector), model.parameters(), strict=True):
+            part.copy_(parameter.data)
+    connection.send_bytes(b"ready")
+    plain.serve(shared.vectors, [bell.fileno() for bell in bells], workload.lr, rounds)
 
 
 def _ddp(connection: Connection, workload: Workload, store: str, rank: int, ranks: int, algorithm: str) -> None:
@@ -166,17 +187,4 @@ def _ddp(connection: Connection, workload: Workload, store: str, rank: int, rank
     model = nn.parallel.DistributedDataParallel(build_model(task, 0, "cpu"))
     if algorithm:
         model.register_comm_hook(Reduce(algorithm), comm_hook)
-    warm_and_run(connection, workload, Trainer(task, model, workload.batch_size, 0), sgd(model, workload.lr), rank)
-
-
-def _hogwild(connection: Connection, workload: Workload, supervisor: int, memory: int, rank: int) -> None:
-    task = resolve(workload.task)
-    model = build_model(task, 0, "cpu")
-    shared = torch.frombuffer(map_memory(supervisor, memory), dtype=torch.float32)
-    position = 0
-    for parameter in model.parameters():
-        own = shared[position : position + parameter.numel()].view_as(parameter)
-        own.copy_(parameter.data)  # all write the same initial values
-        parameter.data = own
-        position += parameter.numel()
     warm_and_run(connection, workload, Trainer(task, model, workload.batch_size, 0), sgd(model, workload.lr), rank)

@@ -9,7 +9,7 @@ import json
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NotRequired, Protocol, TypedDict
+from typing import Any, ClassVar, Protocol, TypedDict
 
 from distbelief.cli.tables import number, show
 from distbelief.core.records import Json
@@ -98,8 +98,6 @@ class Figure(TypedDict):
     better: str
     """higher, or lower where less is better."""
     reached: bool
-    doorbells: NotRequired[float]
-    """What it is in round trips of doorbells, where those are the measure."""
 
 
 def figure(what: str, measured: float, promised: float, lower: bool = False) -> Figure:

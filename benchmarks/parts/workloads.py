@@ -100,11 +100,6 @@ def _noise(width: int) -> TensorData:
     return TensorData(torch.full((64, width), 0.01), torch.zeros(64, dtype=torch.int64))
 
 
-def points(samples: int, width: int) -> Task:
-    """A linear model of 4 * `width` parameters, on so many samples that nobody looks at."""
-    return Task(model=lambda: nn.Linear(width, 4, bias=False), train=lambda: Counted(samples))
-
-
 def counted(samples: int) -> Task:
     """The MLP on so many samples that nobody looks at."""
     return dataclasses.replace(resolve("mnist"), train=lambda: Counted(samples))
