@@ -35,7 +35,6 @@ TIMES, TURN_SECONDS = 15, 4.0
 """Most times that each is measured between namespaces, and about how long."""
 WITHIN = 5
 """Times that each is measured in its turn, where it is encrypted."""
-CABLE = "2, by a cable"
 
 
 @dataclass(frozen=True)
@@ -57,15 +56,7 @@ class AllreduceOptions(BenchOptions):
     in the clear, by turns. Needs root and iproute2.
     """
     rate: int = 100
-    """Mbit/s of each namespace, both ways, and of the cable."""
-    cable: str = ""
-    """A program that joins two namespaces by a slow cable, such as netem.py, called with NAME NAME --delay-ms
-    --rate-mbit --loss; it prints up.
-    """
-    delay: float = 5.0
-    """Milliseconds that the cable takes, one way."""
-    loss: float = 0.0
-    """What share of the packets the cable loses."""
+    """Mbit/s of each namespace, both ways."""
     QUICK: ClassVar[Mapping[str, object]] = {"sizes": (100_000,), "ranks": (2,), "repeats": 1}
     """Defaults with --quick."""
 
@@ -82,8 +73,6 @@ def run(options: AllreduceOptions) -> Json:
     measured = {str(ranks): _on_one_host(ranks, options.sizes, options.repeats) for ranks in options.ranks}
     within = (4_000,) if options.quick else LIMITED
     limited = {str(ranks): _limited(lines.hosts(ranks, options.rate), within) for ranks in options.namespaces}
-    if options.cable:
-        limited[CABLE] = _limited(lines.hosts(2, options.rate, options.cable, options.delay, options.loss), within)
     encrypted = {
         str(ranks): _encrypted(lines.hosts(ranks, options.rate), options.sizes, options.repeats)
         for ranks in options.encrypted
@@ -116,16 +105,11 @@ def run(options: AllreduceOptions) -> Json:
 
 def _check(options: AllreduceOptions) -> None:
     """Refuse what describes a network that is not there."""
-    if options.rate != AllreduceOptions.rate and not (options.namespaces or options.encrypted or options.cable):
+    if options.rate != AllreduceOptions.rate and not (options.namespaces or options.encrypted):
         raise UsageError(
-            f"--rate {options.rate}: is that of a network between --namespaces, --encrypted or by a --cable, and there "
-            "is none: name one"
+            f"--rate {options.rate}: is that of a network between --namespaces or --encrypted, and there is none: name "
+            "one"
         )
-    for name in ("delay", "loss"):
-        if (value := getattr(options, name)) != getattr(AllreduceOptions, name) and not options.cable:
-            raise UsageError(
-                f"--{name} {value}: is that of a cable, and there is none: name one with --cable, or leave it off"
-            )
 
 
 @contextmanager

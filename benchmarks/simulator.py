@@ -142,11 +142,11 @@ def _run(replicas: int, options: SimulatorOptions, own: list[float]) -> float:
 def _queue() -> float:
     """Seconds of a bare queue of events: each is a small object, taken out by its time, and puts in the next."""
     start, chance = time.perf_counter(), random.Random(0)
-    waiting = [(chance.random(), number, (number, "event")) for number in range(1000)]
+    waiting = [(chance.random(), event, (event, "event")) for event in range(1000)]
     heapq.heapify(waiting)
-    for number in range(EVENTS):
+    for event in range(1000, 1000 + EVENTS):
         moment, _, (who, what) = heapq.heappop(waiting)
-        heapq.heappush(waiting, (moment + chance.random(), number + 1000, (who + 1, what)))
+        heapq.heappush(waiting, (moment + chance.random(), event, (who + 1, what)))
     return time.perf_counter() - start
 
 

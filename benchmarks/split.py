@@ -32,8 +32,8 @@ WORKLOADS = "benchmarks.parts.workloads:"
 RATE = 0.001
 """Learning rate of every contender: plain SGD, slow enough that nobody diverges."""
 CROSSES, COPIES = 76_800, 3.0
-"""Bytes of what crosses in the MLP of 300 and 100 units for 64 samples, and how many times as long it may take as to copy
-them in and out here.
+"""Bytes of what crosses in the MLP of 300 and 100 units for 64 samples, and how many times as long it may take as
+copying them in and out.
 """
 CROSSINGS = 2000
 """Rounds in which they do, there and back."""

@@ -43,8 +43,7 @@ def table(paths: Sequence[str]) -> str:
     """
     if not paths:
         raise UsageError(
-            "bench table needs the files that --json has written, such as: distbelief bench table first.json "
-            "second.json third.json"
+            "table needs the files that --json has written, such as: python -m benchmarks table first.json second.json"
         )
     runs = [_read(path) for path in paths]
     return "\n\n".join(
@@ -65,12 +64,12 @@ def _of_bench(name: str, runs: Sequence[BenchRun]) -> str:
     }
     if len(options) > 1:
         raise UsageError(
-            f"runs of bench {name} with other options cannot be one figure: "
+            f"runs of {name} with other options cannot be one figure: "
             f"{'; '.join(sorted(one or 'none' for one in options))}"
         )
     machines = {f"{run.machine.cores} cores, {run.machine.processor}, torch {run.machine.torch}" for run in runs}
     when = ", ".join(run.machine.date[:16].replace("T", " ") for run in sorted(runs, key=lambda run: run.machine.date))
-    command = f"distbelief bench {name} {options.pop()}".strip()
+    command = f"python -m benchmarks {name} {options.pop()}".strip()
     head = (
         f"`{command}`, runs of {when}; {'; '.join(sorted(machines))}\n\n| what | promised | median | least to most | "
         "|\n|---|---|---|---|---|"

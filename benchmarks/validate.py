@@ -1,9 +1,9 @@
-"""`bench simulator --validate`: the same jobs on real processes and in simulation, side by side: whether the simulator
+"""The same jobs on real processes and in simulation, side by side: whether the simulator
 tells the truth.
 
 The simulation is told nothing that was measured on the jobs themselves: the time of a step of a plain loop alone on the
 machine, how much slower cores are while all of them work (two such loops that know nothing of each other), and what a
-push and a fetch add to a step of such a loop (`planner.trips`). `bench wire` has nobody compute between two pushes:
+push and a fetch add to a step of such a loop (`planner.trips`). `wire` has nobody compute between two pushes:
 that is less.
 """
 

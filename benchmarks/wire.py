@@ -30,7 +30,7 @@ OURS = (
     "a push alone",
     "a fetch alone",
 )
-LIMITS = ("memcpy", "add in place", "direct update", "direct update and copy", "raw tcp", "gloo", "doorbell")
+LIMITS = ("direct update", "direct update and copy", "raw tcp", "gloo", "doorbell")
 TRIPS_LIMIT = 400
 """Most round trips of one measurement."""
 SMALL, MIDDLE, LARGE = 4 << 10, 4 << 20, 64 << 20
@@ -110,8 +110,6 @@ def _of_size(size: int, shards: int, repeats: int, seconds: float) -> Json:
             "shared, in place, 1 shard": Ours(peers, "shared", size, 1, "in place"),
             "a push alone": Ours(peers, "shared", size, 1, "push"),
             "a fetch alone": Ours(peers, "shared", size, 1, "fetch"),
-            "memcpy": limits.MemoryCopy(size),
-            "add in place": limits.Addition(size),
             "direct update": limits.Direct(size),
             "direct update and copy": limits.DirectAndCopy(size),
             "raw tcp": limits.RawTcp(peers, size),

@@ -51,35 +51,13 @@ def _ones(size: int) -> torch.Tensor:
     return torch.full((size // 4,), GRADIENT)
 
 
-class MemoryCopy(Limit):
-    """A copy from memory to memory."""
-
-    def __init__(self, size: int) -> None:
-        self._from, self._to = _ones(size), _ones(size)
-
-    def once(self) -> None:
-        """Copy."""
-        self._to.copy_(self._from)
-
-
-class Addition(Limit):
-    """An addition in place, in memory of this process alone."""
-
-    def __init__(self, size: int) -> None:
-        self._parameters, self._gradient = torch.zeros(size // 4), _ones(size)
-
-    def once(self) -> None:
-        """Add."""
-        self._parameters.add_(self._gradient, alpha=-RATE)
-
-
 class Direct(Limit):
     """The replica itself updates parameters that processes share, with a gradient that they share: no server, no
     message.
     """
 
     def __init__(self, size: int) -> None:
-        self._memory = os.memfd_create("distbelief bench")
+        self._memory = os.memfd_create("distbelief measures")
         os.ftruncate(self._memory, 2 * size)
         both = mapped(self._memory, 2 * size).view(torch.float32)
         self.parameters, self._gradient = both[: size // 4], both[size // 4 :]

@@ -7,10 +7,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
-import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 
 from distbelief.errors import UsageError
@@ -25,18 +22,16 @@ PACKETS = 6000
 """Bytes that a host hands to its line at a time, which who is behind them waits for: an acknowledgement."""
 BURST_SECONDS = 1.3e-3
 """For how long a faster line lets pass what comes: timers are too coarse for less, and it would not be so fast."""
-CABLE_SECONDS = 10.0
-INTERFACES = ("line", "un0")
-"""By which a namespace reaches the others: on a bridge, and by a cable."""
+INTERFACE = "line"
+"""By which a namespace reaches the others."""
 
 
 class Namespaces:
-    """So many namespaces, each with the interface `line` on one bridge; or two that a cable joins."""
+    """So many namespaces, each with the interface `line` on one bridge."""
 
     def __init__(self, count: int, rate: int) -> None:
         self.names = [f"dbb{os.getpid()}x{number}" for number in range(count)]
         self._bridge, self._rate = f"dbb{os.getpid()}", rate
-        self._cable: subprocess.Popen[str] | None = None
 
     def build(self) -> None:
         """Make them.
@@ -52,12 +47,12 @@ class Namespaces:
                 outer = f"{self._bridge}p{number}"
                 ip("netns", "add", name)
                 ip("-n", name, "link", "set", "lo", "up")
-                ip("link", "add", outer, "type", "veth", "peer", "name", "line", "netns", name)
+                ip("link", "add", outer, "type", "veth", "peer", "name", INTERFACE, "netns", name)
                 ip("link", "set", outer, "master", self._bridge, "up")
-                ip("-n", name, "addr", "add", f"10.214.0.{number + 1}/24", "dev", "line")
-                ip("-n", name, "link", "set", "line", *packets, "up")
+                ip("-n", name, "addr", "add", f"10.214.0.{number + 1}/24", "dev", INTERFACE)
+                ip("-n", name, "link", "set", INTERFACE, *packets, "up")
                 _limit(["tc"], outer, self._rate)
-                _limit(["tc", "-n", name], "line", self._rate)
+                _limit(["tc", "-n", name], INTERFACE, self._rate)
         except OSError as error:
             self.clear()
             raise UsageError(
@@ -65,39 +60,8 @@ class Namespaces:
                 "and tbf"
             ) from error
 
-    def join(self, cable: str, delay: float, loss: float) -> None:
-        """Make two that are joined by a cable: a program that is given their names, what the cable is like, and prints
-        `up`.
-
-        Raises:
-            UsageError: this machine or user may not, or there is no such program.
-        """
-        said = ""
-        try:
-            for name in self.names:
-                ip("netns", "add", name)
-                ip("-n", name, "link", "set", "lo", "up")
-            like = ["--delay-ms", str(delay), "--rate-mbit", str(self._rate), "--loss", str(loss)]
-            self._cable = subprocess.Popen(
-                [sys.executable, cable, *self.names, *like], stdout=subprocess.PIPE, text=True
-            )
-            first(self._cable.pid)
-            assert self._cable.stdout
-            if select.select([self._cable.stdout], [], [], CABLE_SECONDS)[0]:
-                said = self._cable.stdout.readline().strip()
-            if said != "up":
-                raise OSError(f"the program said {said!r}")
-        except OSError as error:
-            self.clear()
-            raise UsageError(
-                f"--cable {cable}: it cannot be laid here ({error}); it needs Linux, root, iproute2 and /dev/net/tun"
-            ) from error
-
     def clear(self) -> None:
         """Take them away."""
-        if self._cable:
-            self._cable.kill()
-            self._cable.communicate()
         for number, name in enumerate(self.names):
             for words in (("netns", "delete", name), ("link", "delete", f"{self._bridge}p{number}")):
                 with contextlib.suppress(OSError):
@@ -127,15 +91,10 @@ def _run(words: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def hosts(count: int, rate: int, cable: str = "", delay: float = 0.0, loss: float = 0.0) -> Iterator[Namespaces]:
-    """So many hosts, for as long as they are needed; on a bridge, or by a cable with a delay (ms, one way) and a loss
-    (0 to 1).
-    """
+def hosts(count: int, rate: int) -> Iterator[Namespaces]:
+    """So many hosts on a bridge, for as long as they are needed."""
     made = Namespaces(count, rate)
-    if cable:
-        made.join(cable, delay, loss)
-    else:
-        made.build()
+    made.build()
     try:
         yield made
     finally:
@@ -154,15 +113,17 @@ def enter(name: str) -> str:
             raise UsageError(f"cannot enter network namespace {name}: {os.strerror(ctypes.get_errno())}; run as root")
     finally:
         os.close(descriptor)
-    names = {name for _, name in socket.if_nameindex()}
-    return next(one for one in INTERFACES if one in names)
+    return INTERFACE
 
 
 def own_address() -> str:
     """At which the others reach this process, which is in a namespace."""
-    name = next(name for _, name in socket.if_nameindex() if name in INTERFACES)
     told = subprocess.run(
-        ["ip", "-4", "-o", "addr", "show", "dev", name], capture_output=True, text=True, timeout=IP_SECONDS, check=True
+        ["ip", "-4", "-o", "addr", "show", "dev", INTERFACE],
+        capture_output=True,
+        text=True,
+        timeout=IP_SECONDS,
+        check=True,
     )
     return told.stdout.split()[3].partition("/")[0]
 

@@ -1,4 +1,4 @@
-"""The script of `bench loading`: LeNet on a data set whose samples take some time to load.
+"""The script of the benchmark loading: LeNet on a data set whose samples take some time to load.
 
 Its arguments: seconds of transforms in a minibatch, and processes that load ahead, or "held" for tensors in memory.
 """

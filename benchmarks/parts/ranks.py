@@ -1,4 +1,4 @@
-"""One process of `bench allreduce`: it adds up as it is told, and tells how long that took."""
+"""One process of the benchmark allreduce: it adds up as it is told, and tells how long that took."""
 
 from __future__ import annotations
 
