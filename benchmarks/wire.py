@@ -163,7 +163,7 @@ def _figures(measured: Json) -> list[Figure]:
                 figures.append(figure(f"tls, {told}: of plain tcp", one["of_tcp"]["tls"], 0.5))
     if one := measured.get(str(SMALL)):
         for name in ("a push alone", "a fetch alone"):
-            figures.append(figure(f"shared, 4 kB, {name}: of a doorbell's", one["doorbells"][name], 1.5, lower=True))
+            figures.append(figure(f"shared, 4 kB, {name}: of a doorbell's", one["doorbells"][name], 2.0, lower=True))
     return figures
 
 
