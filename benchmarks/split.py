@@ -18,7 +18,6 @@ from benchmarks.parts.timing import (
     figure,
     finish,
     interleave,
-    medians,
     rates,
     ratio,
 )
@@ -69,17 +68,13 @@ MODELS: Mapping[str, SplitBenchModel] = {
     "lenet": SplitBenchModel("mnist-lenet", "conv*=filters,fc*=neurons", 64, 60, 1.4, ahead=False),
     "mlp": SplitBenchModel("mnist", "neurons", 64, 400, 0.0, ahead=False),
 }
-PARTS = (CROSSING, WHOLE, MEMORY, PIPELINES, TENSORS, PRICES) = (
-    "crossing", "whole", "memory", "pipelines", "tensors", "prices",
-)  # fmt: skip
+PARTS = (CROSSING, WHOLE, MEMORY, PIPELINES, TENSORS) = ("crossing", "whole", "memory", "pipelines", "tensors")
 ON_DEVICE = (CROSSING, WHOLE)
 """Those that are measured on another device than the CPU, with nothing promised."""
-AS_PIPELINES: Mapping[str, tuple[float, float]] = {"mlp": (1.3, 1.3), "wide": (0.97, 1.3), "alexnet": (0.97, 1.3)}
-"""How many times as fast as torch's pipeline stages are to be, with one microbatch, and with more."""
+AS_PIPELINES: Mapping[str, float] = {"mlp": 1.3, "wide": 0.97, "alexnet": 0.97}
+"""How many times as fast as torch's pipeline stages are to be."""
 AS_TENSORS: Mapping[str, float] = {"mlp": 2.5, "wide": 1.0}
 """How many times as fast as torch's tensors, by columns and rows, neurons are to be."""
-PRICE_SECONDS, WITHIN = 2.5, 0.15
-"""For which segments are measured for a price, and how much it may be beside what is measured in processes."""
 
 
 HELD: Mapping[homes.How, float] = {
@@ -102,8 +97,7 @@ class SplitBenchOptions(BenchOptions):
     parts: tuple[str, ...] = PARTS
     """crossing (how long a message takes), whole (beside the whole model), memory (what AlexNet's
     partitions hold), pipelines (mlp, wide and alexnet in stages
-    beside torch's), tensors (mlp and wide by neurons beside torch's by columns and rows), prices (of steps, by
-    measured segments, beside steps)."""
+    beside torch's), tensors (mlp and wide by neurons beside torch's by columns and rows)."""
     microbatches: tuple[int, ...] = (1, 4, 8)
     """Of a minibatch, in pipelines."""
     device: str = "cpu"
@@ -137,29 +131,19 @@ def run(options: SplitBenchOptions) -> Json:
     }
     tensors = {m: _beside_tensors(m, options) for m in options.models if TENSORS in parts and m in AS_TENSORS}
     memory = _held(options) if MEMORY in parts and (options.quick or ALEXNET in options.models) else {}
-    prices = {
-        f"{model}, {how.named}": _beside_price(model, how, options)
-        for model in options.models
-        if PRICES in parts
-        for how in _priced(model, options)
-    }
     figures = [*_of_torch(pipelines), *_of_torch(tensors)]
     if options.device == "cpu":
         figures = [*_of_crossing(seconds), *_of_wholes(measured), *figures]
     for how, one in {} if options.quick else memory.items():
         what = f"alexnet, {how}: parameters, gradients and state of the largest partition, of the whole's"
         figures.append(figure(what, one["of_whole"], one["promised"], lower=True))
-    figures += [
-        figure(f"{what}: samples/s by its price, error", abs(one["error"]), WITHIN, lower=True)
-        for what, one in prices.items()
-    ]
-    if not (seconds or measured or memory or pipelines or tensors or prices):
+    if not (seconds or measured or memory or pipelines or tensors):
         raise UsageError(
             f"--parts {' '.join(parts)} --models {' '.join(options.models)}: nothing is measured of them; leave one off"
         )
     result = {
         "bench": "split", "machine": facts, "repeats": options.repeats, "crossing_seconds": seconds, "models": measured,
-        "memory": memory, "pipelines": pipelines, "tensors": tensors, "prices": prices,
+        "memory": memory, "pipelines": pipelines, "tensors": tensors,
         "figures": figures,
     }  # fmt: skip
     if not options.quiet:
@@ -177,12 +161,6 @@ def _tell(result: Json, options: SplitBenchOptions) -> None:
     _show_held(result["memory"])
     for name, one in (*result["pipelines"].items(), *result["tensors"].items()):
         _show_beside_torch(name, one)
-    if result["prices"]:
-        rows = [
-            [what, number(one["priced"]), number(one["measured"]), f"{one['error']:+.0%}"]
-            for what, one in result["prices"].items()
-        ]
-        show("samples/s by the price of a step, and in two processes", ("", "priced", "measured", "error"), rows)
 
 
 def _check(options: SplitBenchOptions) -> None:
@@ -294,8 +272,7 @@ def _beside_pipelines(name: str, microbatches: int, options: SplitBenchOptions) 
     ours = {"stages": partial(homes.split, workload, homes.How("stages", microbatches=microbatches))}
     can = (torch_split.GPIPE, torch_split.ONE_F_ONE_B)[: 1 if microbatches < homes.HOMES else None]
     theirs = {f"torch, {schedule}": partial(torch_split.pipeline, workload, schedule, microbatches) for schedule in can}
-    promised = AS_PIPELINES[name][microbatches > 1]
-    return _beside_torch(ours, theirs, promised, options)
+    return _beside_torch(ours, theirs, AS_PIPELINES[name], options)
 
 
 def _beside_tensors(name: str, options: SplitBenchOptions) -> Json:
@@ -331,23 +308,3 @@ def _of_torch(measured: Json) -> list[Figure]:
 def _show_beside_torch(name: str, one: Json) -> None:
     rows = [[who, number(rate), f"{one['spread'][who]:.0%}"] for who, rate in one["samples_per_second"].items()]
     show(f"{name}, beside torch", ("", "samples/s", "+-"), rows)
-
-
-# prices
-
-
-def _priced(name: str, options: SplitBenchOptions) -> list[homes.How]:
-    """The splits of a model that are measured, with as many microbatches as they are."""
-    counts = options.microbatches if name in AS_PIPELINES else ()
-    return [MODELS[name].how, *(homes.How("stages", microbatches=count) for count in counts)]
-
-
-def _beside_price(name: str, how: homes.How, options: SplitBenchOptions) -> Json:
-    """Samples a second by the price of a step, and in two processes, by turns."""
-    workload = _workload(name, options)
-    seconds = 0.1 if options.quick else PRICE_SECONDS
-    taken = interleave(
-        {"priced": partial(homes.priced, workload, how, seconds), "measured": partial(homes.split, workload, how)},
-        options.repeats,
-    )
-    return {**medians(taken), "error": ratio(taken["priced"], taken["measured"]) - 1}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import statistics
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from benchmarks.parts.timing import BenchOptions, figure, finish, interleave, ratio, spread
@@ -95,54 +93,23 @@ def _import_torch() -> float:
 
 
 def _start(options: StartOptions) -> dict[str, float]:
-    """Run the command, and watch its metrics for what happens when."""
-    with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
-        out = Path(folder) / "run"
-        command = [sys.executable, "-m", "distbelief", "train", options.task, "downpour"]
-        command += ["--replicas", str(options.replicas), "--out", str(out), "--shards", str(options.shards)]
-        command += ["--epochs", "1", "--evaluate-every", "0", "--quiet"]
-        began = time.monotonic()
-        with (Path(folder) / "errors").open("w+") as errors:
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
-            try:
-                moments = _watch(process, out / "metrics.jsonl", began)
-            finally:
-                if process.poll() is None:
-                    process.send_signal(signal.SIGINT)
-                    _end(process)
-            if process.returncode or "first_step" not in moments:
-                errors.seek(0)
-                raise JobFailed(
-                    f"{' '.join(command)} ended with status {process.returncode} before its first step: "
-                    f"{errors.read()[-1000:]}"
-                )
-    return moments
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a command that was interrupted; kill it where it does not end."""
-    try:
-        process.wait(PATIENCE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _watch(process: subprocess.Popen[bytes], metrics: Path, began: float) -> dict[str, float]:
     """Seconds until the job's first minibatches were dealt, until its first steps were reported as applied, and until
     it ended.
     """
     moments: dict[str, float] = {}
-    while process.poll() is None:
-        now = time.monotonic() - began
-        if now > PATIENCE:
-            raise JobFailed(f"the job did not end within {PATIENCE:.0f} s; is the machine overloaded?")
-        if len(moments) < 2 and metrics.exists():
-            for line in metrics.read_text().splitlines(keepends=True):
-                record = json.loads(line) if line.endswith("\n") else {}
+    with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
+        command = [sys.executable, "-m", "distbelief", "train", options.task, "downpour", "--json"]
+        command += ["--replicas", str(options.replicas), "--out", f"{folder}/run", "--shards", str(options.shards)]
+        command += ["--epochs", "1", "--evaluate-every", "0"]
+        began = time.monotonic()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                record, now = json.loads(line), time.monotonic() - began
                 if record.get("event") == "Started":
                     moments.setdefault("first_minibatch_dealt", now)
                 elif record.get("event") == "Stepped" and record["steps"]:
                     moments.setdefault("first_step", now)
-        time.sleep(0.005)
+    if process.returncode or "first_step" not in moments:
+        raise JobFailed(f"{' '.join(command)} ended with status {process.returncode} before its first step")
     return {**moments, "end": time.monotonic() - began}

@@ -21,10 +21,8 @@ from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import DataSettings, Settings
 from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.fabric.pinned import DeviceCopies, device_copies
-from distbelief.lab.cost import splitting
 from distbelief.places.processes.peers import Peers, lend, map_memory
 from distbelief.replica.home_part import home_schedule
-from distbelief.split.options import Split
 from distbelief.split.play import Give, RunSegment, Take
 from distbelief.strategies.partition import PartitionTrainer, partition, split_graph
 from distbelief.tasks import as_data, resolve
@@ -43,11 +41,6 @@ class How(NamedTuple):
     partitions: int = HOMES
     microbatches: int = 1
     chunks: int = 0
-
-    @property
-    def named(self) -> str:
-        """In words."""
-        return self.split if self.microbatches == 1 and self.split != "stages" else f"stages, M = {self.microbatches}"
 
     def settings(self, batch_size: int) -> Settings:
         """Those of a job that splits it so."""
@@ -71,17 +64,6 @@ def split(workload: Workload, how: How) -> float:
         return statistics.fmean(
             race([peers.start("home", 1, _home, workload, how, os.getpid(), memory, home) for home in homes])
         )
-
-
-def priced(workload: Workload, how: How, seconds: float) -> float:
-    """Samples per second of the same by the price of its schedule, with segments that are measured for a while."""
-    settings = how.settings(workload.batch_size)
-    task = resolve(workload.task)
-    cost = splitting.measure(
-        task, Split.parse(how.split, how.partitions, how.chunks, task.split), batch_size=workload.batch_size,
-        schedule=settings.pipeline, microbatches=how.microbatches, seconds=seconds,
-    ).cost  # fmt: skip
-    return workload.batch_size / cost.step
 
 
 class HomeMemory(NamedTuple):
