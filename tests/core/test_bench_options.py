@@ -50,20 +50,3 @@ def test_the_help_of_a_benchmark_keeps_no_line_break_of_its_source(
     monkeypatch.setenv("COLUMNS", "250")
     assert main.run(["allreduce", "--help"], run) == 0
     assert "in the clear, by turns. Needs root and iproute2." in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("line", "refusal"),
-    [
-        ("simulator --validate --steps 5", "--steps 5: --validate compares jobs of its own: leave one of them off"),
-        (
-            "allreduce --rate 10",
-            "--rate 10: is that of a network between --namespaces or --encrypted, and there is none",
-        ),
-    ],
-)
-def test_what_would_do_nothing_is_refused_with_the_reason(
-    line: str, refusal: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.run(line.split(), run) == 2
-    assert refusal in capsys.readouterr().err

@@ -43,22 +43,6 @@ def test_wire_measures_every_carrier_beside_every_limit(tmp_path, capfd):
     assert capfd.readouterr().out == ""
 
 
-def test_the_simulator_refuses_jobs_that_it_does_not_compare(tmp_path):
-    for options, says in (
-        ({"only": ("mlp",)}, "give that too"),
-        ({"only": ("x",), "validate": True}, "no job begins so"),
-    ):
-        with pytest.raises(UsageError, match=says):
-            run("simulator", tmp_path, **options)
-
-
-def test_straggle_refuses_what_has_no_straggler() -> None:
-    bench = BENCHES["straggle"]
-    for options in ({"replicas": 1}, {"pad": -1.0}):
-        with pytest.raises(UsageError, match="must be 2 or more, and 0 or more"):
-            bench.run(bench.options(**options))
-
-
 @pytest.mark.parametrize("carrier", ["shared", "tls"])
 def test_a_carrier_that_loses_an_update_is_not_reported_as_fast(carrier):
     with Peers() as peers:
@@ -89,6 +73,12 @@ def _leave(connection):
     [
         ("wire", {"sizes": (100,)}, "--sizes 100: must be a positive multiple of 128"),
         ("train", {"models": ("mpl",)}, "did you mean 'mlp'"),
+        ("simulator", {"only": ("mlp",)}, "give that too"),
+        ("simulator", {"only": ("x",), "validate": True}, "no job begins so"),
+        ("simulator", {"steps": 5, "validate": True}, "--steps 5: --validate compares jobs of its own"),
+        ("allreduce", {"rate": 10}, "--rate 10: is that of a network between --namespaces or --encrypted"),
+        ("straggle", {"replicas": 1}, "must be 2 or more, and 0 or more"),
+        ("straggle", {"pad": -1.0}, "must be 2 or more, and 0 or more"),
         ("split", {"parts": ("tensor",)}, "did you mean 'tensors'"),
         ("split", {"microbatches": (4, 17)}, "--microbatches 17: must be from 1 to 16"),
         ("split", {"device": "cuda:99"}, "--device cuda:99: not available here"),

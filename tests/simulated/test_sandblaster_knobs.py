@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -261,18 +262,23 @@ class Weighing(Simulation):
 
 def bytes_of_an_iteration(width: int, shards: int) -> float:
     """Of a linear model of 4 * `width` parameters, with a full history."""
-    marks: list[int] = []
-
-    def note(_moment: float, _role: str, record: records.Record) -> None:
-        if isinstance(record, records.Iterated):
-            marks.append(simulation.bytes)
-
     task = Task(model=lambda: nn.Linear(width, 4, bias=False), train=lambda: Counted(200))
     job = Job(task, Sandblaster(2, shards, 20, portion_size=25, history=5), snapshot_every="0")
-    cluster = Simulated(phantom=True)
+    marks = iterated(job, Simulated(phantom=True), lambda simulation, _: simulation.bytes)
+    return statistics.median(b - a for a, b in pairwise(marks[10:]))
+
+
+def iterated(job: Job, cluster: Simulated, mark: Callable[..., float] = lambda _, now: now) -> list[float]:
+    """What there is to mark of each iteration as it is done: the moment, where nothing else is asked for."""
+    marks: list[float] = []
+
+    def note(moment: float, _role: str, record: records.Record) -> None:
+        if isinstance(record, records.Iterated):
+            marks.append(mark(simulation, moment))
+
     simulation = Weighing(job, cluster.settings(job), cluster, note)
     simulation.run()
-    return statistics.median(b - a for a, b in pairwise(marks[10:]))
+    return marks
 
 
 def test_what_the_coordinator_says_does_not_grow_with_the_parameters_and_grows_evenly_with_the_shards() -> None:
@@ -292,20 +298,12 @@ def test_backup_portions_among_many_replicas_save_a_batch_from_stragglers() -> N
     the shards whole, so that fewer than 32 would be busy with those for longer than the batch takes.
     """
     replicas = 100 if SEEDS >= 1000 else 40
-    slow = dict.fromkeys(range(0, replicas, 50), 10.0)
-    cluster = Simulated(compute=ComputeModel(step=0.01, slow=slow), phantom=True)
+    cluster = Simulated(compute=ComputeModel(step=0.01, slow=dict.fromkeys(range(0, replicas, 50), 10.0)), phantom=True)
     task = dataclasses.replace(resolve("mnist"), train=lambda: Counted(replicas * 32))
 
     def seconds(send_every: int, backup: int) -> float:
         strategy = Sandblaster(replicas, 32, 4, portion_size=1, send_every=send_every, backup_portions=backup)
-        job, moments = Job(task, strategy, snapshot_every="0"), list[float]()
-
-        def note(moment: float, _role: str, record: records.Record) -> None:
-            if isinstance(record, records.Iterated):
-                moments.append(moment)
-
-        Simulation(job, cluster.settings(job), cluster, note).run()
-        return statistics.median(b - a for a, b in pairwise(moments))
+        return statistics.median(b - a for a, b in pairwise(iterated(Job(task, strategy, snapshot_every="0"), cluster)))
 
     backed, alone, static = seconds(8, 1), seconds(8, 0), seconds(32, 0)
     assert static > 3 * backed

@@ -24,13 +24,13 @@ SHARES = "A share that `python -m benchmarks train` tells of the direct path fal
 BENCHES = "tests/slow/test_benches.py::test_the_shares_of_train_fall_with_what_makes_ours_or_a_plain_loop_slow"
 
 MUTANTS = [
-    Mutant("a-turn-at-a-shard-takes-ten-milliseconds-more", SHARES, "runtime/direct.py",
+    Mutant("a-turn-at-a-shard-takes-twenty-milliseconds-more", SHARES, "runtime/direct.py",
         "            shared.give()\n            if due:\n",
-        "            time.sleep(0.01)\n            shared.give()\n            if due:\n",
+        "            time.sleep(0.02)\n            shared.give()\n            if due:\n",
         (BENCHES,), seconds=60),
-    Mutant("an-update-of-the-plain-loop-takes-ten-milliseconds-more", SHARES, "../benchmarks/parts/plain.py",
+    Mutant("an-update-of-the-plain-loop-takes-twenty-milliseconds-more", SHARES, "../benchmarks/parts/plain.py",
         "        numbers[shared.ranks] = to\n",
-        "        select.select([], [], [], 0.01)\n        numbers[shared.ranks] = to\n",
+        "        select.select([], [], [], 0.02)\n        numbers[shared.ranks] = to\n",
         (BENCHES,), seconds=60),
     Mutant("an-answer-is-taken-for-that-to-any-question", WAITS, "replica/links.py",
         "(number is None or message.number == number)", "(number is None or message.number >= number)",
