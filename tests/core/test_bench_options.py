@@ -20,10 +20,6 @@ def test_a_larger_simulation_has_more_messages(name: str) -> None:
     assert simulated(**{name: 4})["messages"] > simulated()["messages"]
 
 
-def test_a_simulation_is_run_so_many_times() -> None:
-    assert [len(simulated(repeats=repeats)["runs"]) for repeats in (1, 3)] == [1, 3]
-
-
 def asked(monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
     """The options that a benchmark is run with."""
     ran: list[Any] = []

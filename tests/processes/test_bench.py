@@ -126,18 +126,17 @@ def test_a_plain_loop_of_two_applies_every_gradient_once(how, applied, monkeypat
             return plain.served(models[rank], gradients(rank), shared[rank], bell, landing)
         return loops.LOOPS[how](models[rank], gradients(rank), 0.5, shared[rank])
 
-    server = plain.serve, shared[0].vectors, [one.fileno() for one, _ in bells], 0.5, how == loops.ROUNDS
-    threads = [threading.Thread(target=list, args=[loop(rank)]) for rank in range(2)]
-    threads += [threading.Thread(target=server[0], args=server[1:])] * served
+    bell_ends = [one.fileno() for one, _ in bells]
+    server = threading.Thread(target=plain.serve, args=[shared[0].vectors, bell_ends, 0.5, how == loops.ROUNDS])
+    threads = [*(threading.Thread(target=list, args=[loop(rank)]) for rank in range(2)), *[server] * served]
     for thread in threads:
         thread.start()
     for thread in threads[:2]:
         thread.join()
-    for ends in bells:
-        ends[1].close()
-    for thread in threads[2:]:
-        thread.join()
-    for ends in bells:
-        ends[0].close()
+    for _, end in bells:
+        end.close()  # with which the server ends
+    threads[-1].join()
+    for one, _ in bells:
+        one.close()
     made = [torch.nn.utils.parameters_to_vector(model.parameters()).detach() for model in models]
     assert any(torch.allclose(one, begun - 0.5 * applied, atol=1e-5) for one in made)

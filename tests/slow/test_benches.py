@@ -84,12 +84,7 @@ def test_the_simulator_is_held_against_real_processes(tmp_path):
 def test_train_measures_every_contender_on_the_same_samples(tmp_path):
     one = run("train", tmp_path, models=("mlp",), replicas=(1, 2))["models"]["mlp"]
     assert min(one["samples_per_second"].values()) > 0
-    assert {name.partition(",")[0] for name in one["of"]["single"]} == {
-        "single", "two independent plain loops", "two plain loops in lockstep", "plain loop of two buffers",
-        "plain loop with a server", "plain loop of rounds", "plain loop of all-reduce", "downpour",
-        "downpour on the direct path", "bounded by 3 on the direct path", "synchronous", "allreduce", "ddp on gloo",
-        "ddp with our hook",
-    }  # fmt: skip
+    assert {*train.REFERENCES.values(), *train.PLAIN, *train.PLAIN.values()} <= {*one["of"]["single"]}
     assert one["of"]["single"]["single, 1 thread"] == 1
     assert set(one["of"]["plain"]) == {*train.PLAIN}
 
@@ -98,10 +93,8 @@ def test_the_shares_of_train_fall_with_what_makes_ours_or_a_plain_loop_slow():
     """Several times, so that whoever else uses the machine hides neither."""
     workload = loops.Workload("benchmarks.parts.workloads:mlp_quick", 300, 64, 0.01)
     job = db.Job(workload.task, db.Downpour(replicas=2, shards=1), 30, evaluate_every=0, checkpoint_every=0)
-    turns = {
-        "ours": lambda: workloads.run(job, db.Local(path="direct"))["samples_per_second"],
-        **{how: partial(loops.beside, workload, how) for how in ("two buffers", "independent")},
-    }
+    turns = {how: partial(loops.beside, workload, how) for how in ("two buffers", "independent")}
+    turns["ours"] = lambda: workloads.run(job, db.Local(path="direct"))["samples_per_second"]
     taken = timing.interleave(turns, 3)
     assert max(ours / plain for ours, plain in zip(taken["ours"], taken["two buffers"], strict=True)) > 0.35
     assert max(one / two for one, two in zip(taken["two buffers"], taken["independent"], strict=True)) > 0.35
