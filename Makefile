@@ -19,7 +19,7 @@ test: .venv/tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/mypy & checked=$$!; $(BIN)/pytest --doctest-modules distbelief; status=$$?; wait $$checked && exit $$status
+	$(BIN)/mypy & checked=$$!; $(BIN)/pytest --doctest-modules distbelief benchmarks; status=$$?; wait $$checked && exit $$status
 	DISTBELIEF_SEEDS=50 $(BIN)/pytest -n 2 --dist worksteal
 	$(BIN)/pytest -n 4 --dist worksteal -m "not long" tests/processes
 
@@ -62,8 +62,8 @@ scripts: .venv/installed
 	$(BIN)/python recipes/scripts/run.py
 
 bench: .venv/installed
-	$(BIN)/distbelief bench wire
-	$(BIN)/distbelief bench train
+	$(BIN)/python -m benchmarks wire
+	$(BIN)/python -m benchmarks train
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

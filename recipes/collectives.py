@@ -14,8 +14,8 @@ import matplotlib.pyplot as plt
 import torch
 
 import distbelief as db
-from distbelief.bench.allreduce import COPY, OWN, PLACE, RING, AllreduceOptions
-from distbelief.bench.allreduce import run as measure
+from benchmarks.allreduce import COPY, OWN, PLACE, RING, AllreduceOptions
+from benchmarks.allreduce import run as measure
 
 STEP = 1e-3
 ALGORITHMS = ("naive", "tree", "butterfly", "halving-doubling", "ring")

@@ -78,7 +78,7 @@ def steps_of_busy() -> list[Step]:
 def hash_of_sources(root: Path) -> str:
     """A hash of all that a test may look at."""
     found = hashlib.sha256()
-    folders = ("distbelief", "tests", "docs", "recipes")
+    folders = ("distbelief", "benchmarks", "tests", "docs", "recipes")
     paths = [path for folder in folders for path in (root / folder).rglob("*") if path.suffix in SUFFIXES]
     for path in sorted([*paths, *(root / name for name in BESIDE if (root / name).exists())]):
         found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from distbelief.bench import BENCHES
 from distbelief.cli import INTERRUPTED, options, words
 from distbelief.cli.auto import AUTO, chosen
 from distbelief.cli.check import check
@@ -26,12 +25,11 @@ from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Outcome
 from distbelief.core.records import Json
 from distbelief.core.settings import option
-from distbelief.errors import JobFailed, UsageError, unknown
+from distbelief.errors import JobFailed, UsageError
 from distbelief.lab.draw.allreduce import LETTERS
 from distbelief.lab.draw.allreduce import draw as draw_schedule
 from distbelief.lab.draw.pipeline import draw_pipeline, draw_svg
 from distbelief.network.routes import Routes
-from distbelief.places import signals
 from distbelief.places.processes.script import name_of
 from distbelief.places.topologies import topology
 from distbelief.places.view import View
@@ -486,32 +484,6 @@ def leave(args: list[str]) -> int:
     return 0 if asked else 1
 
 
-def bench(args: list[str]) -> int:
-    """`distbelief bench NAME [options]`."""
-    if not args or args[0] in ("--help", "-h"):
-        print("usage: distbelief bench NAME [options]\n       distbelief bench table FILE...\n")
-        for name, one in BENCHES.items():
-            print(f"  {name:<11} {one.summary}")
-        print("\n  table       the medians of several runs, which --json has written, and how far these lie apart")
-        return 0 if args else 2
-    if args[0] == "table":
-        if args[1:2] in (["--help"], ["-h"]):
-            return bench(args[1:2])
-        from distbelief.bench.table import table
-
-        print(table(args[1:]))
-        return 0
-    if args[0] not in BENCHES:
-        raise unknown("benchmark", args[0], [*BENCHES, "table"])
-    chosen, prog = BENCHES[args[0]], f"distbelief bench {args[0]}"
-    options.refuse(prog, args[1:], [option(field.name) for field in fields(chosen.options)])
-    defaults = chosen.defaults(quick="--quick" in args)
-    asked = options.call_tyro(chosen.options, prog, f"Measure {chosen.summary}.", args[1:], defaults)
-    with signals.raised():
-        chosen.run(asked)
-    return 0
-
-
 @dataclass(frozen=True)
 class DrawOptions:
     """What an all-reduce sends, step by step, and its price: drawn from the schedule that is played."""
@@ -624,7 +596,6 @@ COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
         cost,
         plan,
         split,
-        bench,
         draw,
     )
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from rich.console import Console
 
-from distbelief.bench.parts.timing import number, show
+from distbelief.cli.tables import number, show
 from distbelief.lab.cost.cost import MARGIN, SPARE, TrainingCost
 from distbelief.lab.cost.trace import KINDS, REST
 

@@ -39,7 +39,6 @@ Train deep networks on many machines: DistBelief on today's PyTorch.
   plan TASK [options]                              which strategy, with how many replicas, is fastest on some machines
   split TASK [options]                             what goes where in a split model, what crosses, whether it pays
   draw ALGORITHM [options]                         what an all-reduce sends, or a pipeline runs, step by step
-  bench NAME [options]                             measure: {benches}
 
 tasks:       {tasks}, or module:function of your own; TASK@FILE begins with the
              model of a compressed file, and keeps what is pruned and shared in it
@@ -91,10 +90,17 @@ def _end(*_: object) -> NoReturn:
     os._exit(INTERRUPTED)
 
 
-def run(args: Sequence[str]) -> int:
-    """Run a command; returns the exit status: 0, 1 for a failure, 2 for a wrong word, 130 for an interruption."""
+def run(args: Sequence[str], command: Callable[[list[str]], int] | None = None) -> int:
+    """Run a command; returns the exit status: 0, 1 for a failure, 2 for a wrong word, 130 for an interruption.
+
+    Args:
+        args: its words.
+        command: what they are for; that of distbelief which they begin with, where it is left off.
+    """
     try:
-        return _command(list(args))
+        for word in args:
+            check_text(word, repr(word))
+        return (command or _command)(list(args))
     except SystemExit as end:  # help was shown
         return end.code if isinstance(end.code, int) else 0
     except (UsageError, DataError) as error:
@@ -133,8 +139,6 @@ def _complain(error: object, status: int) -> int:
 def _command(args: list[str]) -> int:
     from distbelief.cli import commands
 
-    for word in args:
-        check_text(word, repr(word))
     if not args or args[0] in ("--help", "-h", "help"):
         print(usage())
         return 0 if args else 2
@@ -151,8 +155,7 @@ def _command(args: list[str]) -> int:
 
 def usage() -> str:
     """What `distbelief --help` shows."""
-    from distbelief.bench import BENCHES
     from distbelief.references import TASKS
     from distbelief.strategies import STRATEGIES
 
-    return USAGE.format(tasks=", ".join(TASKS), strategies=", ".join(STRATEGIES), benches=", ".join(BENCHES))
+    return USAGE.format(tasks=", ".join(TASKS), strategies=", ".join(STRATEGIES))

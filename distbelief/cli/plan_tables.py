@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distbelief.bench.parts.timing import number, show
+from distbelief.cli.tables import number, show
 from distbelief.lab.plan.plan import Row, TrainingPlan
 
 PARTS = ("compute", "update", "communicate", "wait")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distbelief.bench.parts.timing import number, show
+from distbelief.cli.tables import number, show
 from distbelief.lab.cost.splitting import KINDS, HomeCost, SplitCost
 from distbelief.lab.cost.trace import WHOLE
 

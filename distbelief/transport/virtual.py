@@ -36,7 +36,7 @@ HEADER = 64
 
 
 MEMORY = LinkModel(8e-6, math.inf)
-"""Shared memory as a link: the time in which somebody wakes who waits for it, as `bench wire` measured it."""
+"""Shared memory as a link: the time in which somebody wakes who waits for it, as the benchmark `wire` measured it."""
 
 
 class Outage(CheckedStruct, frozen=True):

@@ -1,13 +1,11 @@
-"""Every option of the benchmarks `simulator`, `large` and `accuracy` reaches what they run; what is given beside
-`--quick` is taken.
-"""
+"""Every option of the benchmark `simulator` reaches what it runs; what is given beside `--quick` is taken."""
 
 from typing import Any
 
 import pytest
 
-import distbelief as db
-from distbelief.bench import BENCHES, Bench, accuracy, large, simulator
+from benchmarks import BENCHES, Bench, simulator
+from benchmarks.__main__ import run
 from distbelief.cli import main
 
 
@@ -22,64 +20,11 @@ def test_a_larger_simulation_has_more_messages(name: str) -> None:
     assert simulated(**{name: 4})["messages"] > simulated()["messages"]
 
 
-def test_a_simulation_is_run_so_many_times() -> None:
-    assert [len(simulated(repeats=repeats)["runs"]) for repeats in (1, 3)] == [1, 3]
-
-
-def test_accuracy_is_of_the_jobs_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(
-        accuracy, "_accuracies", lambda *job: [asked.append(job), {accuracy.EARLY: 0.5, accuracy.LATE: 0.5}][1]
-    )
-    accuracy.run(
-        accuracy.AccuracyOptions(
-            "digits", replicas=3, shards=4, prefetch=1, optimizer="adam", lr=0.5, seeds=2, quiet=True
-        )
-    )
-    optimizer = db.optim("adam", lr=0.5)
-    strategies = (db.Single(optimizer=optimizer), db.Downpour(replicas=3, shards=4, prefetch=1, optimizer=optimizer))
-    assert asked == [("digits", strategy, seed) for seed in (0, 1) for strategy in strategies]
-
-
-def test_large_tries_every_rate_once_and_takes_the_best_to_every_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def trained(_: large.LargeOptions, name: str, rate: float, seed: int) -> float:
-        asked.append((name, rate, seed))
-        return 0.99 if rate in (10.0, 0.025) else 0.98
-
-    asked: list[tuple[str, float, int]] = []
-    monkeypatch.setattr(large, "_accuracy", trained)
-    result = large.run(large.LargeOptions(seeds=2, quiet=True))
-    tries = [(name, rate, 0) for name, rates in large.RATES.items() for rate in rates]
-    assert sorted(asked) == sorted([*tries, ("lars", 10.0, 1), ("momentum", 0.025, 1)])
-    assert result["mean"] == {"lars": 0.99, "momentum": 0.99}
-
-
-def test_large_trains_with_all_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(db.Local, "run", lambda _, job: [asked.append(job), {"test_accuracy": 0.5}][1])
-    options = large.LargeOptions(
-        batch=96, batch_size=8, replicas=3, epochs=7, warmup_epochs=1.5, weight_decay=0.25, seeds=1, quiet=True
-    )
-    large.run(options)
-    optimizer = db.optim("lars", lr=5.0, weight_decay=0.25)
-    assert asked[0].strategy == db.Allreduce(3, optimizer, accumulate=4)
-    assert (asked[0].epochs, asked[0].batch_size, asked[0].warmup_epochs, asked[0].lr_schedule) == (
-        7,
-        8,
-        1.5,
-        "polynomial",
-    )
-    with pytest.raises(
-        db.DistbeliefError, match="--batch 100: must be a multiple of --replicas times --batch-size, which is 24"
-    ):
-        large.run(large.LargeOptions(batch=100, batch_size=8, replicas=3))
-
-
 def asked(monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
     """The options that a benchmark is run with."""
     ran: list[Any] = []
     monkeypatch.setattr(Bench, "run", lambda _, options: ran.append(options))
-    assert main.run(["bench", *words]) == 0
+    assert main.run(words, run) == 0
     return ran[0]
 
 
@@ -99,5 +44,5 @@ def test_the_help_of_a_benchmark_keeps_no_line_break_of_its_source(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "250")
-    assert main.run(["bench", "allreduce", "--help"]) == 0
-    assert "--delay-ms --rate-mbit --loss; it prints up." in capsys.readouterr().out
+    assert main.run(["allreduce", "--help"], run) == 0
+    assert "in the clear, by turns. Needs root and iproute2." in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`bench table`: medians over runs, their spread, and what is no run."""
+"""The table of benchmarks: medians over runs, their spread, and what is no run."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from distbelief.bench.parts.timing import figure, finish
-from distbelief.bench.table import table
-from distbelief.bench.wire import WireOptions
+from benchmarks.parts.timing import figure, finish
+from benchmarks.table import table
+from benchmarks.wire import WireOptions
 from distbelief.errors import UsageError
 from distbelief.record.machine import machine
 
@@ -27,7 +27,7 @@ def test_a_table_has_the_median_of_the_runs_and_what_they_lie_between(tmp_path: 
         written(tmp_path, str(i), a, b, repeats=4) for i, (a, b) in enumerate([(1.0, 3.0), (5.0, 1.0), (2.5, 2.5)])
     ]
     lines = table(paths).splitlines()
-    assert lines[0].startswith("`distbelief bench wire --repeats 4`, runs of ")
+    assert lines[0].startswith("`python -m benchmarks wire --repeats 4`, runs of ")
     assert lines[0].count(json.loads(Path(paths[0]).read_text())["machine"]["date"][:10]) == 3
     assert lines[-2:] == [
         "| figure 0 | >= 2.0 | 2.5 | 1.0 to 5.0 | reached |",

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import distbelief as db
-from distbelief.bench import Bench
+from benchmarks import Bench
+from benchmarks import __main__ as benchmarks
 from distbelief.cli import commands, main, options, words
 from distbelief.core.optimizer import LEARNING_RATES
 from distbelief.core.settings import option
@@ -380,7 +381,6 @@ REFUSED = {
     "evaluate --json": "write the run folder first",
     "evaluate nowhere": "nowhere is not a run folder",
     "evaluate nowhere --jsn": "has no option --jsn; did you mean --json?",
-    "bench wier": "unknown benchmark 'wier'; did you mean 'wire'?",
     "simulate digits downpour --network latncy=1ms": "unknown word in --network 'latncy'; did you mean 'latency'?",
     "simulate digits downpour --faults crush=1@2": "unknown fault in --faults 'crush'; did you mean 'crash'?",
     "simulate digits downpour --faults crash=9@2": "replica 9 cannot crash",
@@ -451,13 +451,15 @@ def test_a_first_line_says_at_once_what_is_begun(
     assert capsys.readouterr().out == first
 
 
-def test_the_help_of_a_table_of_benchmarks_is_that_of_bench(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["bench", "--help"]) == 0
+def test_the_help_of_a_table_of_benchmarks_is_that_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["--help"], benchmarks.run) == 0
     shown = capsys.readouterr().out
-    assert "distbelief bench table FILE..." in shown
+    assert "python -m benchmarks table FILE..." in shown
     for asked in ("--help", "-h"):
-        assert main.run(["bench", "table", asked]) == 0
+        assert main.run(["table", asked], benchmarks.run) == 0
         assert capsys.readouterr().out == shown
+    assert main.run(["wier"], benchmarks.run) == 2
+    assert "unknown benchmark 'wier'; did you mean 'wire'?" in capsys.readouterr().err
 
 
 def test_the_help_of_launch_lists_no_task(capsys: pytest.CaptureFixture[str]) -> None:
@@ -808,7 +810,7 @@ def test_a_benchmark_in_the_background_is_not_ended_by_a_ctrl_c_that_it_was_to_i
     monkeypatch.setattr(Bench, "run", lambda *_: seen.append(signal.getsignal(signal.SIGINT)))
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        assert main.run(["bench", "wire", "--quick"]) == 0
+        assert main.run(["wire", "--quick"], benchmarks.run) == 0
     finally:
         signal.signal(signal.SIGINT, before)
     assert seen == [signal.SIG_IGN]

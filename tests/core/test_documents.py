@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import distbelief as db
-from distbelief.bench import BENCHES, Bench
+from benchmarks import BENCHES, Bench
+from benchmarks import __main__ as benchmarks
 from distbelief.cli import commands, cost_tables, main, options, plan_tables, split_tables
 from distbelief.cli.check import CheckOptions
 from distbelief.cli.compress import CompressOptions, ExpandOptions
@@ -51,7 +52,10 @@ LINES = [
     (name, " ".join(found.split()))
     for name, text in TEXTS.items()
     for found in re.findall(
-        r"^\$ (distbelief .*)$|`(distbelief [^`]+)`|^(distbelief (?:train|launch|simulate) .*)$", text, re.MULTILINE
+        r"^\$ (distbelief .*)$|`((?:distbelief|python -m benchmarks) [^`]+)`|"
+        r"^(distbelief (?:train|launch|simulate) .*)$",
+        text,
+        re.MULTILINE,
     )
     for found in ["".join(found)]
 ]
@@ -130,8 +134,10 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.long
 def test_a_command_that_is_shown_is_one(document: str, capsys: pytest.CaptureFixture[str]) -> None:
     for line in [line for name, line in LINES if name == document]:
-        _, *words = [SPOKEN.get(word, word) for word in shlex.split(line, comments=True)]
-        if words[1:]:
+        program, *words = [SPOKEN.get(word, word) for word in shlex.split(line, comments=True)]
+        if program == "python":
+            assert main.run(words[2:], benchmarks.run) == 0, f"{line}: {capsys.readouterr().err}"
+        elif words[1:]:
             assert main.run(words) == 0, f"{line}: {capsys.readouterr().err}"
         else:
             assert words[0] in (*commands.COMMANDS, "--help", "--version"), line

@@ -7,11 +7,8 @@ from pathlib import Path
 
 from sources import FILES, nodes_of, trees
 
-from distbelief.cli.commands import BENCHES
-
 STARTED = {
     "__main__.py", "cli/main.py", "places/cluster/agent.py", "places/processes/ends_with_parent.py",
-    *(f"bench/{name}.py" for name in BENCHES),
 }  # fmt: skip
 """Files that a command or the forkserver starts, by name or by a word of the user's, and nobody imports."""
 REFERENCES = ("testing/", "transport/inline.py", "split/inline.py", "split/plan.py")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import distbelief as db
-from distbelief.bench import allreduce
 from distbelief.cli import main, options, words
 from distbelief.core.optimizer import optim
 from distbelief.errors import UsageError
@@ -63,11 +62,6 @@ BESIDE = {
     "draw ring --per-host 2": "--per-host 2: says who is on one host, which --algorithm ring does not ask",
     "draw ring --network local-latency=1us": "--network local-latency: is in no price of ring",
     "draw hierarchical --network jitter=1": "--network jitter: is in no price of hierarchical",
-    "bench simulator --validate --steps 5": "--steps 5: --validate compares jobs of its own: leave one of them off",
-    "bench allreduce --rate 10": "--rate 10: is that of a network between --namespaces, --encrypted or by a --cable, "
-        "and there is none",
-    "bench allreduce --namespaces 4 --delay 10": "--delay 10.0: is that of a cable, and there is none",
-    "bench allreduce --loss 0.1": "--loss 0.1: is that of a cable, and there is none",
 }  # fmt: skip
 
 
@@ -135,8 +129,3 @@ def test_no_weight_decay_is_none_also_where_the_optimizer_has_one_of_its_own() -
         for more in ([], ["--weight-decay", "0"])
     ]
     assert asked == [optim("adamw"), optim("adamw", weight_decay=0.0)]
-
-
-def test_what_a_cable_is_like_is_taken_where_there_is_one() -> None:
-    allreduce._check(allreduce.AllreduceOptions(cable="netem.py", rate=10, delay=1.0, loss=0.1))
-    allreduce._check(allreduce.AllreduceOptions(namespaces=(2,), rate=10))

@@ -16,7 +16,7 @@ from splitting import Played, check_buffers
 from torch import nn
 
 import distbelief as db
-from distbelief.bench import BENCHES
+from benchmarks import BENCHES
 from distbelief.core.optimizer import optim
 from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.fabric.pinned import DeviceCopies, device_copies

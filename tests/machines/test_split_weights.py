@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distbelief.bench.parts.homes import How
+from benchmarks.parts.homes import How
 from distbelief.core import roles
 from distbelief.core.effects import Batch
 from distbelief.errors import UsageError

@@ -71,7 +71,10 @@ class Run:
         if self.mutant:
             mutate(copy, self.mutant)
             modules.append(
-                "distbelief." + self.mutant.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+                os.path.normpath(f"distbelief/{self.mutant.file}")
+                .removesuffix(".py")
+                .removesuffix("/__init__")
+                .replace("/", ".")
             )
         stop_early = list(self.tests) if self.mutant else []
         environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}

@@ -1,15 +1,19 @@
 """Benchmarks measure what they say, and refuse what cannot be measured; all of them are tried in tests/slow."""
 
 import dataclasses
+import fcntl
 import json
+import mmap
 import multiprocessing
+import socket
+import threading
 
 import pytest
 import torch
 
-from distbelief.bench import BENCHES, wire
-from distbelief.bench.parts import timing
-from distbelief.bench.parts.shards import Ours
+from benchmarks import BENCHES, wire
+from benchmarks.parts import loops, plain, timing
+from benchmarks.parts.shards import Ours
 from distbelief.errors import JobFailed, UsageError
 from distbelief.places.processes.peers import Peers
 
@@ -37,22 +41,6 @@ def test_wire_measures_every_carrier_beside_every_limit(tmp_path, capfd):
     assert result["machine"]["cores"] >= 1
     assert result["figures"]
     assert capfd.readouterr().out == ""
-
-
-def test_the_simulator_refuses_jobs_that_it_does_not_compare(tmp_path):
-    for options, says in (
-        ({"only": ("mlp",)}, "give that too"),
-        ({"only": ("x",), "validate": True}, "no job begins so"),
-    ):
-        with pytest.raises(UsageError, match=says):
-            run("simulator", tmp_path, **options)
-
-
-def test_straggle_refuses_what_has_no_straggler() -> None:
-    bench = BENCHES["straggle"]
-    for options in ({"replicas": 1}, {"pad": -1.0}):
-        with pytest.raises(UsageError, match="must be 2 or more, and 0 or more"):
-            bench.run(bench.options(**options))
 
 
 @pytest.mark.parametrize("carrier", ["shared", "tls"])
@@ -85,7 +73,12 @@ def _leave(connection):
     [
         ("wire", {"sizes": (100,)}, "--sizes 100: must be a positive multiple of 128"),
         ("train", {"models": ("mpl",)}, "did you mean 'mlp'"),
-        ("accuracy", {"seeds": 0}, "--seeds 0: must be 1 or more"),
+        ("simulator", {"only": ("mlp",)}, "give that too"),
+        ("simulator", {"only": ("x",), "validate": True}, "no job begins so"),
+        ("simulator", {"steps": 5, "validate": True}, "--steps 5: --validate compares jobs of its own"),
+        ("allreduce", {"rate": 10}, "--rate 10: is that of a network between --namespaces or --encrypted"),
+        ("straggle", {"replicas": 1}, "must be 2 or more, and 0 or more"),
+        ("straggle", {"pad": -1.0}, "must be 2 or more, and 0 or more"),
         ("split", {"parts": ("tensor",)}, "did you mean 'tensors'"),
         ("split", {"microbatches": (4, 17)}, "--microbatches 17: must be from 1 to 16"),
         ("split", {"device": "cuda:99"}, "--device cuda:99: not available here"),
@@ -105,3 +98,45 @@ def test_rounds_are_bounded_and_take_turns():
     assert timing.ratio(taken["b"], taken["a"]) == 2
     with pytest.raises(UsageError, match="--repeats 0"):
         timing.interleave({}, 0)
+
+
+@pytest.mark.parametrize(
+    ("how", "applied"), [("two buffers", 12), (loops.SERVED, 12), (loops.ROUNDS, 6), ("all-reduce", 6)]
+)
+def test_a_plain_loop_of_two_applies_every_gradient_once(how, applied, monkeypatch):
+    """Of constant gradients 1 and 3, three steps each: in rounds and all-reduce a step is their mean. As threads."""
+    lock, served = threading.Lock(), how in (loops.SERVED, loops.ROUNDS)
+    monkeypatch.setattr(fcntl, "lockf", lambda _, kind, __: lock.release() if kind == fcntl.LOCK_UN else lock.acquire())
+    models, bells = [torch.nn.Linear(3, 5) for _ in range(2)], [socket.socketpair() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    begun = torch.nn.utils.parameters_to_vector(models[0].parameters()).detach()
+    memory = memoryview(mmap.mmap(-1, plain.room(models[0], 5)))
+    shared = [plain.share(0, memory, model, rank, 2) for rank, model in enumerate(models)]
+    shared[0].vectors[2:] = begun
+
+    def gradients(rank):
+        for _ in range(3):
+            for parameter in models[rank].parameters():
+                parameter.grad = torch.full_like(parameter, 1.0 + 2 * rank)
+            yield 1
+
+    def loop(rank):
+        if served:
+            landing, bell = 2 if how == loops.ROUNDS else 3 + rank, bells[rank][1].fileno()
+            return plain.served(models[rank], gradients(rank), shared[rank], bell, landing)
+        return loops.LOOPS[how](models[rank], gradients(rank), 0.5, shared[rank])
+
+    bell_ends = [one.fileno() for one, _ in bells]
+    server = threading.Thread(target=plain.serve, args=[shared[0].vectors, bell_ends, 0.5, how == loops.ROUNDS])
+    threads = [*(threading.Thread(target=list, args=[loop(rank)]) for rank in range(2)), *[server] * served]
+    for thread in threads:
+        thread.start()
+    for thread in threads[:2]:
+        thread.join()
+    for _, end in bells:
+        end.close()  # with which the server ends
+    threads[-1].join()
+    for one, _ in bells:
+        one.close()
+    made = [torch.nn.utils.parameters_to_vector(model.parameters()).detach() for model in models]
+    assert any(torch.allclose(one, begun - 0.5 * applied, atol=1e-5) for one in made)

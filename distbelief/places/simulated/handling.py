@@ -33,8 +33,9 @@ STATES = {
 class Handling(CheckedStruct, frozen=True):
     """Cost to a role of taking a message, and of touching the bytes that it is about.
 
-    The defaults are what `bench wire` measured on two cores: a push of 4 kB took 30 us there and back, which are two
-    messages (6 us) and two waits to be woken (8 us, the latency of a link within a host); to update or to copy 64 MB
+    The defaults are what `python -m benchmarks wire` measured on two cores: a push of 4 kB took 30 us there and back,
+    which are two messages (6 us) and two waits to be woken (8 us, the latency of a link within a host); to update or
+    to copy 64 MB
     took 4.6 to 5.1 ms, in which 128 MB are touched.
     """
 

@@ -20,7 +20,18 @@ LEFT = PASSED + "test_a_gradient_that_is_left_where_it_was_made_is_numbers_alone
 ASKED = "tests/machines/test_stories.py::test_an_answer_to_what_was_asked_of_a_life_before_counts_for_nothing"
 LATER = SIMULATED + "test_what_was_asked_of_a_shard_that_died_answers_nothing_that_is_asked_later[19]"
 
+SHARES = "A share that `python -m benchmarks train` tells of the direct path falls"
+BENCHES = "tests/slow/test_benches.py::test_the_shares_of_train_fall_with_what_makes_ours_or_a_plain_loop_slow"
+
 MUTANTS = [
+    Mutant("a-turn-at-a-shard-takes-twenty-milliseconds-more", SHARES, "runtime/direct.py",
+        "            shared.give()\n            if due:\n",
+        "            time.sleep(0.02)\n            shared.give()\n            if due:\n",
+        (BENCHES,), seconds=60),
+    Mutant("an-update-of-the-plain-loop-takes-twenty-milliseconds-more", SHARES, "../benchmarks/parts/plain.py",
+        "        numbers[shared.ranks] = to\n",
+        "        select.select([], [], [], 0.02)\n        numbers[shared.ranks] = to\n",
+        (BENCHES,), seconds=60),
     Mutant("an-answer-is-taken-for-that-to-any-question", WAITS, "replica/links.py",
         "(number is None or message.number == number)", "(number is None or message.number >= number)",
         (ASKED, LATER)),

@@ -1,0 +1,59 @@
+"""Benchmarks of this machine, by name; each is imported when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from distbelief.core.records import Json
+
+
+class Bench(NamedTuple):
+    """One benchmark: the module of this package, the class of its options there, and what it measures."""
+
+    module: str
+    options_name: str
+    summary: str
+
+    @property
+    def options(self) -> type[Any]:
+        """The dataclass of its options."""
+        return getattr(self._imported(), self.options_name)  # type: ignore[no-any-return]  # a class, by its name
+
+    def defaults(self, quick: bool) -> Any:
+        """Its options where none is given; those that `--quick` makes shorter can still be given beside it."""
+        return self.options(**(self.options.QUICK if quick else {}))
+
+    def run(self, options: object) -> Json:
+        """Run it; returns what it writes as JSON."""
+        return self._imported().run(options)  # type: ignore[no-any-return]  # a benchmark's result
+
+    def _imported(self) -> Any:
+        return importlib.import_module(f"{__name__}.{self.module}")
+
+
+BENCHES: Mapping[str, Bench] = {
+    bench.module: bench
+    for bench in (
+        Bench("wire", "WireOptions", "push and fetch over each carrier, beside the limits of this machine"),
+        Bench("train", "TrainOptions", "samples per second of each path beside plain loops, single and DDP"),
+        Bench("allreduce", "AllreduceOptions", "all-reduce in shared memory and by schedules, beside gloo"),
+        Bench("hogwild", "HogwildOptions", "replicas on one mapping beside a plain Hogwild loop, and what locks cost"),
+        Bench("straggle", "StraggleOptions", "samples per second under stragglers, by what may be stale"),
+        Bench("standby", "StandbyOptions", "what a standby costs, and how long it takes to be its shard"),
+        Bench("loading", "LoadingOptions", "what transforms of the data cost where they are loaded ahead of the step"),
+        Bench("start", "StartOptions", "seconds from starting a job to its first step, beside importing torch"),
+        Bench("memory", "MemoryOptions", "flat vectors that a replica and a shard hold"),
+        Bench("cost", "CostBenchOptions", "steps and memory of processes, beside what `cost` predicts"),
+        Bench(
+            "plan",
+            "PlanBenchOptions",
+            "candidates of a plan, predicted and trained with",
+        ),
+        Bench("split", "SplitBenchOptions", "a split model, beside the whole one with one thread and two"),
+        Bench("simulator", "SimulatorOptions", "messages per second of the virtual cluster, without payloads"),
+        Bench("sandblaster", "SandblasterOptions", "an iteration of L-BFGS, its ceiling, and torch's"),
+    )
+}
+"""Every benchmark, by name."""

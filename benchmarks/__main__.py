@@ -1,0 +1,47 @@
+"""`python -m benchmarks NAME [options]`, in the root of the project."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+
+from benchmarks import BENCHES
+from benchmarks.table import table
+from distbelief.cli import main, options
+from distbelief.core.settings import option
+from distbelief.errors import unknown
+from distbelief.places import signals
+
+PROGRAM = "python -m benchmarks"
+
+
+def run(args: list[str]) -> int:
+    """Run a benchmark, or make the table of several runs; returns the exit status.
+
+    Raises:
+        DistbeliefError: a word that is none, or a benchmark that cannot be run.
+    """
+    name, *rest = args or ["--help"]
+    if name in ("--help", "-h") or (name == "table" and rest[:1] in (["--help"], ["-h"])):
+        print(f"usage: {PROGRAM} NAME [options]\n       {PROGRAM} table FILE...\n")
+        for bench in BENCHES.values():
+            print(f"  {bench.module:<11} {bench.summary}")
+        print("\n  table       medians of several runs, which --json has written, and how far these lie apart")
+        return 0 if args else 2
+    if name == "table":
+        print(table(rest))
+        return 0
+    if name not in BENCHES:
+        raise unknown("benchmark", name, [*BENCHES, "table"])
+    chosen, program = BENCHES[name], f"{PROGRAM} {name}"
+    options.refuse(program, rest, [option(field.name) for field in fields(chosen.options)])
+    given = options.call_tyro(
+        chosen.options, program, f"Measure {chosen.summary}.", rest, chosen.defaults("--quick" in rest)
+    )
+    with signals.raised():
+        chosen.run(given)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main.run(sys.argv[1:], run))

@@ -1,0 +1,71 @@
+"""What transforms of the data cost where they are loaded ahead of the step."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+from benchmarks.parts import loading as script
+from benchmarks.parts.timing import BenchOptions, figure, finish, interleave, rates, ratio
+from distbelief.cli.tables import number, show
+from distbelief.core.records import Json
+from distbelief.job import Job
+from distbelief.places.processes.local import Local
+from distbelief.record.machine import machine
+from distbelief.strategies import Downpour
+
+SHARE = 0.97
+"""The figure to reach: samples per second with transforms that are loaded ahead, of those without."""
+
+
+@dataclass(frozen=True)
+class LoadingOptions(BenchOptions):
+    """Options of the benchmark loading."""
+
+    milliseconds: float = 5.0
+    """Of transforms, in a minibatch of 64."""
+    epochs: int = 2
+    """Passes over 12,800 images in a turn."""
+    repeats: int = 5
+    """Rounds."""
+    QUICK: ClassVar[Mapping[str, object]] = {"repeats": 1, "epochs": 1}
+    """Defaults with --quick."""
+
+
+def run(options: LoadingOptions) -> Json:
+    """Measure; returns what is written as JSON."""
+    facts, seconds = machine(), options.milliseconds / 1000
+    turns = {
+        "no transforms, tensors in memory": partial(_rate, options.epochs, 0.0, "held"),
+        "no transforms": partial(_rate, options.epochs, 0.0, "1"),
+        "transforms, loaded ahead": partial(_rate, options.epochs, seconds, "1"),
+        "transforms, between steps": partial(_rate, options.epochs, seconds, "0"),
+    }
+    taken = interleave(turns, options.repeats)
+    held, none, ahead, between = taken.values()
+    shares = {"ahead": ratio(ahead, none), "between": ratio(between, none), "ahead_of_held": ratio(ahead, held)}
+    result: Json = {
+        "bench": "loading", "machine": facts, "milliseconds": options.milliseconds, "epochs": options.epochs,
+        "repeats": options.repeats,
+        **rates(taken), "of_none": shares,
+        "figures": [] if options.quick else [
+            figure("samples per second with transforms that are loaded ahead, of those without", shares["ahead"], SHARE)
+        ],
+    }  # fmt: skip
+    if not options.quiet:
+        rows = [[name, number(value)] for name, value in result["samples_per_second"].items()]
+        show(f"LeNet, one replica, {options.milliseconds:g} ms of transforms", ("", "samples/s"), rows)
+    return finish(result, options)
+
+
+def _rate(epochs: int, seconds: float, workers: str) -> float:
+    """Samples per second of one replica."""
+    with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
+        strategy = Downpour(replicas=1, shards=1)
+        job = Job(task="loading", strategy=strategy, epochs=epochs, checkpoint_every=0, out=f"{folder}/run")
+        result = Local().launch(job, [str(Path(script.__file__)), str(seconds), workers])
+        return float(result["samples_per_second"])

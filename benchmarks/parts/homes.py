@@ -1,0 +1,232 @@
+"""The homes of a split model as processes that share what crosses, without a server: each computes its part of a step,
+and makes the update of what it holds.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import statistics
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from benchmarks.parts.loops import Trains, Workload, race, sgd, warm_and_run
+from distbelief.core import roles
+from distbelief.core.effects import Batch, Computed
+from distbelief.core.settings import DataSettings, Settings
+from distbelief.fabric.crossings import Crossings, segment_bytes
+from distbelief.fabric.pinned import DeviceCopies, device_copies
+from distbelief.places.processes.peers import Peers, lend, map_memory
+from distbelief.replica.home_part import home_schedule
+from distbelief.split.play import Give, RunSegment, Take
+from distbelief.strategies.partition import PartitionTrainer, partition, split_graph
+from distbelief.tasks import as_data, resolve
+from distbelief.tasks.on_disk import build_on_disk
+from distbelief.tasks.order import Order
+from distbelief.tasks.worker import Trainer, build_model, placed, with_data
+
+HOMES = 2
+"""Of a model that is split for a benchmark."""
+
+
+class How(NamedTuple):
+    """How a model is split."""
+
+    split: str
+    partitions: int = HOMES
+    microbatches: int = 1
+    chunks: int = 0
+
+    def settings(self, batch_size: int) -> Settings:
+        """Those of a job that splits it so."""
+        return Settings(
+            data=DataSettings(batch_size=batch_size),
+            replicas=1,
+            partitions=self.partitions,
+            split=self.split,
+            shards=self.partitions,
+            microbatches=self.microbatches,
+            chunks=self.chunks,
+        )
+
+
+def split(workload: Workload, how: How) -> float:
+    """Samples per second of one split replica, each home with one thread."""
+    task, settings = resolve(workload.task), how.settings(workload.batch_size)
+    way = home_schedule(split_graph(task, build_model(task, 0, "cpu"), settings), settings, 0)
+    with Peers() as peers, lend(segment_bytes(how.partitions, way.slots(workload.batch_size))) as memory:
+        homes = range(how.partitions)
+        return statistics.fmean(
+            race([peers.start("home", 1, _home, workload, how, os.getpid(), memory, home) for home in homes])
+        )
+
+
+class HomeMemory(NamedTuple):
+    """What a process holds of a model that it trains."""
+
+    held: int
+    """Bytes of parameters, gradients and the state of adagrad."""
+    peak: int
+    """Most bytes that the process had in memory since it began, the interpreter and torch among them."""
+
+
+def held(workload: Workload, how: How) -> list[HomeMemory]:
+    """What the process of each home holds, once a model is built and trained for some steps; that of the whole model,
+    where there is one partition.
+    """
+    with Peers() as peers:
+        if how.partitions == 1:
+            processes = [peers.start("whole", 1, _hold_whole, workload)]
+            return [HomeMemory(*json.loads(one.hear())) for one in processes]
+        task, settings = resolve(workload.task), how.settings(workload.batch_size)
+        way = home_schedule(split_graph(task, build_on_disk(task, 0).model, settings), settings, 0)
+        with lend(segment_bytes(how.partitions, way.slots(workload.batch_size))) as memory:
+            homes = range(how.partitions)
+            processes = [peers.start("home", 1, _hold, workload, how, os.getpid(), memory, home) for home in homes]
+            found = [HomeMemory(*json.loads(one.hear())) for one in processes]
+            for one in processes:
+                one.say()
+            return found
+
+
+def crossing_seconds(size: int, steps: int, device: str = "cpu") -> float:
+    """Seconds in which so many bytes cross from one home to another, one way; each on a device, in turn."""
+    with Peers() as peers, lend(segment_bytes(2, [size, size])) as memory:
+        shared = os.getpid(), memory
+        rates = race([peers.start("home", 1, _bounce, size, steps, device, *shared, home) for home in (0, 1)])
+        return 1 / statistics.fmean(rates)
+
+
+def copying_seconds(size: int, steps: int) -> float:
+    """Seconds in which so many bytes are copied to memory that is shared and from there, by one process."""
+    value, there = torch.zeros(size, dtype=torch.uint8), torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+    begun = time.perf_counter()
+    for _ in range(steps):
+        there.copy_(value)
+        value.copy_(there)
+    return (time.perf_counter() - begun) / steps
+
+
+class _HomeTrainer:
+    """Plays a home's part of each step.
+
+    Args:
+        part: what it computes.
+        crossings: what it shares with the others.
+        order: of the minibatches.
+    """
+
+    def __init__(self, part: PartitionTrainer, crossings: Crossings, order: Order) -> None:
+        self.order = order
+        self._part, self._crossings = part, crossings
+        self._step = 0
+
+    def compute(self, batch: Batch) -> Computed:
+        """Its part of the gradient of a minibatch."""
+        self._step += 1
+        self._crossings.begin(self._step)
+        play, answer = self._part.play(batch), None
+        while True:
+            try:
+                asked = play.send(answer)
+            except StopIteration as end:
+                computed: Computed = end.value
+                return computed
+            answer = None if isinstance(asked, RunSegment) else self._cross(asked)
+
+    def _cross(self, asked: Give | Take) -> torch.Tensor | None:
+        slot = self._part.slot(asked)
+        if isinstance(asked, Give):
+            while not self._crossings.give(slot, asked.other, asked.tensor):
+                pass
+            return None
+        while (taken := self._crossings.take(slot, asked.transfer.shape.dtype, self._part.shape(asked))) is None:
+            pass
+        return taken
+
+
+def _home(connection: Connection, workload: Workload, how: How, supervisor: int, memory: int, home: int) -> None:
+    model = build_model(resolve(workload.task), 0, "cpu")
+    trainer, module = _trainer(workload, how, supervisor, memory, home, model)
+    warm_and_run(connection, workload, trainer, sgd(module, workload.lr))
+
+
+def _trainer(
+    workload: Workload, how: How, supervisor: int, memory: int, home: int, model: torch.nn.Module
+) -> tuple[_HomeTrainer, torch.nn.Module]:
+    """Who plays a home's part of a model, and what that holds."""
+    task, settings = resolve(workload.task), how.settings(workload.batch_size)
+    data = as_data(task.train())
+    role = roles.replicas(settings.mesh)[home]
+    task = with_data(task, data)
+    device = placed(workload.device, home)
+    flat, part = partition(task, model, settings, role, False, split_graph(task, model, settings), device=device)
+    shared = _bytes(map_memory(supervisor, memory), part.copies)
+    crossings = Crossings(shared, home, how.partitions, part.slots, copies=part.copies)
+    return _HomeTrainer(part, crossings, Order(len(data), workload.batch_size, 0)), flat.module
+
+
+def _hold(connection: Connection, workload: Workload, how: How, supervisor: int, memory: int, home: int) -> None:
+    model = build_on_disk(resolve(workload.task), 0).model
+    _train_and_tell(connection, workload, *_trainer(workload, how, supervisor, memory, home, model))
+    connection.recv_bytes()  # nobody leaves before all are done
+
+
+def _hold_whole(connection: Connection, workload: Workload) -> None:
+    task = resolve(workload.task)
+    model = build_model(task, 0, "cpu")
+    _train_and_tell(connection, workload, Trainer(task, model, workload.batch_size, 0), model)
+
+
+def _train_and_tell(connection: Connection, workload: Workload, trainer: Trains, module: torch.nn.Module) -> None:
+    """Train for some steps, and tell what is held."""
+    optimizer = torch.optim.Adagrad(module.parameters(), lr=workload.lr)
+    for number in range(workload.steps):
+        trainer.compute(Batch(*divmod(number, trainer.order.batches)))
+        optimizer.step()
+    kept: list[torch.Tensor] = [*module.parameters()]
+    kept += [one.grad for one in module.parameters() if one.grad is not None]
+    kept += [one["sum"] for one in optimizer.state.values()]
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    told = HomeMemory(sum(one.nbytes for one in kept), int(status["VmHWM"].split()[0]) << 10)
+    connection.send_bytes(json.dumps(told).encode())
+
+
+def _bounce(
+    connection: Connection, size: int, steps: int, device: str, supervisor: int, memory: int, home: int
+) -> None:
+    place = placed(device, home)
+    copies = device_copies(place)
+    crossings = Crossings(_bytes(map_memory(supervisor, memory), copies), home, 2, [size, size], copies=copies)
+    value = torch.zeros(size, dtype=torch.uint8, device=place)
+
+    def give() -> None:
+        while not crossings.give(home, 1 - home, value):
+            pass
+
+    def take() -> None:
+        while crossings.take(1 - home, torch.uint8, (size,)) is None:
+            pass
+
+    connection.send_bytes(b"ready")
+    connection.recv_bytes()
+    begun = time.perf_counter()
+    for number in range(1, steps + 1):
+        crossings.begin(number)
+        for act in (give, take) if home == 0 else (take, give):
+            act()
+    connection.send_bytes(str(2 * steps / (time.perf_counter() - begun)).encode())
+    connection.recv_bytes()
+
+
+def _bytes(mapping: mmap.mmap, copies: DeviceCopies | None) -> torch.Tensor:
+    """Memory that is shared, pinned where a device copies from and to it."""
+    memory = torch.frombuffer(mapping, dtype=torch.uint8)
+    if copies is not None:
+        copies.pin(memory)
+    return memory

@@ -1,0 +1,229 @@
+"""What this machine can do at best, each limit with as little code as there can be between it and the hardware."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import select
+import socket
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+from benchmarks.parts.shards import GRADIENT, RATE, mapped
+from distbelief.places.processes.peers import ANSWER_SECONDS, Peer, Peers
+from distbelief.transport.tcp import BUFFER
+
+DOORBELL = b"d" * 64
+"""About as long as the message of a push."""
+
+
+class Limit(ABC):
+    """Something that is done over and over."""
+
+    @abstractmethod
+    def once(self) -> None:
+        """Do it."""
+
+    def trips(self, count: int) -> float:
+        """Seconds for each time, over `count` of them."""
+        start = time.perf_counter()
+        for _ in range(count):
+            self.once()
+        return (time.perf_counter() - start) / count
+
+    def check(self) -> None:
+        """Nothing that could have gone wrong unseen."""
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+
+
+def _ones(size: int) -> torch.Tensor:
+    return torch.full((size // 4,), GRADIENT)
+
+
+class Direct(Limit):
+    """The replica itself updates parameters that processes share, with a gradient that they share: no server, no
+    message.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._memory = os.memfd_create("distbelief measures")
+        os.ftruncate(self._memory, 2 * size)
+        both = mapped(self._memory, 2 * size).view(torch.float32)
+        self.parameters, self._gradient = both[: size // 4], both[size // 4 :]
+        self._gradient.fill_(GRADIENT)
+
+    def once(self) -> None:
+        """Update."""
+        self.parameters.add_(self._gradient, alpha=-RATE)
+
+    def close(self) -> None:
+        """Let go of the descriptor."""
+        os.close(self._memory)
+
+
+class DirectAndCopy(Limit):
+    """The same, and a copy of the parameters to memory of the replica's own: what landing them costs where no message
+    is sent.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._direct, self._landing = Direct(size), torch.zeros(size // 4)
+
+    def once(self) -> None:
+        """Update, and copy."""
+        self._direct.once()
+        self._landing.copy_(self._direct.parameters)
+
+    def close(self) -> None:
+        """Let go of the descriptor."""
+        self._direct.close()
+
+
+class Doorbell(Limit):
+    """A few bytes over a Unix socket to a process that waits in epoll, and back."""
+
+    def __init__(self, peers: Peers) -> None:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind("")  # Linux chooses an abstract name
+        listener.listen(1)
+        listener.settimeout(ANSWER_SECONDS)
+        peers.start("doorbell", 1, answer_doorbell, listener.getsockname()[1:].decode())
+        self._socket, _ = listener.accept()
+        listener.close()
+        self._epoll = select.epoll()
+        self._epoll.register(self._socket, select.EPOLLIN)
+
+    def once(self) -> None:
+        """Ring, and wait."""
+        self._socket.send(DOORBELL)
+        self._epoll.poll()
+        self._socket.recv(len(DOORBELL))
+
+    def close(self) -> None:
+        """End the other side."""
+        self._epoll.close()
+        self._socket.close()
+
+
+def answer_doorbell(_: Connection, name: str) -> None:
+    """Send back what comes, until the other side closes."""
+    bell = socket.socket(socket.AF_UNIX)
+    bell.connect(b"\0" + name.encode())
+    epoll = select.epoll()
+    epoll.register(bell, select.EPOLLIN)
+    while True:
+        epoll.poll()
+        word = bell.recv(len(DOORBELL))
+        if not word:
+            return
+        bell.send(word)
+
+
+class RawTcp(Limit):
+    """A blocking TCP connection: the gradient there, the update, the parameters back."""
+
+    def __init__(self, peers: Peers, size: int) -> None:
+        listener = _tuned(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1)
+        listener.settimeout(ANSWER_SECONDS)
+        peers.start("raw socket", 1, answer_raw, size, listener.getsockname()[1])
+        self._socket, _ = listener.accept()
+        listener.close()
+        self._gradient, self._parameters = _ones(size), torch.zeros(size // 4)
+        self._out, self._in = _bytes(self._gradient), _bytes(self._parameters)
+
+    def once(self) -> None:
+        """Push and fetch."""
+        self._socket.sendall(self._out)
+        _receive(self._socket, self._in)
+
+    def close(self) -> None:
+        """End the other side."""
+        self._socket.close()
+
+
+def answer_raw(_: Connection, size: int, port: int) -> None:
+    """Apply each gradient that comes and send the parameters back, until the other side closes."""
+    peer = _tuned(socket.socket())
+    peer.connect(("127.0.0.1", port))
+    gradient, parameters = _ones(size), torch.zeros(size // 4)
+    landing, answer = _bytes(gradient), _bytes(parameters)
+    while _receive(peer, landing):
+        parameters.add_(gradient, alpha=-RATE)
+        peer.sendall(answer)
+
+
+def _tuned(connection: socket.socket) -> socket.socket:
+    """The options of `transport.tcp`, so that only what we add to a socket differs."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with contextlib.suppress(OSError):  # a container may not be allowed to choose
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
+    return connection
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    return tensor.view(torch.uint8).numpy().data
+
+
+def _receive(connection: socket.socket, room: memoryview) -> bool:
+    """Fill `room`; False where the other side has closed."""
+    have = 0
+    while have < len(room):
+        count = connection.recv_into(room[have:])
+        if not count:
+            return False
+        have += count
+    return True
+
+
+class Gloo(Limit):
+    """torch.distributed's send and recv over gloo: the gradient there, the update, the parameters back."""
+
+    def __init__(self, peers: Peers, size: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="distbelief-bench-")
+        store = str(Path(self._folder.name) / "store")
+        self._peer: Peer = peers.start("gloo", 1, answer_gloo, size, store)
+        self._group = _gloo(store, 0)
+        self._gradient, self._parameters = [_ones(size)], [torch.zeros(size // 4)]
+
+    def once(self) -> None:
+        """Push and fetch."""
+        self._group.send(self._gradient, 1, 0).wait()
+        self._group.recv(self._parameters, 1, 0).wait()
+
+    def close(self) -> None:
+        """End the other side, which waits for more, and the group."""
+        self._peer.process.kill()
+        self._peer.process.join()
+        del self._group
+        self._folder.cleanup()
+
+
+def answer_gloo(_: Connection, size: int, store: str) -> None:
+    """Apply each gradient that comes and send the parameters back, until ended."""
+    group = _gloo(store, 1)
+    gradient, parameters = _ones(size), torch.zeros(size // 4)
+    while True:
+        group.recv([gradient], 0, 0).wait()
+        parameters.add_(gradient, alpha=-RATE)
+        group.send([parameters], 0, 0).wait()
+
+
+def _gloo(store: str, rank: int) -> Any:
+    """A group of two that belongs to nobody else: no `init_process_group`, which a process has once."""
+    kind: Any = dist.ProcessGroupGloo
+    return kind(FileStore(store, 2), rank, 2, datetime.timedelta(seconds=ANSWER_SECONDS))

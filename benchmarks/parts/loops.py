@@ -1,0 +1,190 @@
+"""Training loops beside which ours are measured, each in processes of its own: plain ones, and DDP over gloo."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import count
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from benchmarks.parts import plain
+from distbelief.core.effects import Batch, Computed
+from distbelief.core.optimizer import Optimizer
+from distbelief.fabric.hook import Reduce, comm_hook
+from distbelief.places.processes.peers import Peer, Peers, lend, map_memory
+from distbelief.server import optimizers
+from distbelief.tasks import as_data, resolve
+from distbelief.tasks.order import Order
+from distbelief.tasks.worker import Trainer, build_model
+
+WARM = 5
+"""Steps before the clock starts."""
+SERVED, ROUNDS = "a server", "rounds of a server"
+LOOPS = {
+    "independent": plain.independent,
+    "in lockstep": plain.lockstep,
+    "hogwild": plain.hogwild,
+    "two buffers": plain.two_buffers,
+    "all-reduce": plain.all_reduce,
+}
+"""Plain loops whose processes are all alike."""
+
+
+class Workload(NamedTuple):
+    """What one process of a loop does."""
+
+    task: str
+    steps: int
+    batch_size: int
+    lr: float
+    device: str = "cpu"
+    """Where loops that are independent compute, and homes of a split model, in turn."""
+
+
+class Trains(Protocol):
+    """Who computes gradients of minibatches."""
+
+    @property
+    def order(self) -> Order:
+        """Of the minibatches."""
+        ...
+
+    def compute(self, batch: Batch) -> Computed:
+        """The gradient of one, or a part of it."""
+        ...
+
+
+def independent(workload: Workload, processes: int, threads: int = 1) -> float:
+    """Samples per second of so many of our own loops side by side that know nothing of each other: the sum of their
+    rates.
+    """
+    with Peers() as peers:
+        return sum(race([peers.start("loop", threads, _alone, workload) for _ in range(processes)]))
+
+
+def beside(workload: Workload, how: str, ranks: int = 2, threads: int = 1) -> float:
+    """Samples per second of a plain loop: the sum over its processes."""
+    size = plain.room(build_model(resolve(workload.task), 0, "cpu"), 2 * ranks + 1)
+    with Peers() as peers, lend(size) as memory:
+        place, bells = (os.getpid(), memory), [Pipe() for _ in range(ranks)]
+        if how in (SERVED, ROUNDS):
+            peers.start("server", 1, _serve, workload, *place, [one for one, _ in bells], how == ROUNDS).hear()
+        started = [
+            peers.start("plain", threads, _plain, workload, how, *place, bells[rank][1], rank, ranks)
+            for rank in range(ranks)
+        ]
+        return sum(race(started))
+
+
+def ddp(workload: Workload, processes: int, algorithm: str = "") -> float:
+    """Samples per second of `DistributedDataParallel` over gloo, or with our hook by an algorithm; each process takes
+    its own minibatches.
+    """
+    with Peers() as peers, tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
+        store = str(Path(folder) / "store")
+        return sum(
+            race(
+                [peers.start("ddp", 1, _ddp, workload, store, rank, processes, algorithm) for rank in range(processes)]
+            )
+        )
+
+
+def race(peers: list[Peer]) -> list[float]:
+    """Start all at once when all are ready; returns the samples per second of each."""
+    for peer in peers:
+        peer.hear()
+    for peer in peers:
+        peer.say()
+    rates = [float(peer.hear()) for peer in peers]
+    for peer in peers:
+        peer.say()
+    return rates
+
+
+def warm_and_run(
+    connection: Connection, workload: Workload, trainer: Trains, step: Callable[[], object], rank: int = 0
+) -> None:
+    """Warm up, wait for the word, and tell the samples per second of a trainer that is stepped."""
+    numbers = count(rank * workload.steps)
+
+    def once() -> int:
+        samples = trainer.compute(Batch(*divmod(next(numbers), trainer.order.batches))).samples
+        step()
+        return samples
+
+    run_steps(connection, workload.steps, once)
+
+
+def run_steps(connection: Connection, steps: int, once: Callable[[], int]) -> None:
+    """Warm up, wait for the word, and tell the samples per second of what makes a step. What a device has left to do of
+    the last step is not waited for, and that of the last to warm up is: of many steps, it is one.
+    """
+    for _ in range(WARM):
+        once()
+    connection.send_bytes(b"ready")
+    connection.recv_bytes()
+    start = time.perf_counter()
+    samples = sum(once() for _ in range(steps))
+    connection.send_bytes(str(samples / (time.perf_counter() - start)).encode())
+    connection.recv_bytes()  # nobody leaves before all are done: a group ends with its first member
+
+
+def sgd(model: nn.Module, lr: float) -> Callable[[], object]:
+    """As the strategy `single` steps."""
+    step = optimizers.stepper(
+        optimizers.build(Optimizer("sgd", lr), [{"params": [p for p in model.parameters() if p.requires_grad]}])
+    )
+    return torch.no_grad()(step)
+
+
+def _alone(connection: Connection, workload: Workload) -> None:
+    task = resolve(workload.task)
+    model = build_model(task, 0, workload.device)
+    warm_and_run(connection, workload, Trainer(task, model, workload.batch_size, 0), sgd(model, workload.lr))
+
+
+def _plain(
+    connection: Connection, workload: Workload, how: str, supervisor: int, memory: int, bell: Connection, rank: int,
+    ranks: int,
+) -> None:  # fmt: skip
+    task = resolve(workload.task)
+    data, model = as_data(task.train()), build_model(task, 0, "cpu")
+    file = os.open(f"/proc/{supervisor}/fd/{memory}", os.O_RDWR)
+    shared = plain.share(file, memoryview(map_memory(supervisor, memory)), model, rank, ranks)
+    torch.manual_seed(rank)
+    steps = plain.gradients(model, task.loss, data.batch, len(data), workload.batch_size)
+    if how in LOOPS:
+        loop = LOOPS[how](model, steps, workload.lr, shared)
+    else:
+        loop = plain.served(model, steps, shared, bell.fileno(), ranks + (0 if how == ROUNDS else 1 + rank))
+    run_steps(connection, workload.steps, loop.__next__)
+
+
+def _serve(
+    connection: Connection, workload: Workload, supervisor: int, memory: int, bells: list[Connection], rounds: bool
+) -> None:
+    model = build_model(resolve(workload.task), 0, "cpu")
+    shared = plain.share(memory, memoryview(map_memory(supervisor, memory)), model, 0, len(bells))
+    for vector in shared.vectors[len(bells) :]:
+        for part, parameter in zip(plain.views(model, vector), model.parameters(), strict=True):
+            part.copy_(parameter.data)
+    connection.send_bytes(b"ready")
+    plain.serve(shared.vectors, [bell.fileno() for bell in bells], workload.lr, rounds)
+
+
+def _ddp(connection: Connection, workload: Workload, store: str, rank: int, ranks: int, algorithm: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    task = resolve(workload.task)
+    model = nn.parallel.DistributedDataParallel(build_model(task, 0, "cpu"))
+    if algorithm:
+        model.register_comm_hook(Reduce(algorithm), comm_hook)
+    warm_and_run(connection, workload, Trainer(task, model, workload.batch_size, 0), sgd(model, workload.lr), rank)

@@ -1,0 +1,166 @@
+"""One process of the benchmark allreduce: it adds up as it is told, and tells how long that took."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from multiprocessing.connection import Connection
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.parts import lines
+from distbelief.core import roles
+from distbelief.core.conversations.grouping import Assemble, Member
+from distbelief.core.messages import Address
+from distbelief.core.settings import Plan, Settings
+from distbelief.fabric.base import Fabric
+from distbelief.fabric.buckets import Bucket
+from distbelief.fabric.lines import Lines
+from distbelief.fabric.links import Links
+from distbelief.fabric.player import WHOLE
+from distbelief.fabric.player import play as run
+from distbelief.fabric.shared_memory import SharedMemory
+from distbelief.fabric.window import Window, open_window
+from distbelief.schedules.allreduce import by_host, schedule
+from distbelief.sharding.layout import Tensor, lay_out
+from distbelief.transport.secure import Identity
+from distbelief.transport.tls import TlsEndpoint
+
+SECONDS = 120.0
+LEAD_SECONDS = 0.05
+"""How long before it the moment is agreed on at which all begin; long enough for the slowest line."""
+SWAPS = 10
+PLAN = Plan(Settings(), lay_out([Tensor("weight", (1,), "float32")]), (), 0)
+"""Of no job: whoever forms a group asks for none."""
+
+
+def play(
+    connection: Connection, rank: int, ranks: int, store: str, supervisor: int, memory: int, where: str,
+    identity: Identity | None,
+) -> None:  # fmt: skip
+    """Serve until told to end.
+
+    Args:
+        connection: to who asks: `how|bytes|times`, and is told the mean; where a host is limited, the seconds of each,
+            which all begin together.
+        rank: of this process.
+        ranks: how many there are.
+        store: a file where they meet.
+        supervisor: the process whose descriptor `memory` is.
+        memory: of the segment to add up in.
+        where: the network namespace to be in; "" for that of the supervisor.
+        identity: by which it proves itself on encrypted links; None where there are none.
+    """
+    os.environ["GLOO_SOCKET_IFNAME"] = lines.enter(where) if where else "lo"
+    if where:
+        lines.first()
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=timedelta(seconds=SECONDS)
+    )
+    ends, window = Lines(rank, ranks, torch.device("cpu")), open_window(rank, ranks, None)
+    place = os.open(f"/proc/{supervisor}/fd/{memory}", os.O_RDWR)
+    groups = 0
+    connection.send_bytes(b"ready")
+    shared: dict[int, SharedMemory] = {}
+    vectors: dict[int, torch.Tensor] = {}
+    encrypted: dict[int, Links] = {}
+    while True:
+        how, size_, times_ = connection.recv_bytes().decode().split("|")
+        if how == "end":
+            break
+        size, times = int(size_), int(times_)
+        if size not in vectors:
+            own = SharedMemory(place, rank, ranks, "direct")
+            own.open(size, [Bucket(0, size, "float32")])
+            shared[size], vectors[size] = own, torch.zeros(size // 4)
+        dist.barrier()
+        groups += 1
+        if how == "place":
+            shared[size].meet(groups, range(ranks))
+        if how == "tls" and size not in encrypted:
+            assert identity
+            encrypted[size] = _linked(rank, ranks, size, identity)
+        act = (
+            partial(_add_up, encrypted[size])
+            if how == "tls"
+            else _act(how, size, ends, window, shared[size], vectors[size])
+        )
+        dist.barrier()
+        taken = [_together(act) for _ in range(times)] if where else [_mean(act, times)]
+        connection.send_bytes(" ".join(map(str, taken)).encode())
+    ends.leave()
+    dist.barrier()
+    for one in encrypted.values():
+        one.close()
+    dist.destroy_process_group()
+    connection.send_bytes(b"over")
+
+
+def _mean(act: Callable[[], object], times: int) -> float:
+    """Seconds of each of several, one after the other."""
+    began = time.perf_counter()
+    for _ in range(times):
+        act()
+    return (time.perf_counter() - began) / times
+
+
+def _together(act: Callable[[], object]) -> float:
+    """Seconds from a moment that all ranks agree on; they have one clock."""
+    agreed = torch.tensor([time.monotonic() + LEAD_SECONDS], dtype=torch.float64)
+    dist.all_reduce(agreed, dist.ReduceOp.MAX)
+    moment = float(agreed)
+    time.sleep(max(moment - time.monotonic(), 0.0))
+    act()
+    return time.monotonic() - moment
+
+
+def _act(
+    how: str, size: int, ends: Lines, window: Window | None, memory: SharedMemory, own: torch.Tensor
+) -> Callable[[], object]:
+    """What is measured."""
+    if how == "native":
+        return lambda: dist.all_reduce(own)
+    if how == "copy":
+        assert window is not None, "the ranks are processes of one host"
+        return partial(run, window, own, WHOLE)
+    if how == "place":
+        return partial(_add_up, memory)
+    if how == "latency":
+        return lambda: _swap(own.view(torch.uint8), ends.rank, ends.ranks)
+    made = schedule(how, ends.ranks, size // 4, by_host(ends.ranks, 2) if how == "hierarchical" else ())
+    return partial(run, ends, own, made.steps_of(ends.rank))
+
+
+def _add_up(fabric: Fabric) -> None:
+    """One round of a fabric that has one vector."""
+    fabric.ready(0)
+    while (done := fabric.reduce()) is None:
+        pass
+    assert done, "a rank is gone"
+
+
+def _linked(rank: int, ranks: int, size: int, identity: Identity) -> Links:
+    """A group of all ranks over links of our own, encrypted, that adds up one vector."""
+    endpoint = TlsEndpoint(roles.replica(rank), "bench", identity=identity)
+    fabric = Links(
+        rank, ranks, torch.device("cpu"), "ring", 0, endpoint, endpoint.listen("tcp:0.0.0.0:0", lines.own_address())
+    )
+    fabric.open(size, [Bucket(0, size, "float32")])
+    stores: list[str] = [""] * ranks
+    dist.all_gather_object(stores, fabric.store)
+    members = tuple(Member(roles.replica(i), Address("", 0), False, store) for i, store in enumerate(stores))
+    assert fabric.form(Assemble(0, PLAN, members, 0, 0, 0), lambda: False), fabric.fault
+    return fabric
+
+
+def _swap(tensor: torch.Tensor, rank: int, ranks: int) -> None:
+    """Send to the next, and receive from the one before, some times."""
+    there = torch.empty_like(tensor)
+    for _ in range(SWAPS):
+        come, go = dist.P2POp(dist.irecv, there, (rank - 1) % ranks), dist.P2POp(dist.isend, tensor, (rank + 1) % ranks)
+        for work in dist.batch_isend_irecv([come, go]):
+            work.wait()

@@ -1,0 +1,176 @@
+"""How the benchmarks measure: contenders take turns within one run, and what is reported are medians and ratios of the
+same rounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypedDict
+
+from distbelief.cli.tables import number, show
+from distbelief.core.records import Json
+from distbelief.errors import UsageError, unknown
+
+REPEATS_LIMIT = 1000
+"""Most rounds of one benchmark."""
+
+
+def check_repeats(repeats: int) -> None:
+    """Refuse a number of rounds that cannot be.
+
+    Raises:
+        UsageError: no round, or more than `REPEATS_LIMIT`.
+    """
+    if not 1 <= repeats <= REPEATS_LIMIT:
+        raise UsageError(f"--repeats {repeats}: must be from 1 to {REPEATS_LIMIT}")
+
+
+def check_models(models: Iterable[str], known: Collection[str]) -> None:
+    """Refuse models that a benchmark does not measure.
+
+    Raises:
+        UsageError: naming the first such.
+    """
+    for model in models:
+        if model not in known:
+            raise unknown("model", model, known)
+
+
+def interleave(contenders: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+    """Measure every contender once a round, for `repeats` rounds; every other round goes backwards, so that nobody
+    always follows the same one.
+
+    Raises:
+        UsageError: no round, or more than `REPEATS_LIMIT`.
+
+    >>> interleave({"a": lambda: 1.0, "b": lambda: 2.0}, 2)
+    {'a': [1.0, 1.0], 'b': [2.0, 2.0]}
+    """
+    check_repeats(repeats)
+    taken: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(repeats):
+        for name in list(contenders)[:: -1 if turn % 2 else 1]:
+            taken[name].append(contenders[name]())
+    return taken
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> float:
+    """The median over the rounds of `above / below`, each within its round.
+
+    >>> ratio([2.0, 9.0, 6.0], [1.0, 3.0, 3.0])
+    2.0
+    """
+    return statistics.median(a / b for a, b in zip(above, below, strict=True))
+
+
+def spread(values: Sequence[float]) -> float:
+    """Half the distance between the quartiles, as a fraction of the median; 0 of fewer than 2 values.
+
+    >>> spread([1.0, 2.0, 3.0])
+    0.5
+    """
+    if len(values) < 2:
+        return 0.0
+    low, middle, high = statistics.quantiles(values, n=4)
+    return (high - low) / 2 / middle if middle else 0.0
+
+
+def medians(taken: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The median of what each contender took."""
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def rates(taken: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
+    """The medians of what are samples per second, and the `spread` of each, as results name them."""
+    return {"samples_per_second": medians(taken), "spread": {name: spread(values) for name, values in taken.items()}}
+
+
+class Figure(TypedDict):
+    """One of the figures to reach, as results hold it."""
+
+    what: str
+    measured: float
+    promised: float
+    better: str
+    """higher, or lower where less is better."""
+    reached: bool
+
+
+def figure(what: str, measured: float, promised: float, lower: bool = False) -> Figure:
+    """One of the figures to reach, beside what was measured; `lower` where less is better.
+
+    >>> figure("seconds to the first step", 2.5, 3.0, lower=True)["reached"]
+    True
+    """
+    return {"what": what, "measured": measured, "promised": promised, "better": "lower" if lower else "higher",
+            "reached": measured <= promised if lower else measured >= promised}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """Options of every benchmark."""
+
+    json: str | None = None
+    """File to write the result to."""
+    quick: bool = False
+    """The shortest form: whether it runs, not how fast."""
+    quiet: bool = False
+    """Print nothing."""
+
+
+class Asked(Protocol):
+    """What the options of every benchmark have."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    @property
+    def json(self) -> str | None:
+        """File to write the result to."""
+
+    @property
+    def quiet(self) -> bool:
+        """Whether to print nothing."""
+
+
+def finish(result: Json, options: Asked) -> Json:
+    """Add the options to a result, show its figures, write it where the user asked for that, and return it.
+
+    Raises:
+        UsageError: it cannot be written there.
+    """
+    path, result["options"] = options.json, told_options(options)
+    if not options.quiet and result.get("figures"):
+        rows = [[f["what"], number(f["measured"]),
+            f"{'<=' if f['better'] == 'lower' else '>='} {number(f['promised'])}", _told(f)]
+                for f in result["figures"]]  # fmt: skip
+        show("figures to reach", ("what", "measured", "promised", ""), rows)
+    if path:
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_text(json.dumps(result, indent=1) + "\n")
+        except OSError as error:
+            raise UsageError(f"--json {path}: cannot be written ({error}); name a file in a folder of yours") from error
+    return result
+
+
+def told_options(options: Asked) -> dict[str, object]:
+    """The options that differ from their defaults, but for those that say where the result goes."""
+    given = {
+        field: getattr(options, field.name)
+        for field in dataclasses.fields(options)
+        if field.name not in ("json", "quiet")
+    }
+    # lists, as they are read again from JSON
+    return {
+        field.name: [*value] if isinstance(value, tuple) else value
+        for field, value in given.items()
+        if value != field.default
+    }
+
+
+def _told(one: Figure) -> str:
+    return "reached" if one["reached"] else "NOT REACHED"

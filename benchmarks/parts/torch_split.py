@@ -1,0 +1,123 @@
+"""What torch itself has for a model over two processes, on gloo: its pipelines of stages, and layers whose tensors are
+distributed. The model is a sequence of modules.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from benchmarks.parts.homes import HOMES, How
+from benchmarks.parts.loops import Workload, race, sgd, warm_and_run
+from distbelief.core.effects import Batch, Computed
+from distbelief.places.processes.peers import Peers
+from distbelief.strategies.partition import split_graph
+from distbelief.tasks import Task, as_data, resolve
+from distbelief.tasks.order import Order
+from distbelief.tasks.worker import Trainer, build_model
+
+GPIPE, ONE_F_ONE_B = "GPipe", "1F1B"
+"""Its pipelines."""
+
+
+def pipeline(workload: Workload, schedule: str, microbatches: int) -> float:
+    """Samples per second of torch's pipeline, whose stages are those that our own split makes."""
+    return _race(workload, _stage, schedule, microbatches)
+
+
+def tensors(workload: Workload) -> float:
+    """Samples per second of fully connected layers by columns and by rows in turn, as our own neurons have them."""
+    return _race(workload, _columns_and_rows)
+
+
+def _race(workload: Workload, play: Callable[..., None], *how: object) -> float:
+    with Peers() as peers, tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
+        store = str(Path(folder) / "store")
+        started = [peers.start("torch", 1, play, workload, store, rank, *how) for rank in range(HOMES)]
+        return statistics.fmean(race(started))
+
+
+def _meet(store: str, rank: int) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=HOMES)
+
+
+class _Stage:
+    """One stage, and its part of each step.
+
+    Args:
+        own: its modules.
+        task: that is trained.
+        workload: of the benchmark.
+        rank: of this stage.
+        schedule: of torch's.
+        microbatches: of a minibatch.
+    """
+
+    def __init__(
+        self, own: nn.Module, task: Task, workload: Workload, rank: int, schedule: str, microbatches: int
+    ) -> None:
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+        kind = {GPIPE: ScheduleGPipe, ONE_F_ONE_B: Schedule1F1B}[schedule]
+        self._made = kind(PipelineStage(own, rank, HOMES, torch.device("cpu")), microbatches, task.loss)
+        self._own, self._data, self._first = own, as_data(task.train()), rank == 0
+        self.order = Order(len(self._data), workload.batch_size, 0)
+
+    def compute(self, batch: Batch) -> Computed:
+        """Its part of the gradient of a minibatch."""
+        for parameter in self._own.parameters():
+            parameter.grad = None
+        numbers = self.order.indices(batch.epoch, batch.index)
+        inputs, targets = self._data.batch(numbers)
+        if self._first:
+            self._made.step(inputs, return_outputs=False)
+        else:
+            self._made.step(target=targets, losses=[], return_outputs=False)
+        return Computed(None, len(numbers), 0.0)
+
+
+def _stage(connection: Connection, workload: Workload, store: str, rank: int, schedule: str, microbatches: int) -> None:
+    _meet(store, rank)
+    task = resolve(workload.task)
+    model = build_model(task, 0, "cpu")
+    pieces = split_graph(task, model, How("stages").settings(workload.batch_size)).pieces
+    at = {name.partition(".")[0]: held[0].home for name, held in pieces.items()}
+    modules = list(model.named_children())
+    cut = next(number for number, (name, _) in enumerate(modules) if at.get(name) == 1)
+    own = nn.Sequential(OrderedDict(modules[cut:] if rank else modules[:cut]))
+    made = _Stage(own, task, workload, rank, schedule, microbatches)
+    warm_and_run(connection, workload, made, sgd(own, workload.lr))
+
+
+def _columns_and_rows(connection: Connection, workload: Workload, store: str, rank: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    _meet(store, rank)
+    task = resolve(workload.task)
+    model = build_model(task, 0, "cpu")
+    first, second, *_ = (name for name, one in model.named_children() if isinstance(one, nn.Linear))
+    plan = {first: ColwiseParallel(), second: RowwiseParallel()}
+    parallelize_module(model, init_device_mesh("cpu", (HOMES,)), plan)
+
+    @torch.no_grad()
+    def step() -> None:  # on what each rank has: an optimizer would pay for its tensors being distributed
+        for parameter in model.parameters():
+            _own(parameter).add_(_own(parameter.grad), alpha=-workload.lr)
+
+    warm_and_run(connection, workload, Trainer(task, model, workload.batch_size, 0), step)
+
+
+def _own(tensor: Any) -> torch.Tensor:
+    """What a rank has of a tensor."""
+    own: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return own

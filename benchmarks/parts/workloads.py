@@ -1,0 +1,105 @@
+"""What benchmarks train: a model of `tasks` on a part of its data, so that a round takes seconds, or one that is only
+large; and how a job is run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+
+import torch
+from torch import nn
+
+from distbelief.core.records import Json
+from distbelief.job import Job
+from distbelief.lab.plan.pricing import Counted
+from distbelief.places.processes.local import Local
+from distbelief.tasks import Task, TensorData, resolve
+
+SHORT = 12_800
+"""Samples of MNIST of which a slow model's round is made: 200 minibatches of 64."""
+QUICK = 1_280
+WIDE = 4096
+"""Width of the large model: 64 MB of parameters."""
+
+
+def run(job: Job, place: Local | None = None) -> Json:
+    """Run a job, of which nothing is kept but what it returns."""
+    with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
+        return (place or Local()).run(dataclasses.replace(job, out=f"{folder}/run"))
+
+
+def lenet_short() -> Task:
+    """LeNet on `SHORT` samples."""
+    return _part("mnist-lenet", SHORT)
+
+
+def mlp_short() -> Task:
+    """The MLP on `SHORT` samples."""
+    return _part("mnist", SHORT)
+
+
+def lenet_quick() -> Task:
+    """LeNet on `QUICK` samples of noise: it needs no files."""
+    return _noisy("mnist-lenet", (1, 28, 28))
+
+
+def mlp_quick() -> Task:
+    """The MLP on `QUICK` samples of noise: it needs no files."""
+    return _noisy("mnist", (784,))
+
+
+def _part(name: str, samples: int) -> Task:
+    """A task with the first samples of its training set."""
+    whole = resolve(name)
+
+    def train() -> TensorData:
+        data = whole.train()
+        assert isinstance(data, TensorData)
+        return TensorData(data.inputs[:samples], data.targets[:samples], data.prepare)
+
+    return dataclasses.replace(whole, train=train)
+
+
+def _noisy(name: str, shape: tuple[int, ...]) -> Task:
+    chance = torch.Generator().manual_seed(0)
+    data = TensorData(torch.rand(QUICK, *shape, generator=chance), torch.randint(0, 10, (QUICK,), generator=chance))
+    return dataclasses.replace(resolve(name), train=lambda: data, test=lambda: data)
+
+
+def mlp_wide() -> Task:
+    """784-2048-2048-10, on MNIST."""
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10))
+
+    return dataclasses.replace(resolve("mnist"), model=model)
+
+
+def mlp_wide_short() -> Task:
+    """The same on `SHORT` samples."""
+    return _part(f"{__name__}:mlp_wide", SHORT)
+
+
+def wide() -> Task:
+    """One layer of 64 MB, on few and small data."""
+    return Task(model=lambda: nn.Linear(WIDE, WIDE, bias=False), train=lambda: _noise(WIDE))
+
+
+def million() -> Task:
+    """One layer of a million parameters, on few and small data."""
+    return Task(model=lambda: nn.Linear(1024, 1024, bias=False), train=lambda: _noise(1024))
+
+
+def narrow() -> Task:
+    """As `wide`, with 64 kB."""
+    return Task(model=lambda: nn.Linear(128, 128, bias=False), train=lambda: _noise(128))
+
+
+def _noise(width: int) -> TensorData:
+    return TensorData(torch.full((64, width), 0.01), torch.zeros(64, dtype=torch.int64))
+
+
+def counted(samples: int) -> Task:
+    """The MLP on so many samples that nobody looks at."""
+    return dataclasses.replace(resolve("mnist"), train=lambda: Counted(samples))

@@ -1,0 +1,141 @@
+"""`plan`: the first of a plan for this machine, beside the best of all its candidates in jobs of their own
+afterwards.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, NamedTuple
+
+from benchmarks.parts import workloads
+from benchmarks.parts.timing import Figure, check_models, check_repeats, figure, finish, interleave, spread
+from distbelief.cli.tables import number, show
+from distbelief.core.optimizer import optim
+from distbelief.core.records import Json
+from distbelief.job import Job
+from distbelief.lab.plan.candidates import PLANNED, PlanCandidate, candidates
+from distbelief.lab.plan.plan import SECONDS, plan, this_machine
+from distbelief.record.machine import machine
+
+OF_BEST = 0.95
+"""What of the best the first of a plan is to reach, or else the slowest of that best's own runs."""
+LONGEST = 45.0
+"""Seconds in which the MLP and LeNet are to be planned."""
+WORKLOADS = "benchmarks.parts.workloads:"
+BATCH, SGD = 64, optim("sgd", lr=0.01)
+MOST_EPOCHS = 1_000_000
+"""Jobs end by their budget, long before these."""
+
+
+class PlannedModel(NamedTuple):
+    """A model that is planned for."""
+
+    task: str
+    strategies: tuple[str, ...] = PLANNED
+
+
+MODELS: Mapping[str, PlannedModel] = {
+    "mlp": PlannedModel("mnist"),
+    "lenet": PlannedModel("mnist-lenet"),
+    "split": PlannedModel(f"{WORKLOADS}mlp_wide_short", ("single",)),
+}
+QUICK_TASK = f"{WORKLOADS}mlp_quick"
+"""What is planned for with --quick, with two strategies at most."""
+
+
+@dataclass(frozen=True)
+class PlanBenchOptions:
+    """Options of the benchmark plan."""
+
+    models: tuple[str, ...] = tuple(MODELS)
+    """mlp, lenet and split (784-2048-2048-10, whole and over two processes)."""
+    repeats: int = 3
+    """Jobs of each candidate afterwards, by turns."""
+    seconds: float = 4.0
+    """That each of these trains."""
+    json: str | None = None
+    """File to write the result to."""
+    quick: bool = False
+    """One short job of each: whether it runs, not how well it plans."""
+    quiet: bool = False
+    """Print nothing."""
+    QUICK: ClassVar[Mapping[str, object]] = {"models": ("mlp",), "repeats": 1, "seconds": 0.5}
+    """Defaults with --quick."""
+
+
+def run(options: PlanBenchOptions) -> Json:
+    """Measure; returns what is written as JSON.
+
+    Raises:
+        UsageError: an unknown model, or a number of repeats that cannot be.
+        DataError: there is no MNIST.
+    """
+    check_models(options.models, MODELS)
+    check_repeats(options.repeats)
+    facts = machine()
+    models = {name: _of_model(MODELS[name], options) for name in options.models}
+    figures = [one for name, found in models.items() for one in _figures(name, found)]
+    result = {"bench": "plan", "machine": facts, "repeats": options.repeats, "models": models, "figures": figures}
+    if not options.quiet:
+        for name, found in models.items():
+            _show(name, found)
+    return finish(result, options)
+
+
+def _of_model(model: PlannedModel, options: PlanBenchOptions) -> Json:
+    """A plan, and then jobs of each of its candidates."""
+    seconds = SECONDS
+    if options.quick:
+        seconds, model = 1.0, PlannedModel(QUICK_TASK, model.strategies[:2])
+    planned = plan(model.task, strategies=model.strategies, batch_size=BATCH, optimizer=SGD, seconds=seconds)
+    known = {str(one): one for one in candidates(this_machine(), model.strategies, SGD)}
+    jobs = {
+        row.what: partial(_rate, model.task, known[row.what], options.seconds) for row in planned.rows if row.measured
+    }
+    rates = interleave(jobs, options.repeats)
+    rows = {
+        row.what: {
+            "planned": row.rate,
+            "measured": statistics.median(rates[row.what]),
+            "least": min(rates[row.what]),
+            "spread": spread(rates[row.what]),
+        }
+        for row in planned.rows
+        if row.measured
+    }
+    best = max(rows.values(), key=lambda row: row["measured"])
+    return {
+        "first": planned.first.what,
+        "planned_seconds": planned.seconds,
+        "of_best": rows[planned.first.what]["measured"] / best["measured"],
+        "due": min(OF_BEST, best["least"] / best["measured"]),
+        "candidates": rows,
+    }
+
+
+def _rate(task: str, candidate: PlanCandidate, seconds: float) -> float:
+    """Samples a second of a job, by its result."""
+    job = Job(
+        task, candidate.strategy, epochs=MOST_EPOCHS, batch_size=BATCH, evaluate_every=0, checkpoint_every=0,
+        snapshot_every="0", budget=f"{seconds}s",
+    )  # fmt: skip
+    return float(workloads.run(job)["samples_per_second"])
+
+
+def _figures(name: str, found: Json) -> list[Figure]:
+    """What is promised."""
+    return [
+        figure(f"{name}: the first of the plan, {found['first']}, of the best", found["of_best"], found["due"]),
+        figure(f"{name}: seconds of the plan", found["planned_seconds"], LONGEST, lower=True),
+    ]
+
+
+def _show(name: str, found: Json) -> None:
+    rows = [
+        [what, number(row["planned"]), number(row["measured"]), f"{row['spread']:.0%}"]
+        for what, row in found["candidates"].items()
+    ]
+    show(f"{name}: samples/s in the plan, and afterwards", ("", "in the plan", "afterwards", "+-"), rows)

@@ -1,0 +1,310 @@
+"""Samples per second of a model that is split over two processes, beside the whole one with one thread
+and with two, and beside what torch has for that.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, NamedTuple
+
+from benchmarks.parts import homes, loops, torch_split
+from benchmarks.parts.timing import (
+    BenchOptions,
+    Figure,
+    check_models,
+    figure,
+    finish,
+    interleave,
+    rates,
+    ratio,
+)
+from distbelief.cli.tables import number, show
+from distbelief.core.records import Json
+from distbelief.errors import UsageError, unknown
+from distbelief.record.machine import machine
+from distbelief.tasks.worker import placed
+
+WORKLOADS = "benchmarks.parts.workloads:"
+RATE = 0.001
+"""Learning rate of every contender: plain SGD, slow enough that nobody diverges."""
+CROSSES, COPIES = 76_800, 3.0
+"""Bytes of what crosses in the MLP of 300 and 100 units for 64 samples, and how many times as long it may take as
+copying them in and out.
+"""
+CROSSINGS = 2000
+"""Rounds in which they do, there and back."""
+ONE, TWO, SPLIT = "whole, 1 thread", "whole, 2 threads", "split, 2 processes"
+
+
+class SplitBenchModel(NamedTuple):
+    """A model that is measured."""
+
+    task: str
+    split: str
+    batch_size: int
+    steps: int
+    """In one turn."""
+    promised: float
+    """Of the whole with 1 thread."""
+    ahead: bool
+    """Whether it is to be ahead of the whole with 2 threads."""
+    chunks: int = 0
+    """In which a sequence is cut."""
+
+    @property
+    def how(self) -> homes.How:
+        """How it is split."""
+        return homes.How(self.split, chunks=self.chunks)
+
+
+ALEXNET = "alexnet"
+MODELS: Mapping[str, SplitBenchModel] = {
+    ALEXNET: SplitBenchModel("alexnet", "groups", 16, 8, 1.75, ahead=True),
+    "wide": SplitBenchModel(f"{WORKLOADS}mlp_wide", "neurons", 64, 100, 1.4, ahead=False),
+    "gru": SplitBenchModel("mnist-gru", "time", 64, 40, 1.45, ahead=True, chunks=7),
+    "lenet": SplitBenchModel("mnist-lenet", "conv*=filters,fc*=neurons", 64, 60, 1.4, ahead=False),
+    "mlp": SplitBenchModel("mnist", "neurons", 64, 400, 0.0, ahead=False),
+}
+PARTS = (CROSSING, WHOLE, MEMORY, PIPELINES, TENSORS) = ("crossing", "whole", "memory", "pipelines", "tensors")
+ON_DEVICE = (CROSSING, WHOLE)
+"""Those that are measured on another device than the CPU, with nothing promised."""
+AS_PIPELINES: Mapping[str, float] = {"mlp": 1.3, "wide": 0.97, "alexnet": 0.97}
+"""How many times as fast as torch's pipeline stages are to be."""
+AS_TENSORS: Mapping[str, float] = {"mlp": 2.5, "wide": 1.0}
+"""How many times as fast as torch's tensors, by columns and rows, neurons are to be."""
+
+
+HELD: Mapping[homes.How, float] = {
+    homes.How("groups", 2): 0.52,
+    homes.How("conv*=groups,fc*=neurons", 4): 0.28,
+}
+"""Splits of AlexNet, and how much of what the whole holds the largest partition may."""
+MLP = homes.How("neurons")
+HELD_STEPS = 3
+"""After which that is looked at."""
+
+
+@dataclass(frozen=True)
+class SplitBenchOptions(BenchOptions):
+    """Options of the benchmark split."""
+
+    models: tuple[str, ...] = tuple(MODELS)
+    """alexnet (two groups), wide (784-2048-2048-10, neurons), gru (by time), lenet (filters and neurons), mlp (neurons:
+    it does not pay)."""
+    parts: tuple[str, ...] = PARTS
+    """crossing (how long a message takes), whole (beside the whole model), memory (what AlexNet's
+    partitions hold), pipelines (mlp, wide and alexnet in stages
+    beside torch's), tensors (mlp and wide by neurons beside torch's by columns and rows)."""
+    microbatches: tuple[int, ...] = (1, 4, 8)
+    """Of a minibatch, in pipelines."""
+    device: str = "cpu"
+    """cpu; or cuda, for crossing and whole on GPUs, which the partitions take in turn, beside the whole model on
+    one."""
+    repeats: int = 3
+    """Rounds in which all contenders take their turns."""
+    QUICK: ClassVar[Mapping[str, object]] = {"repeats": 1, "models": ("mlp",), "microbatches": (4,)}
+    """Defaults with --quick."""
+
+
+def run(options: SplitBenchOptions) -> Json:
+    """Measure; returns what is written as JSON.
+
+    Raises:
+        UsageError: an unknown model or part, a number of repeats or microbatches that cannot be, or nothing to measure.
+        DataError: there is no MNIST.
+    """
+    _check(options)
+    facts, parts = machine(), options.parts
+    if options.device != "cpu":
+        placed(options.device)
+        parts = tuple(part for part in parts if part in ON_DEVICE)
+    seconds = _crossing(options) if CROSSING in parts else {}
+    measured = {model: _of_model(model, options) for model in options.models if WHOLE in parts}
+    pipelines = {
+        f"{model}, M = {count}": _beside_pipelines(model, count, options)
+        for model in options.models
+        if PIPELINES in parts and model in AS_PIPELINES
+        for count in options.microbatches
+    }
+    tensors = {m: _beside_tensors(m, options) for m in options.models if TENSORS in parts and m in AS_TENSORS}
+    memory = _held(options) if MEMORY in parts and (options.quick or ALEXNET in options.models) else {}
+    figures = [*_of_torch(pipelines), *_of_torch(tensors)]
+    if options.device == "cpu":
+        figures = [*_of_crossing(seconds), *_of_wholes(measured), *figures]
+    for how, one in {} if options.quick else memory.items():
+        what = f"alexnet, {how}: parameters, gradients and state of the largest partition, of the whole's"
+        figures.append(figure(what, one["of_whole"], one["promised"], lower=True))
+    if not (seconds or measured or memory or pipelines or tensors):
+        raise UsageError(
+            f"--parts {' '.join(parts)} --models {' '.join(options.models)}: nothing is measured of them; leave one off"
+        )
+    result = {
+        "bench": "split", "machine": facts, "repeats": options.repeats, "crossing_seconds": seconds, "models": measured,
+        "memory": memory, "pipelines": pipelines, "tensors": tensors,
+        "figures": figures,
+    }  # fmt: skip
+    if not options.quiet:
+        _tell(result, options)
+    return finish(result, options)
+
+
+def _tell(result: Json, options: SplitBenchOptions) -> None:
+    """Print what was measured."""
+    if result["crossing_seconds"] and options.device != "cpu":
+        micros = number(1e6 * statistics.median(result["crossing_seconds"]["crossing"]))
+        show("what crosses between two devices", ("", "us"), [[f"{CROSSES:,} bytes", micros]])
+    for model, one in result["models"].items():
+        _show(model, one)
+    _show_held(result["memory"])
+    for name, one in (*result["pipelines"].items(), *result["tensors"].items()):
+        _show_beside_torch(name, one)
+
+
+def _check(options: SplitBenchOptions) -> None:
+    check_models(options.models, MODELS)
+    for part in options.parts:
+        if part not in PARTS:
+            raise unknown("part", part, PARTS)
+    for count in options.microbatches:
+        if not 1 <= count <= MODELS["alexnet"].batch_size:
+            raise UsageError(f"--microbatches {count}: must be from 1 to {MODELS['alexnet'].batch_size}")
+
+
+def _crossing(options: SplitBenchOptions) -> dict[str, list[float]]:
+    steps = 20 if options.quick else CROSSINGS
+    once = partial(homes.crossing_seconds, CROSSES, steps, options.device)
+    return interleave({"crossing": once, "copies": partial(homes.copying_seconds, CROSSES, steps)}, options.repeats)
+
+
+def _of_crossing(seconds: Mapping[str, list[float]]) -> list[Figure]:
+    what = f"{CROSSES:,} bytes cross, times as long as to copy them in and out"
+    return [figure(what, ratio(seconds["crossing"], seconds["copies"]), COPIES, lower=True)] if seconds else []
+
+
+def _of_wholes(measured: Json) -> list[Figure]:
+    figures = []
+    for model, one in measured.items():
+        if MODELS[model].promised:
+            figures.append(figure(f"{model}: of the {ONE}", one["of_one"][SPLIT], MODELS[model].promised))
+        if MODELS[model].ahead:
+            figures.append(figure(f"{model}: of the {TWO}", one["of_two"][SPLIT], 1.0))
+    return figures
+
+
+def _workload(name: str, options: SplitBenchOptions) -> loops.Workload:
+    model = MODELS[name]
+    task, steps = (f"{WORKLOADS}mlp_quick", 5) if options.quick else (model.task, model.steps)
+    return loops.Workload(task, steps, model.batch_size, RATE, options.device)
+
+
+def _of_model(name: str, options: SplitBenchOptions) -> Json:
+    model, workload = MODELS[name], _workload(name, options)
+    contenders: dict[str, Callable[[], float]] = {
+        ONE: partial(loops.independent, workload, 1),
+        TWO: partial(loops.independent, workload, 1, 2),
+        SPLIT: partial(homes.split, workload, model.how),
+    }
+    if options.device != "cpu":  # which computes as fast, with however many threads
+        del contenders[TWO]
+    taken = interleave(contenders, options.repeats)
+    return {
+        "task": workload.task,
+        "split": model.split,
+        "batch_size": model.batch_size,
+        **rates(taken),
+        "of_one": {name: ratio(values, taken[ONE]) for name, values in taken.items()},
+        "of_two": {name: ratio(values, taken[TWO]) for name, values in taken.items() if TWO in taken},
+    }
+
+
+def _held(options: SplitBenchOptions) -> Json:
+    """What partitions hold, and their processes at their peak, beside the whole model's."""
+    task, splits = (MODELS[ALEXNET].task, HELD) if not options.quick else (f"{WORKLOADS}mlp_quick", {MLP: 1.0})
+    workload = loops.Workload(task, HELD_STEPS, MODELS[ALEXNET].batch_size, RATE)
+    [whole] = homes.held(workload, homes.How("", 1))
+    found = {}
+    for how, promised in splits.items():
+        parts = homes.held(workload, how)
+        largest = max(part.held for part in parts) / whole.held
+        found[f"{how.split} over {how.partitions}"] = {
+            "of_whole": largest, "promised": promised, "homes": [*map(list, parts)], "whole": list(whole),
+        }  # fmt: skip
+    return found
+
+
+def _show(model: str, one: Json) -> None:
+    of = 2 if one["of_two"] else 1
+    rows = [
+        [
+            name,
+            number(rate),
+            f"{one['spread'][name]:.0%}",
+            *(number(one[key][name]) for key in ("of_one", "of_two")[:of]),
+        ]
+        for name, rate in one["samples_per_second"].items()
+    ]
+    show(
+        f"{model}: {one['split']}, {one['batch_size']} samples a step",
+        ("", "samples/s", "+-", "of 1 thread", "of 2")[: 3 + of],
+        rows,
+    )
+
+
+def _show_held(memory: Mapping[str, Json]) -> None:
+    for how, one in memory.items():
+        rows = [["whole", *one["whole"]], *([f"partition {home}", *part] for home, part in enumerate(one["homes"]))]
+        show(
+            f"{how}: MB of parameters, gradients and state, and most that the process had in memory",
+            ("", "held", "at its peak"),
+            [[name, *(f"{size / 1e6:,.0f}" for size in sizes)] for name, *sizes in rows],
+        )
+
+
+# beside torch
+
+
+def _beside_pipelines(name: str, microbatches: int, options: SplitBenchOptions) -> Json:
+    """Stages, and torch's with each of its schedules that can be."""
+    workload = _workload(name, options)
+    ours = {"stages": partial(homes.split, workload, homes.How("stages", microbatches=microbatches))}
+    can = (torch_split.GPIPE, torch_split.ONE_F_ONE_B)[: 1 if microbatches < homes.HOMES else None]
+    theirs = {f"torch, {schedule}": partial(torch_split.pipeline, workload, schedule, microbatches) for schedule in can}
+    return _beside_torch(ours, theirs, AS_PIPELINES[name], options)
+
+
+def _beside_tensors(name: str, options: SplitBenchOptions) -> Json:
+    workload = _workload(name, options)
+    ours = {"neurons": partial(homes.split, workload, homes.How("neurons"))}
+    return _beside_torch(ours, {"torch, tensors": partial(torch_split.tensors, workload)}, AS_TENSORS[name], options)
+
+
+def _beside_torch(
+    ours: Mapping[str, Callable[[], float]], theirs: Mapping[str, Callable[[], float]], promised: float,
+    options: SplitBenchOptions,
+) -> Json:  # fmt: skip
+    """All by turns, and the fastest of ours beside the fastest of torch's."""
+    taken = interleave({**ours, **theirs}, options.repeats)
+    found = rates(taken)
+    best, rival = (max(names, key=found["samples_per_second"].__getitem__) for names in (ours, theirs))
+    return {
+        **found,
+        "best": best,
+        "torch": rival,
+        "of_torch": ratio(taken[best], taken[rival]),
+        "promised": promised,
+    }
+
+
+def _of_torch(measured: Json) -> list[Figure]:
+    return [
+        figure(f"{name}: {one['best']}, of {one['torch']}", one["of_torch"], one["promised"])
+        for name, one in measured.items()
+    ]
+
+
+def _show_beside_torch(name: str, one: Json) -> None:
+    rows = [[who, number(rate), f"{one['spread'][who]:.0%}"] for who, rate in one["samples_per_second"].items()]
+    show(f"{name}, beside torch", ("", "samples/s", "+-"), rows)

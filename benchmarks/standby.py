@@ -1,0 +1,136 @@
+"""What a standby costs, and how long it takes to be its shard when that is killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, ClassVar
+
+from benchmarks.parts import workloads
+from benchmarks.parts.timing import BenchOptions, figure, finish, interleave, rates, ratio
+from distbelief.cli.tables import number, show
+from distbelief.core.optimizer import optim
+from distbelief.core.records import Json
+from distbelief.errors import JobFailed
+from distbelief.job import Job
+from distbelief.places.status import status
+from distbelief.record.machine import machine
+from distbelief.strategies import Downpour
+
+ANEW, SHARE = 0.33, 0.85
+"""The figures to reach: a take-over, of a start anew, and the samples per second with standbys, of those without."""
+PATIENCE = 120.0
+"""Longest wait for one job."""
+ENDLESS = 1_000_000
+
+
+@dataclass(frozen=True)
+class StandbyOptions(BenchOptions):
+    """Options of the benchmark standby."""
+
+    task: str = "benchmarks.parts.workloads:lenet_short"
+    """What is trained with and without standbys."""
+    replicas: int = 2
+    """Replicas of every job."""
+    shards: int = 2
+    """Its shards."""
+    repeats: int = 5
+    """Rounds of the two jobs, and shards that are killed."""
+    QUICK: ClassVar[Mapping[str, object]] = {"task": "benchmarks.parts.workloads:lenet_quick", "repeats": 1}
+    """Defaults with --quick."""
+
+
+def run(options: StandbyOptions) -> Json:
+    """Measure; returns what is written as JSON.
+
+    Raises:
+        JobFailed: a job did not go on.
+    """
+    facts, task = machine(), options.task
+    plain = Downpour(options.replicas, options.shards, optim("adagrad", lr=0.01))
+    turns = {
+        "without": partial(_rate, task, plain),
+        "with": partial(_rate, task, dataclasses.replace(plain, standby=1)),
+    }
+    taken = interleave(turns, options.repeats)
+    took = [_take_over(options) for _ in range(options.repeats)]
+    anew, forgotten = statistics.median(one["of_start"] for one in took), sum(one["forgotten"] for one in took)
+    share = ratio(taken["with"], taken["without"])
+    result: Json = {
+        "bench": "standby", "machine": facts, "task": task, "replicas": options.replicas, "shards": options.shards,
+        "repeats": options.repeats,
+        **rates(taken), "with_of_without": share,
+        "take_overs": took,
+        "figures": [] if options.quick else [
+            figure("samples per second with standbys, of those without", share, SHARE),
+            figure("death of a shard to the next step that all shards have applied, of the job's start to its first",
+                anew, ANEW, lower=True),
+            figure("acknowledged pushes that were lost", forgotten, 0, lower=True),
+        ],
+    }  # fmt: skip
+    if not options.quiet:
+        rows = [[f"samples/s {name} standbys", number(value)] for name, value in result["samples_per_second"].items()]
+        rows += [["seconds to take over", ", ".join(number(one["seconds"]) for one in took)]]
+        show(f"{task}: {options.replicas} replicas, {options.shards} shards", ("", ""), rows)
+    return finish(result, options)
+
+
+def _rate(task: str, strategy: Downpour) -> float:
+    return float(
+        workloads.run(Job(task=task, strategy=strategy, evaluate_every=0, checkpoint_every=0))["samples_per_second"]
+    )
+
+
+def _take_over(options: StandbyOptions) -> dict[str, float]:
+    """Train a million parameters, kill a shard, and see when the next step is applied everywhere."""
+    with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
+        run = Path(folder) / "run"
+        command = [sys.executable, "-m", "distbelief", "train", "benchmarks.parts.workloads:million", "downpour"]
+        command += ["--standby", "1", "--json", "--replicas", str(options.replicas), "--shards", str(options.shards)]
+        command += ["--batch-size", "8", "--lr", "0", "--out", str(run)]
+        command += ["--epochs", str(ENDLESS), "--evaluate-every", "0", "--checkpoint-every", "0"]
+        began = time.monotonic()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert process.stdout is not None
+        try:
+            seconds, start = _watch(process.stdout, run, options.shards, began)
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+            process.wait()
+        forgotten = json.loads((run / "result.json").read_text())["forgotten"]
+        return {"seconds": seconds, "start": start, "of_start": seconds / start, "forgotten": forgotten}
+
+
+def _watch(lines: IO[str], run: Path, shards: int, began: float) -> tuple[float, float]:
+    """Kill shard 0 once all standbys hold what their shards do; returns the seconds until a step is applied after
+    that, and those from the beginning until the first one was.
+    """
+    ready, killed, first, succeeded, give_up = 0, 0.0, 0.0, False, time.monotonic() + PATIENCE
+    for line in lines:
+        now, record = time.monotonic(), json.loads(line)
+        if now > give_up:
+            break
+        ready += record.get("event") == "StandbyReady"
+        succeeded |= record.get("event") == "Succeeded"
+        if record.get("event") == "Stepped" and record["steps"]:
+            first = first or now - began
+            if succeeded:
+                return now - killed, first
+        if ready == shards and not killed:
+            [pid] = [one["pid"] for one in status(run)["members"] if one["role"] == "shard 0"]
+            killed = time.monotonic()
+            os.kill(pid, signal.SIGKILL)
+    raise JobFailed(f"no standby took over within {PATIENCE:.0f} s; is the machine overloaded?")

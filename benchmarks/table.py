@@ -1,0 +1,104 @@
+"""Runs of benchmarks, made apart in time, as one table of medians and of how far the runs lie apart;
+docs/bench.md is made of it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.parts.timing import Figure
+from distbelief.cli.tables import number
+from distbelief.errors import UsageError
+
+
+class MachineFacts(msgspec.Struct, frozen=True):
+    """On what, and when, a run was made."""
+
+    cores: int
+    processor: str
+    kernel: str
+    python: str
+    torch: str
+    date: str
+
+
+class BenchRun(msgspec.Struct, frozen=True):
+    """What `--json` has written of a run."""
+
+    bench: str
+    machine: MachineFacts
+    figures: list[Figure]
+    options: dict[str, object] = {}
+
+
+def table(paths: Sequence[str]) -> str:
+    """The runs in these files as Markdown: a heading for each benchmark, and a row for each of its figures.
+
+    Raises:
+        UsageError: no file, or one that no benchmark has written.
+    """
+    if not paths:
+        raise UsageError(
+            "table needs the files that --json has written, such as: python -m benchmarks table first.json second.json"
+        )
+    runs = [_read(path) for path in paths]
+    return "\n\n".join(
+        _of_bench(name, [run for run in runs if run.bench == name]) for name in dict.fromkeys(run.bench for run in runs)
+    )
+
+
+def _read(path: str) -> BenchRun:
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=BenchRun)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not what a benchmark's --json has written ({error}); name such files") from error
+
+
+def _of_bench(name: str, runs: Sequence[BenchRun]) -> str:
+    options = {
+        " ".join(f"--{key.replace('_', '-')} {_words(value)}" for key, value in run.options.items()) for run in runs
+    }
+    if len(options) > 1:
+        raise UsageError(
+            f"runs of {name} with other options cannot be one figure: "
+            f"{'; '.join(sorted(one or 'none' for one in options))}"
+        )
+    machines = {f"{run.machine.cores} cores, {run.machine.processor}, torch {run.machine.torch}" for run in runs}
+    when = ", ".join(run.machine.date[:16].replace("T", " ") for run in sorted(runs, key=lambda run: run.machine.date))
+    command = f"python -m benchmarks {name} {options.pop()}".strip()
+    head = (
+        f"`{command}`, runs of {when}; {'; '.join(sorted(machines))}\n\n| what | promised | median | least to most | "
+        "|\n|---|---|---|---|---|"
+    )
+    whats = dict.fromkeys(one["what"] for run in runs for one in run.figures)
+    return "\n".join(
+        [
+            head,
+            *(_row([f for run in runs for f in run.figures if f["what"] == what], len(runs)) for what in whats),
+        ]
+    )
+
+
+def _row(figures: Sequence[Figure], runs: int) -> str:
+    """A row of the table.
+
+    >>> from benchmarks.parts.timing import figure
+    >>> _row([figure("rate", rate, 2.0) for rate in (1.0, 3.0, 2.0)], 3)
+    '| rate | >= 2.0 | 2.0 | 1.0 to 3.0 | reached |'
+    """
+    first, measured = figures[0], [one["measured"] for one in figures]
+    median = statistics.median(measured)
+    lower = first["better"] == "lower"
+    reached = median <= first["promised"] if lower else median >= first["promised"]
+    few = f" ({len(figures)} runs)" if len(figures) < runs else ""
+    spread = f"{number(min(measured))} to {number(max(measured))}{few}" if len(measured) > 1 else "one run"
+    promise = f"{'<=' if lower else '>='} {number(first['promised'])}"
+    return f"| {first['what']} | {promise} | {number(median)} | {spread} | {'reached' if reached else 'not reached'} |"
+
+
+def _words(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, Iterable) and not isinstance(value, str) else str(value)

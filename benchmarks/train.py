@@ -1,0 +1,183 @@
+"""Samples per second of each path beside a plain loop that does only what a step of it must, two processes that know
+nothing of each other, two in lockstep, two threads, and DDP on gloo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from benchmarks.parts import loops, workloads
+from benchmarks.parts.timing import BenchOptions, Figure, check_models, figure, finish, interleave, rates, ratio
+from distbelief.cli.tables import number, show
+from distbelief.core.optimizer import Optimizer
+from distbelief.core.records import Json
+from distbelief.job import Job
+from distbelief.places.processes.local import Local
+from distbelief.record.machine import machine
+from distbelief.strategies import Allreduce, Bounded, Downpour, Single, Strategy, Synchronous
+from distbelief.tasks import as_data, resolve
+
+TASKS = {
+    "mlp": ("mnist", "benchmarks.parts.workloads:mlp_quick"),
+    "lenet": ("benchmarks.parts.workloads:lenet_short", "benchmarks.parts.workloads:lenet_quick"),
+}
+"""The task of each model, and that of its quick form."""
+RATE = 0.01
+"""Learning rate of every contender, slow enough that nobody diverges on a crowded machine."""
+SGD = Optimizer("sgd", RATE)
+SINGLE, THREADS = "single, 1 thread", "single, 2 threads"
+PAIR, LOCKSTEP = "two independent plain loops", "two plain loops in lockstep"
+PLAIN_DIRECT, PLAIN_SERVED = "plain loop of two buffers", "plain loop with a server"
+PLAIN_ROUNDS, PLAIN_ALLREDUCE = "plain loop of rounds", "plain loop of all-reduce"
+SERVED = "downpour, 2 replicas, prefetch 0", "downpour, 2 replicas, prefetch 1"
+SYNCHRONOUS = "synchronous, 2 replicas"
+ALLREDUCE = "allreduce, 2 replicas"
+DDP = "ddp on gloo, 2 ranks"
+DIRECT = "downpour on the direct path"
+BOUNDED = "bounded by 3 on the direct path, 2 replicas"
+PLAIN = {
+    **dict.fromkeys(SERVED, PLAIN_SERVED),
+    **dict.fromkeys((f"{DIRECT}, 2 replicas", f"{DIRECT}, 2 replicas, 2 shards", BOUNDED), PLAIN_DIRECT),
+    SYNCHRONOUS: PLAIN_ROUNDS,
+    ALLREDUCE: PLAIN_ALLREDUCE,
+}
+"""Ours, and the plain loop that does only what a step of that path must."""
+REFERENCES = {"pair": PAIR, "lockstep": LOCKSTEP, "2 threads": THREADS, "ddp": DDP, "single": SINGLE}
+FIGURES = (
+    ("mlp", (f"{DIRECT}, 2 replicas",), PLAIN_DIRECT, 0.95),
+    ("lenet", (f"{DIRECT}, 2 replicas",), PLAIN_DIRECT, 0.95),
+    ("lenet", SERVED, PAIR, 0.95),
+    ("lenet", (SYNCHRONOUS,), LOCKSTEP, 0.95),
+    *((model, ours, DDP, 1.0) for model in TASKS for ours in (SERVED, (ALLREDUCE,))),
+)
+"""Model, ours, beside what, and the share that is promised of it: of several of ours, the best one's."""
+
+
+@dataclass(frozen=True)
+class TrainOptions(BenchOptions):
+    """Options of the benchmark train."""
+
+    models: tuple[str, ...] = ("mlp", "lenet")
+    """mlp (784-300-100-10, 1 ms a step) and lenet (20-50-500, 15 ms a step)."""
+    repeats: int = 5
+    """Rounds in which all contenders take their turns."""
+    replicas: tuple[int, ...] = (1, 2, 4)
+    """Replicas of Downpour."""
+    epochs: int = 4
+    """Passes over the training data in one turn of mlp; lenet takes half of them, over less data."""
+    batch_size: int = 64
+    """Samples in a minibatch of one replica."""
+    transport: str = "shared"
+    """How Downpour's bytes travel: shared (memory) or tcp."""
+    QUICK: ClassVar[Mapping[str, object]] = {"repeats": 1, "epochs": 1}
+    """Defaults with --quick."""
+
+
+def run(options: TrainOptions) -> Json:
+    """Measure; returns what is written as JSON.
+
+    Raises:
+        UsageError: an unknown model, or a number of repeats that cannot be.
+        DataError: there is no MNIST.
+    """
+    check_models(options.models, TASKS)
+    facts = machine()
+    measured = {model: _of_model(model, options) for model in options.models}
+    result = {"bench": "train", "machine": facts, "repeats": options.repeats, "batch_size": options.batch_size,
+              "transport": options.transport, "models": measured, "figures": _figures(measured)}  # fmt: skip
+    if not options.quiet:
+        for model, one in measured.items():
+            _show(model, one)
+    return finish(result, options)
+
+
+def _of_model(model: str, options: TrainOptions) -> Json:
+    task = TASKS[model][options.quick]
+    epochs = max(1, options.epochs // 2) if model == "lenet" else options.epochs
+    samples = len(as_data(resolve(task).train())) * epochs
+
+    def job(strategy: Strategy, threads: int = 1, path: str = "served") -> Callable[[], float]:
+        made = Job(
+            task=task,
+            strategy=strategy,
+            epochs=epochs,
+            batch_size=options.batch_size,
+            threads=threads,
+            evaluate_every=0,
+            checkpoint_every=0,
+        )
+        return partial(_job, made, Local(options.transport, path=path))
+
+    def downpour(replicas: int, prefetch: int = 0, path: str = "served", shards: int = 1) -> Callable[[], float]:
+        return job(Downpour(replicas=replicas, shards=shards, optimizer=SGD, prefetch=prefetch), path=path)
+
+    direct = partial(downpour, path="direct")
+    shares = options.transport == "shared"
+    half = loops.Workload(task, max(1, samples // options.batch_size // 2), options.batch_size, RATE)
+    contenders: dict[str, Callable[[], float]] = {
+        SINGLE: job(Single(optimizer=SGD)),
+        THREADS: job(Single(optimizer=SGD), threads=2),
+        PAIR: partial(loops.beside, half, "independent"),
+        LOCKSTEP: partial(loops.beside, half, "in lockstep"),
+        **{
+            f"downpour, {replicas} replicas, prefetch {prefetch}": downpour(replicas, prefetch)
+            for replicas in options.replicas
+            for prefetch in (0, 1)
+        },
+        **{f"{DIRECT}, {replicas} replicas": direct(replicas) for replicas in options.replicas if shares},
+        **({f"{DIRECT}, 2 replicas, 2 shards": direct(2, shards=2)} if shares else {}),
+        **({BOUNDED: job(Bounded(replicas=2, shards=1, staleness=3, optimizer=SGD), path="direct")} if shares else {}),
+        **({PLAIN_DIRECT: partial(loops.beside, half, "two buffers")} if shares else {}),
+        PLAIN_SERVED: partial(loops.beside, half, loops.SERVED),
+        SYNCHRONOUS: job(Synchronous(replicas=2, shards=1, optimizer=SGD)),
+        PLAIN_ROUNDS: partial(loops.beside, half, loops.ROUNDS),
+        ALLREDUCE: job(Allreduce(replicas=2, optimizer=SGD)),
+        PLAIN_ALLREDUCE: partial(loops.beside, half, "all-reduce"),
+        DDP: partial(loops.ddp, half, 2),
+        "ddp with our hook, ring, 2 ranks": partial(loops.ddp, half, 2, "ring"),
+        "ddp with our hook, shared, 2 ranks": partial(loops.ddp, half, 2, "shared"),
+    }
+    taken = interleave(contenders, options.repeats)
+    return {
+        "task": task,
+        "samples": samples,
+        "turns": taken,
+        **rates(taken),
+        "of": {
+            "plain": {ours: ratio(taken[ours], taken[plain]) for ours, plain in PLAIN.items() if ours in taken},
+            **{
+                beside: {name: ratio(values, taken[reference]) for name, values in taken.items()}
+                for beside, reference in REFERENCES.items()
+            },
+        },
+    }
+
+
+def _job(job: Job, place: Local) -> float:
+    """Samples per second of a job's training: from its first minibatch dealt to its last step reported."""
+    return float(workloads.run(job, place)["samples_per_second"])
+
+
+def _figures(measured: Json) -> list[Figure]:
+    """The promised figures of what was measured, round by round."""
+    figures = []
+    for model, ours, reference, promised in FIGURES:
+        turns: dict[str, list[float]] = measured.get(model, {}).get("turns", {})
+        shares = {name: ratio(turns[name], turns[reference]) for name in ours if name in turns}
+        if shares:
+            best = max(shares, key=shares.__getitem__)
+            figures.append(figure(f"{model}: {best}, of {reference}", shares[best], promised))
+    return figures
+
+
+def _show(model: str, one: Json) -> None:
+    shares: dict[str, dict[str, float]] = one["of"]
+    rows = [
+        [name, number(rate), f"{one['spread'][name]:.0%}",
+            *(number(of[name]) if name in of else "" for of in shares.values())]
+        for name, rate in one["samples_per_second"].items()
+    ]  # fmt: skip
+    show(f"{model}: {one['samples']:,} samples a turn; of", ("", "samples/s", "+-", *shares), rows)
