@@ -773,10 +773,10 @@ class Replica:
         Raises:
             UsageError: the shards cannot follow it.
         """
-        own, vectors = self._settings.strategy, self._vectors
+        vectors = self._vectors
         assert vectors is not None
         vectors.follow()
-        if own.pushing.read_in_place or not (names := vectors.written()):
+        if not (names := vectors.written()):
             return False
         why = self._why_alone
         if why:

@@ -39,10 +39,9 @@ CADENCE = (
     "--replicas --shards --restarts --standby --push-every --fetch-every --local-lr --prefetch --warm-start-steps "
     f"--staleness-scaling {SPLIT}"
 )
-DOWNPOUR = f"{CADENCE} --read-in-place"
 SCALED = "--lr-scaling --base-batch"
 OWN = {
-    "downpour": DOWNPOUR,
+    "downpour": CADENCE,
     "synchronous": f"--replicas --shards --restarts --standby --push-every --backup-workers --quorum {SCALED} {SPLIT}",
     "allreduce": f"--replicas --accumulate --algorithm --bucket-mb --buffers --on-death --per-host --restarts {SCALED} "
     f"{SPLIT}",

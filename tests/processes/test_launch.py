@@ -71,7 +71,6 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     "strategy",
     [
         Downpour(push_every=3, fetch_every=2, local_lr=0.1),
-        Downpour(read_in_place=True),
         Synchronous(replicas=3, backup_workers=1),
         Bounded(staleness=0, prefetch=1),
     ],

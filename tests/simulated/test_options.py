@@ -232,7 +232,6 @@ ALL: dict[str, Cases] = {
     "warm_start_steps": Case(5),
     "staleness_scaling": (Case("inverse", beside={"replicas": 3}), Case("exponential", beside={"replicas": 3,
         "staleness_scaling": "inverse"})),
-    "read_in_place": Elsewhere("processes/test_local.py::test_parameters_can_be_read_where_the_shards_hold_them"),
     "backup_workers": Case(1, beside={"replicas": 3}),
     "quorum": (Case(0.6, beside={"replicas": 3}), Case(2, beside={"replicas": 3})),
     "n": Case(2, beside={"replicas": 4}),
