@@ -371,7 +371,6 @@ REFUSED = {
     "train digits sandblaster --iterations 0": "--iterations 0: must be 1 or more",
     "train digits sandblaster --step 0": "--step 0.0: must be more than 0",
     "train digits sandblaster --overlap 0.6": "--overlap 0.6: is the fraction of a batch",
-    "train digits sandblaster --method cg --damping": "--damping is of the curvature pairs of lbfgs",
     "launch sandblaster x.py": "strategy sandblaster evaluates a batch as often as its line search asks",
     "launch downpour --data-dir x script.py": "has no option --data-dir: it belongs to distbelief train",
     "evaluate": "which run?",
