@@ -13,7 +13,6 @@ import functools
 import math
 import operator
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +36,6 @@ from distbelief.replica.script import KeptScript
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.kept import KeptValues
 from distbelief.runtime.loading import Batches, Loader, Source, Wanted, in_order, source_of
-from distbelief.runtime.nesting import enclosing_loop
 from distbelief.runtime.player import Answer, Compute, HasStory, Part, Store, Worker
 from distbelief.runtime.pump import Pump
 from distbelief.runtime.script_story import ScriptStory
@@ -480,7 +478,7 @@ class Replica:
             raise UsageError("batches() needs the model first: call replica.optimizer(model) before it")
         before = self._batches_of
         again = before is not None and (not self._epochs or before.within == self._epoch)
-        self._check_once(again, enclosing_loop(sys._getframe(1)))
+        self._check_once(again)
         if batch_size is not None and (not hasattr(batch_size, "__index__") or operator.index(batch_size) < 1):
             raise UsageError(
                 f"batches(batch_size={batch_size!r}): must be a whole number, 1 or more; leave it out to take that of "
@@ -515,9 +513,8 @@ class Replica:
         self._batches_of = Batches(data, source, asked, self.index, self._epoch, self._go_through_batches)
         return self._batches_of
 
-    def _check_once(self, again: bool, loop: int) -> None:
-        """Refuse to go through the same epoch twice: before the training where the script has a loop around it."""
-        remedy = "or have it be: for epoch in replica.epochs(n)"
+    def _check_once(self, again: bool) -> None:
+        """Refuse to go through the same epoch twice."""
         if again and self._gone_through == self._epoch and not (self._steps or self._inside):
             raise UsageError(
                 "batches() a second time: a minibatch was taken of it before, by next(iter(...)) or by a loop that was "
@@ -527,20 +524,15 @@ class Replica:
         if again:
             raise UsageError(
                 "batches() a second time: the first hands out the minibatches of all epochs of the job (--epochs); "
-                f"drop the outer loop, {remedy} (to look at a minibatch first, take it from a DataLoader of your own)"
+                "drop the outer loop, or have it be: for epoch in replica.epochs(n) (to look at a minibatch first, "
+                "take it from a DataLoader of your own)"
                 if not self._epochs
                 else f"batches() a second time in epoch {self._epoch}: each is gone through once; data to evaluate on "
                 "are read without it"
             )
-        if loop and not self._epochs:
-            raise UsageError(
-                f"batches() within the loop of line {loop}: it hands out the minibatches of all epochs of the job "
-                f"(--epochs); drop the outer loop, {remedy}"
-            )
 
     def _go_through_batches(self, batches: Batches) -> Iterator[Any]:
-        # frames: this one, that of Batches, the script's
-        self._check_once(self._gone_through == self._epoch, enclosing_loop(sys._getframe(2)))
+        self._check_once(self._gone_through == self._epoch)
         self._gone_through = self._epoch
         return self._batches(batches)
 
