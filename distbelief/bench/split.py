@@ -26,7 +26,6 @@ from distbelief.bench.parts.timing import (
 from distbelief.core.records import Json
 from distbelief.errors import UsageError, unknown
 from distbelief.record.machine import machine
-from distbelief.schedules.pipelines import WEIGHT_GRADIENTS
 from distbelief.tasks.worker import placed
 
 WORKLOADS = "distbelief.bench.parts.workloads:"
@@ -68,20 +67,17 @@ MODELS: Mapping[str, SplitBenchModel] = {
     "lenet": SplitBenchModel("mnist-lenet", "conv*=filters,fc*=neurons", 64, 60, 1.4, ahead=False),
     "mlp": SplitBenchModel("mnist", "neurons", 64, 400, 0.0, ahead=False),
 }
-PARTS = (CROSSING, WHOLE, MEMORY, PIPELINES, TENSORS, WORK, PRICES) = (
-    "crossing", "whole", "memory", "pipelines", "tensors", "work", "prices",
+PARTS = (CROSSING, WHOLE, MEMORY, PIPELINES, TENSORS, PRICES) = (
+    "crossing", "whole", "memory", "pipelines", "tensors", "prices",
 )  # fmt: skip
 ON_DEVICE = (CROSSING, WHOLE)
 """Those that are measured on another device than the CPU, with nothing promised."""
-AS_PIPELINES: Mapping[str, tuple[float, float]] = {"mlp": (1.3, 1.3), "wide": (0.97, 1.3), "alexnet": (0.97, 1.3)}
+AS_PIPELINES: Mapping[str, tuple[float, float]] = {"mlp": (1.3, 1.3), "wide": (0.97, 0.97), "alexnet": (0.97, 0.97)}
 """How many times as fast as torch's pipeline stages are to be, with one microbatch, and with more."""
 AS_TENSORS: Mapping[str, float] = {"mlp": 2.5, "wide": 1.0}
 """How many times as fast as torch's tensors, by columns and rows, neurons are to be."""
 PRICE_SECONDS, WITHIN = 2.5, 0.15
 """For which segments are measured for a price, and how much it may be beside what is measured in processes."""
-MICROBATCHES, WORKED = 4, 1.2
-"""With so many, and weights' gradients once, the most work of a step, of that with one."""
-
 
 HELD: Mapping[homes.How, float] = {
     homes.How("groups", 2): 0.52,
@@ -103,8 +99,8 @@ class SplitBenchOptions:
     parts: tuple[str, ...] = PARTS
     """crossing (how long a message takes), whole (beside the whole model), memory (what AlexNet's
     partitions hold), pipelines (mlp, wide and alexnet in stages
-    beside torch's), tensors (mlp and wide by neurons beside torch's by columns and rows), work (alexnet's of a
-    processor, in microbatches), prices (of steps, by measured segments, beside steps)."""
+    beside torch's), tensors (mlp and wide by neurons beside torch's by columns and rows), prices (of steps, by measured
+    segments, beside steps)."""
     microbatches: tuple[int, ...] = (1, 4, 8)
     """Of a minibatch, in pipelines."""
     device: str = "cpu"
@@ -144,7 +140,6 @@ def run(options: SplitBenchOptions) -> Json:
     }
     tensors = {m: _beside_tensors(m, options) for m in options.models if TENSORS in parts and m in AS_TENSORS}
     memory = _held(options) if MEMORY in parts and (options.quick or ALEXNET in options.models) else {}
-    work = {m: _work(m, options) for m in options.models if WORK in parts and m == "alexnet"}
     prices = {
         f"{model}, {how.named}": _beside_price(model, how, options)
         for model in options.models
@@ -158,19 +153,16 @@ def run(options: SplitBenchOptions) -> Json:
         what = f"alexnet, {how}: parameters, gradients and state of the largest partition, of the whole's"
         figures.append(figure(what, one["of_whole"], one["promised"], lower=True))
     figures += [
-        figure(f"{m}: processor in {MICROBATCHES}, of 1", one["of_one"], WORKED, True) for m, one in work.items()
-    ]
-    figures += [
         figure(f"{what}: samples/s by its price, error", abs(one["error"]), WITHIN, lower=True)
         for what, one in prices.items()
     ]
-    if not (seconds or measured or memory or pipelines or tensors or work or prices):
+    if not (seconds or measured or memory or pipelines or tensors or prices):
         raise UsageError(
             f"--parts {' '.join(parts)} --models {' '.join(options.models)}: nothing is measured of them; leave one off"
         )
     result = {
         "bench": "split", "machine": facts, "repeats": options.repeats, "crossing_seconds": seconds, "models": measured,
-        "memory": memory, "pipelines": pipelines, "tensors": tensors, "work": work, "prices": prices,
+        "memory": memory, "pipelines": pipelines, "tensors": tensors, "prices": prices,
         "figures": figures,
     }  # fmt: skip
     if not options.quiet:
@@ -188,9 +180,6 @@ def _tell(result: Json, options: SplitBenchOptions) -> None:
     _show_held(result["memory"])
     for name, one in (*result["pipelines"].items(), *result["tensors"].items()):
         _show_beside_torch(name, one)
-    for name, one in result["work"].items():
-        rows = [[who, number(1e3 * seconds)] for who, seconds in one["seconds"].items()]
-        show(f"{name}: what a processor works for the gradient of a step", ("", "ms"), rows)
     if result["prices"]:
         rows = [
             [what, number(one["priced"]), number(one["measured"]), f"{one['error']:+.0%}"]
@@ -302,14 +291,9 @@ def _show_held(memory: Mapping[str, Json]) -> None:
 
 
 def _beside_pipelines(name: str, microbatches: int, options: SplitBenchOptions) -> Json:
-    """Stages with weights' gradients made either way, and torch's with each of its schedules that can be."""
+    """Stages, and torch's with each of its schedules that can be."""
     workload = _workload(name, options)
-    ours = {
-        f"stages, weights' gradients {weights}": partial(
-            homes.split, workload, homes.How("stages", microbatches=microbatches, weight_gradients=weights)
-        )
-        for weights in WEIGHT_GRADIENTS
-    }
+    ours = {"stages": partial(homes.split, workload, homes.How("stages", microbatches=microbatches))}
     can = (torch_split.GPIPE, torch_split.ONE_F_ONE_B)[: 1 if microbatches < homes.HOMES else None]
     theirs = {f"torch, {schedule}": partial(torch_split.pipeline, workload, schedule, microbatches) for schedule in can}
     promised = AS_PIPELINES[name][microbatches > 1]
@@ -349,27 +333,6 @@ def _of_torch(measured: Json) -> list[Figure]:
 def _show_beside_torch(name: str, one: Json) -> None:
     rows = [[who, number(rate), f"{one['spread'][who]:.0%}"] for who, rate in one["samples_per_second"].items()]
     show(f"{name}, beside torch", ("", "samples/s", "+-"), rows)
-
-
-# microbatches
-
-
-def _work(name: str, options: SplitBenchOptions) -> Json:
-    """Seconds of a processor that the gradient of a step takes, with weights' gradients made either way."""
-    workload = _workload(name, options)
-    whole = homes.How("stages")
-    contenders = {"1 microbatch": partial(homes.processor_seconds, workload, whole)} | {
-        f"{MICROBATCHES} microbatches, weights' gradients {weights}": partial(
-            homes.processor_seconds, workload, whole._replace(microbatches=MICROBATCHES, weight_gradients=weights)
-        )
-        for weights in WEIGHT_GRADIENTS
-    }
-    taken = interleave(contenders, options.repeats)
-    one, *_, once = taken
-    return {
-        "seconds": medians(taken),
-        "of_one": ratio(taken[once], taken[one]),
-    }
 
 
 # prices

@@ -258,8 +258,6 @@ class Settings(msgspec.Struct, frozen=True):
     """Parts of a minibatch that go through the partitions of a replica by themselves."""
     schedule: str = "auto"
     """In which order they do."""
-    weight_gradients: str = "each"
-    """Whether weights' gradients are made with each backward pass, or once a step."""
     chunks: int = 0
     """In how many runs of steps a sequence is cut that is split by time; 0 leaves it to the way."""
     shards: int = 2
@@ -376,14 +374,14 @@ class Settings(msgspec.Struct, frozen=True):
                     f"--split {self.split}: says how replicas are split, and they are whole: give --partitions 2 or "
                     "more, or leave it off"
                 )
-            for name in ("microbatches", "schedule", "weight_gradients", "chunks"):
+            for name in ("microbatches", "schedule", "chunks"):
                 if (value := getattr(self, name)) != getattr(type(self)(), name):
                     raise UsageError(
                         f"{option(name)} {value}: says how minibatches go through the partitions of a replica, and "
                         "replicas are whole: give --partitions 2 or more, or leave it off"
                     )
             return
-        check_pipeline(self.pipeline, self.microbatches, self.weight_gradients)
+        check_pipeline(self.pipeline, self.microbatches)
         check_overlap(self.pipeline, self.microbatches)
         if self.overlapping:
             self._check_overlapping()

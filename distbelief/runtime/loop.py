@@ -237,13 +237,13 @@ class Replica:
             split: how; as the job says (`--split`), where None.
             loss: of the model's output and the targets, the mean over the minibatch: then the model is called with the
                 targets after its own arguments, and gives the loss. More than one microbatch (`--microbatches`) needs
-                it, as one goes back while another still goes forward; so does `--weight-gradients once`.
+                it, as one goes back while another still goes forward.
             example: what the model is called with, of two samples or more: a tensor, or a tuple of all arguments;
                 where None, the first part of a sample (with `loss`, its first two).
 
         Raises:
             UsageError: the job's replicas are whole, or split otherwise; another model was split, or has an optimizer;
-                there are microbatches, or weights' gradients are made once, and no loss.
+                there are microbatches, and no loss.
         """
         settings = self._settings
         by_job = settings.split, settings.partitions, settings.chunks
@@ -258,11 +258,6 @@ class Replica:
             raise UsageError(
                 f"--microbatches {settings.microbatches}: one goes back while another goes forward, so that the loss "
                 "must be known: replica.split(model, ..., loss=...), and call it with the targets; or leave it off"
-            )
-        if settings.weight_gradients == "once" and loss is None:
-            raise UsageError(
-                "--weight-gradients once: without a loss a script goes back by itself, and nobody knows when all of a "
-                "minibatch is back: replica.split(model, ..., loss=...), and call it with the targets; or leave it off"
             )
         return self._split
 

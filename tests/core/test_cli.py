@@ -34,7 +34,7 @@ SHARED = (
     " --keep-checkpoints --device --threads --init-from --out --resume --config --quiet --json"
 )
 TASK = "--target-accuracy --target-loss --evaluate-every --data-dir"
-SPLIT = "--partitions --split --microbatches --schedule --weight-gradients --chunks"
+SPLIT = "--partitions --split --microbatches --schedule --chunks"
 CADENCE = (
     "--replicas --shards --restarts --standby --push-every --fetch-every --local-lr --prefetch --warm-start-steps "
     f"--staleness-scaling {SPLIT}"

@@ -169,7 +169,7 @@ SMALL: dict[str, dict[str, str]] = {
         "quiet": "",
     },
     "draw": {"ranks": "6", "per_host": "2", "network": "latency=1ms", "topology": "tree:2x4"},
-    "draw 1f1b": {"partitions": "3", "microbatches": "5", "weight_gradients": "once", "svg": "drawn.svg"},
+    "draw 1f1b": {"partitions": "3", "microbatches": "5", "svg": "drawn.svg"},
     "cost": {
         "batch_size": "8",
         "optimizer": "adam",
@@ -188,7 +188,6 @@ SMALL: dict[str, dict[str, str]] = {
         "batch_size": "8",
         "schedule": "gpipe",
         "microbatches": "2",
-        "weight_gradients": "once",
         "chunks": "3",
         "optimizer": "adam",
         "network": "latency=1ms",
@@ -364,7 +363,7 @@ PLAN = planning.TrainingPlan(task="mnist", machines="1x2", batch_size=64, optimi
 MEASURING: tuple[tuple[Any, str, Any], ...] = (
     (workloads, "run", RESULT), (loops, "independent", 1.0), (loops, "lockstep", 1.0), (loops, "ddp", 1.0), (loops,
         "hogwild", 1.0), (homes, "split", 1.0), (homes, "crossing_seconds", 1.0),
-    (homes, "processor_seconds", 1.0), (homes, "priced", 1.0), (split, "placed", None), (split, "_held", {}),
+    (homes, "priced", 1.0), (split, "placed", None), (split, "_held", {}),
     (torch_split, "pipeline", 1.0), (torch_split, "tensors", 1.0),
     (wire, "_of_size", {}), (wire, "_figures", [figure("speed", 1.0, 1.0)]), (wire, "_show", None), (train, "_figures",
         []), (hogwild, "plain", 1.0),

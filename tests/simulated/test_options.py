@@ -223,7 +223,6 @@ ALL: dict[str, Cases] = {
         "gpipe", "traffic",
         {"partitions": 2, "split": "stages", "microbatches": 3, "batch_size": 6, "drop_last": True},
     ),
-    "weight_gradients": Case("once", "traffic", {"partitions": 2, "split": "stages", "microbatches": 2}),
     "chunks": Elsewhere("simulated/test_partitions.py::test_a_sequence_is_cut_in_as_many_chunks_as_are_named"),
     "push_every": Case(2),
     "fetch_every": Case(2),

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from distbelief.bench.parts.loops import WARM, Trains, Workload, race, sgd, warm_and_run
+from distbelief.bench.parts.loops import Trains, Workload, race, sgd, warm_and_run
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import DataSettings, Settings
@@ -24,11 +24,9 @@ from distbelief.fabric.pinned import DeviceCopies, device_copies
 from distbelief.lab.cost import splitting
 from distbelief.places.processes.peers import Peers, lend, map_memory
 from distbelief.replica.home_part import home_schedule
-from distbelief.split import inline
 from distbelief.split.options import Split
-from distbelief.split.play import Give, RunSegment, Take, cut_minibatch, step
-from distbelief.split.weights import GradientRooms
-from distbelief.strategies.partition import PartitionTrainer, partition, programs, split_graph
+from distbelief.split.play import Give, RunSegment, Take
+from distbelief.strategies.partition import PartitionTrainer, partition, split_graph
 from distbelief.tasks import as_data, resolve
 from distbelief.tasks.on_disk import build_on_disk
 from distbelief.tasks.order import Order
@@ -44,7 +42,6 @@ class How(NamedTuple):
     split: str
     partitions: int = HOMES
     microbatches: int = 1
-    weight_gradients: str = "each"
     chunks: int = 0
 
     @property
@@ -61,7 +58,6 @@ class How(NamedTuple):
             split=self.split,
             shards=self.partitions,
             microbatches=self.microbatches,
-            weight_gradients=self.weight_gradients,
             chunks=self.chunks,
         )
 
@@ -83,8 +79,7 @@ def priced(workload: Workload, how: How, seconds: float) -> float:
     task = resolve(workload.task)
     cost = splitting.measure(
         task, Split.parse(how.split, how.partitions, how.chunks, task.split), batch_size=workload.batch_size,
-        schedule=settings.pipeline, microbatches=how.microbatches, weight_gradients=how.weight_gradients,
-        seconds=seconds,
+        schedule=settings.pipeline, microbatches=how.microbatches, seconds=seconds,
     ).cost  # fmt: skip
     return workload.batch_size / cost.step
 
@@ -123,13 +118,6 @@ def crossing_seconds(size: int, steps: int, device: str = "cpu") -> float:
         shared = os.getpid(), memory
         rates = race([peers.start("home", 1, _bounce, size, steps, device, *shared, home) for home in (0, 1)])
         return 1 / statistics.fmean(rates)
-
-
-def processor_seconds(workload: Workload, how: How) -> float:
-    """Seconds of a processor that the gradient of a step takes, of all homes, turn by turn in one process."""
-    with Peers() as peers:
-        [seconds] = race([peers.start("homes", 1, _in_turn, workload, how)])
-        return seconds
 
 
 class _HomeTrainer:
@@ -215,31 +203,6 @@ def _train_and_tell(connection: Connection, workload: Workload, trainer: Trains,
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     told = HomeMemory(sum(one.nbytes for one in kept), int(status["VmHWM"].split()[0]) << 10)
     connection.send_bytes(json.dumps(told).encode())
-
-
-def _in_turn(connection: Connection, workload: Workload, how: How) -> None:
-    task = resolve(workload.task)
-    data = as_data(task.train())
-    model, settings = build_model(task, 0, "cpu"), how.settings(workload.batch_size)
-    parts = programs(split_graph(with_data(task, data), model, settings), model, settings)
-    inputs, targets = data.batch(torch.arange(workload.batch_size))
-    batches = cut_minibatch((inputs,), targets, how.microbatches)
-
-    rooms: GradientRooms = {}
-
-    def compute(steps: int) -> None:
-        for _ in range(steps):
-            for program, _way in parts:
-                program.module.zero_grad()
-            inline.play([step(program, batches, way.order(how.microbatches), rooms) for program, way in parts])
-
-    compute(WARM)
-    connection.send_bytes(b"ready")
-    connection.recv_bytes()
-    begun = time.process_time()
-    compute(workload.steps)
-    connection.send_bytes(str((time.process_time() - begun) / workload.steps).encode())
-    connection.recv_bytes()
 
 
 def _bounce(
