@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from distbelief.core.optimizer import optim
     from distbelief.core.records import Json
     from distbelief.errors import CheckpointError, DataError, DistbeliefError, JobFailed, TrainingError, UsageError
-    from distbelief.fabric.hook import Reduce, comm_hook
+    from distbelief.integrations.hook import Reduce, comm_hook
     from distbelief.job import Job
     from distbelief.lab.compress.compressing import compress
     from distbelief.lab.compress.expanding import expand
@@ -68,7 +68,7 @@ _PLACES = {
     "Hosts": "transport.processors",
     "Outage": "transport.virtual",
     "NetworkModel": "transport.virtual",
-    **dict.fromkeys(("Reduce", "comm_hook"), "fabric.hook"),
+    **dict.fromkeys(("Reduce", "comm_hook"), "integrations.hook"),
     "evaluate": "places.evaluate",
     "predict": "places.prediction.predict",
     "compress": "lab.compress.compressing",

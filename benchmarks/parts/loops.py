@@ -19,7 +19,7 @@ from torch import nn
 from benchmarks.parts import plain
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.optimizer import Optimizer
-from distbelief.fabric.hook import Reduce, comm_hook
+from distbelief.integrations.hook import Reduce, comm_hook
 from distbelief.places.processes.peers import Peer, Peers, lend, map_memory
 from distbelief.server import optimizers
 from distbelief.tasks import as_data, resolve

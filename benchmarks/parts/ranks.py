@@ -24,7 +24,7 @@ from distbelief.fabric.links import Links
 from distbelief.fabric.player import WHOLE
 from distbelief.fabric.player import play as run
 from distbelief.fabric.shared_memory import SharedMemory
-from distbelief.fabric.window import Window, open_window
+from distbelief.integrations.window import Window, open_window
 from distbelief.schedules.allreduce import by_host, schedule
 from distbelief.sharding.layout import Tensor, lay_out
 from distbelief.transport.secure import Identity

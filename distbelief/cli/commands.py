@@ -353,8 +353,6 @@ class SplitOptions:
     """sequential, gpipe, 1f1b or pipedream; sequential with one microbatch, else 1f1b, where none is named."""
     microbatches: int = 1
     """Parts of a minibatch that go through the partitions by themselves."""
-    weight_gradients: str = "each"
-    """Made with each backward pass, or once for all microbatches."""
     chunks: int = 0
     """For a split by time: runs of steps in which a sequence is cut; 0 is four for each partition."""
     optimizer: str = "sgd"
@@ -378,7 +376,7 @@ class SplitOptions:
 def split(args: list[str]) -> int:
     """`distbelief split TASK [options]`."""
     task, asked = _of_a_task("split", SplitOptions, args)
-    check_pipeline(asked.schedule or "1f1b", asked.microbatches, asked.weight_gradients)
+    check_pipeline(asked.schedule or "1f1b", asked.microbatches)
     if not 0 < asked.seconds < math.inf:
         raise UsageError(f"--seconds {asked.seconds:g}: must be more than 0, and finite")
     chosen = optim(asked.optimizer)
@@ -396,7 +394,7 @@ def split(args: list[str]) -> int:
         split = Split.parse(asked.split, asked.partitions, asked.chunks, made.split)
         found, programs, steps, price = splitting.measure(
             made, split, batch_size=asked.batch_size, schedule=asked.schedule, microbatches=asked.microbatches,
-            weight_gradients=asked.weight_gradients, optimizer=chosen, link=link, seconds=asked.seconds,
+            optimizer=chosen, link=link, seconds=asked.seconds,
             device=asked.device, told=told,
         )  # fmt: skip
     if asked.draw:
@@ -509,8 +507,6 @@ class DrawPipelineOptions:
     """Stages, each at a partition of its own."""
     microbatches: int = 0
     """Parts of a minibatch; 8 where 0, and 1 for sequential."""
-    weight_gradients: str = "each"
-    """Made with each backward pass, or once for all microbatches."""
     svg: str = ""
     """A file to put a picture into."""
 
@@ -568,9 +564,9 @@ def _draw_pipeline(algorithm: str, asked: DrawPipelineOptions) -> int:
             "and 1 partition at least"
         )
     microbatches = asked.microbatches or (1 if algorithm == "sequential" else 8)
-    made = pipeline(algorithm, chain(asked.partitions), microbatches, asked.weight_gradients)
+    made = pipeline(algorithm, chain(asked.partitions), microbatches)
     if asked.svg:
-        price = price_pipeline(made, [SegmentCost(1e-3, 2e-3, 1e-3 * microbatches)] * asked.partitions)
+        price = price_pipeline(made, [SegmentCost(1e-3, 2e-3)] * asked.partitions)
         _write_picture("--svg", asked.svg, draw_svg(made, price))
     print(draw_pipeline(made))
     return 0

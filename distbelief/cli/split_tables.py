@@ -20,7 +20,6 @@ def show_split(cost: SplitCost) -> None:
         ],
     )
     how = f", {cost.schedule} with {cost.microbatches} microbatches" if cost.microbatches > 1 else ""
-    how += ", weights' gradients once" if cost.weight_gradients == "once" else ""
     whole = cost.whole
     show(
         f"a step of {cost.batch_size} samples{how}, and memory when most is held",

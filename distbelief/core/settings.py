@@ -195,8 +195,6 @@ class Pushing(StrategySettings, frozen=True, kw_only=True):
     local_lr: float = 0.0
     """Step of the plain SGD a replica takes between fetches; 0 takes none."""
     prefetch: int = 0
-    read_in_place: bool = False
-    """Replicas read the shards' memory itself, torn, and fetch nothing."""
     warm_start_steps: int = 0
     staleness_scaling: str = "none"
     """How the learning rate of a push falls with its staleness."""
@@ -209,7 +207,7 @@ class Pushing(StrategySettings, frozen=True, kw_only=True):
     def singular(self, settings: Settings) -> str:
         """Each step of several models is pushed by itself, and what it has made is fetched before the next."""
         made = Pushing(name=self.name)
-        cadence = ("push_every", "fetch_every", "local_lr", "prefetch", "read_in_place", "warm_start_steps")
+        cadence = ("push_every", "fetch_every", "local_lr", "prefetch", "warm_start_steps")
         return next((option(name) for name in cadence if getattr(self, name) != getattr(made, name)), "")
 
     def global_batch(self, settings: Settings) -> int:
@@ -233,16 +231,6 @@ class Pushing(StrategySettings, frozen=True, kw_only=True):
             raise unknown("staleness scaling", self.staleness_scaling, SCALINGS)
         if self.prefetch not in (0, 1):
             raise UsageError(f"--prefetch {self.prefetch}: is 0 or 1")
-        if self.read_in_place and (self.local_lr or self.fetch_every > 1 or self.prefetch):
-            raise UsageError(
-                "--read-in-place reads the shards' own memory: --local-lr, --fetch-every and --prefetch have no "
-                "meaning with it"
-            )
-        if self.read_in_place and settings.standby:
-            raise UsageError(
-                "--read-in-place reads one shard's own memory, and --standby 1 has another take its place: leave one "
-                "of them off"
-            )
         if self.local_lr and self.fetch_every == 1:
             raise UsageError(
                 f"--local-lr {self.local_lr}: the fetch after each step overwrites what it steps; set --fetch-every "
@@ -270,8 +258,6 @@ class Settings(msgspec.Struct, frozen=True):
     """Parts of a minibatch that go through the partitions of a replica by themselves."""
     schedule: str = "auto"
     """In which order they do."""
-    weight_gradients: str = "each"
-    """Whether weights' gradients are made with each backward pass, or once a step."""
     chunks: int = 0
     """In how many runs of steps a sequence is cut that is split by time; 0 leaves it to the way."""
     shards: int = 2
@@ -388,14 +374,14 @@ class Settings(msgspec.Struct, frozen=True):
                     f"--split {self.split}: says how replicas are split, and they are whole: give --partitions 2 or "
                     "more, or leave it off"
                 )
-            for name in ("microbatches", "schedule", "weight_gradients", "chunks"):
+            for name in ("microbatches", "schedule", "chunks"):
                 if (value := getattr(self, name)) != getattr(type(self)(), name):
                     raise UsageError(
                         f"{option(name)} {value}: says how minibatches go through the partitions of a replica, and "
                         "replicas are whole: give --partitions 2 or more, or leave it off"
                     )
             return
-        check_pipeline(self.pipeline, self.microbatches, self.weight_gradients)
+        check_pipeline(self.pipeline, self.microbatches)
         check_overlap(self.pipeline, self.microbatches)
         if self.overlapping:
             self._check_overlapping()

@@ -11,8 +11,7 @@ from collections.abc import Callable
 import torch
 
 from distbelief.fabric.lines import Lines, Native
-from distbelief.fabric.player import WHOLE, play
-from distbelief.fabric.window import Window
+from distbelief.fabric.player import WHOLE, Mover, play
 from distbelief.schedules.schedule import Schedule
 
 LEAVE_SECONDS = 2.0
@@ -34,8 +33,10 @@ class ReductionThread:
         self._thread = threading.Thread(target=self._run, name="all-reduce", daemon=True)
         self._thread.start()
 
-    def start(self, tensor: torch.Tensor, how: Schedule | Window | None) -> torch.futures.Future[torch.Tensor]:
-        """Reduce a contiguous 1-D tensor in place: by a schedule, a window, or (None) the library's own way.
+    def start(
+        self, tensor: torch.Tensor, how: Schedule | Mover[torch.Tensor] | None
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Reduce a contiguous 1-D tensor in place: by a schedule, a lowering, or (None) the library's own way.
 
         Returns:
             What will have it, or the error.
@@ -70,13 +71,11 @@ class ReductionThread:
             self._drain()
         return done
 
-    def _play(self, tensor: torch.Tensor, how: Schedule | Window | None) -> None:
+    def _play(self, tensor: torch.Tensor, how: Schedule | Mover[torch.Tensor] | None) -> None:
         if isinstance(how, Schedule):
             play(self.lines, tensor, how.steps_of(self.lines.rank))
-        elif how is None:
-            play(self._native, tensor, WHOLE)
         else:
-            play(how, tensor, WHOLE)
+            play(self._native if how is None else how, tensor, WHOLE)
 
     def leave(self) -> None:
         """Play nothing more; what is being played is given up."""

@@ -10,7 +10,7 @@ import sys
 from distbelief.core.portions import ANEW, StartingPoint
 from distbelief.core.records import Json, Note, Record, Started
 from distbelief.core.roles import SUPERVISOR
-from distbelief.core.settings import Settings, flat, option
+from distbelief.core.settings import Settings, declared, flat, option
 from distbelief.core.values import admit, shown
 from distbelief.errors import CheckpointError, UsageError
 from distbelief.job import Job
@@ -71,8 +71,8 @@ class Attempt:
         self.manifest: Manifest | None = None
         self.checkpoint = ""
         self.begun = False
-        self._before = job.strategy.name
-        """The strategy of the attempt before."""
+        self._changes: list[str] = []
+        """Sentences about what is otherwise than in the attempt before."""
         optimizers.check(settings.optimizer)
         self._description = self._describe(more or {})
         try:
@@ -125,23 +125,27 @@ class Attempt:
                 "same task"
             )
         self.go_back()
-        self._before = str(before.get("strategy"))
+        strategy, now = str(before.get("strategy")), self.job.strategy.name
         if self.manifest and by_name(self.manifest.plan.settings.strategy.name).counts != self.job.strategy.counts:
             raise CheckpointError(
-                f"{out} was trained with {self._before}, and {self.job.strategy.name} counts its data otherwise: "
+                f"{out} was trained with {strategy}, and {now} counts its data otherwise: "
                 "begin another run from its weights,"
                 f" with --init-from {out}"
             )
         # what was asked for: a script may have named another batch size, and will again
-        kept, now = before.get("settings", {}), flat(self.settings)
+        kept, asks = before.get("settings", {}), flat(self.settings)
         for name in ("batch_size", "drop_last", "order", "own_data", "seed"):
-            asked = now[name]
+            asked = asks[name]
             was = kept.get(name, asked)
             if was != asked:
                 raise CheckpointError(
                     f"{out} was made with {name} {was}, this job asks for {asked}: the order of the data would "
                     f"change; use {was}"
                 )
+        if strategy != now:
+            self._changes.append(f"this run was trained with {strategy} before, and goes on with {now}")
+        if gone := sorted(kept.keys() - declared(by_name(strategy).own)):
+            self._changes.append(f"its job.json has {', '.join(gone)}, no setting of {strategy}: it goes on without")
 
     def go_back(self) -> int:
         """Go on from the newest checkpoint; returns its number.
@@ -174,21 +178,19 @@ class Attempt:
                     self.folder.result.unlink(missing_ok=True)  # of the attempt before: this one may be killed
         self.recorder.take(seconds, record)
         self.live.take(seconds, record)
-        if isinstance(record, Started) and self._before != self.job.strategy.name:
-            self._switch(moment)
+        if isinstance(record, Started) and self._changes:
+            self._note_changes(moment)
 
-    def _switch(self, moment: float) -> None:
-        """The run goes on under another strategy: write that down."""
-        told, self._before = (
-            f"this run was trained with {self._before} before, and goes on with {self.job.strategy.name}",
-            self.job.strategy.name,
-        )
+    def _note_changes(self, moment: float) -> None:
+        """Write down what has changed since the attempt before."""
+        changes, self._changes = self._changes, []
         assert self.folder is not None
         try:
             self.folder.write_job(self._description)
         except UsageError as error:
-            told += f"; {error}"
-        self.record(moment, SUPERVISOR, Note(told))
+            changes.append(str(error))
+        for change in changes:
+            self.record(moment, SUPERVISOR, Note(change))
 
     def keep_folder(self, moment: float) -> bool:
         """Make the run folder again where somebody has deleted it, so that the run can be read; whether that was so.

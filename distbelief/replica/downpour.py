@@ -414,9 +414,6 @@ class DownpourTraining:
         """The parameters for this step; with prefetch, those that were asked for a step ago, and the next are asked
         for.
         """
-        if self._pushing.read_in_place:
-            self._vectors.swap(0)
-            return
         if not self._pushing.prefetch:
             yield from self.server.fetch(0, self.server.moving, self._tick)
             yield from self._landed(*self._models)
@@ -430,8 +427,6 @@ class DownpourTraining:
 
     def _ask_ahead(self) -> Steps[None]:
         """Ask for the next step's parameters; they land in the other vector while this step computes."""
-        if self._pushing.read_in_place:
-            return
         self._in_flight = True
         yield from self.server.fetch(1 - self._landing, self.server.moving, self._next_tick)
 
@@ -586,8 +581,6 @@ class DownpourTraining:
             free = self._pushes.applied(arrival.sender, event.incarnation, event.clock, event.dropped)  # type: ignore[union-attr]  # a Pushed
             if free is not None:
                 self._vectors.free(free // len(self._models))
-            if self._pushing.read_in_place:
-                self.server.held.applied(arrival.sender, event.version)  # type: ignore[union-attr]  # of one that was applied
         elif isinstance(event, initialising.Initialised | attendance.Excused):
             self._links.answered(arrival.sender, event)
         elif isinstance(event, attendance.Admitted):

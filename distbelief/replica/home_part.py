@@ -15,13 +15,12 @@ from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
 from distbelief.fabric.pinned import device_copies
-from distbelief.schedules.pipeline import ALL, HomeTask, Pass, depths_of
-from distbelief.schedules.pipeline_price import BACKWARD, WEIGHTS
+from distbelief.schedules.pipeline import HomeTask, Pass, depths_of
+from distbelief.schedules.pipeline_price import BACKWARD
 from distbelief.schedules.pipelines import check_depths, home_tasks, in_flight
 from distbelief.split.graph import SplitGraph, Transfer
 from distbelief.split.play import Give, HomeEffect, RunSegment, Take
 from distbelief.split.program import HomeProgram
-from distbelief.split.weights import check_once
 
 WAYS = (Pass.FORWARD, Pass.BACKWARD)
 
@@ -35,12 +34,10 @@ class HomeSchedule(NamedTuple):
     microbatches: int
     depth: int
     """How many homes a microbatch is at, from this one on to where it turns."""
-    once: bool = False
-    """Whether weights' gradients are made once a step."""
 
     def order(self, microbatches: int) -> list[HomeTask]:
         """The home's tasks of a minibatch of so many microbatches."""
-        return [*home_tasks(microbatches, in_flight(self.schedule, microbatches, self.depth), self.once)]
+        return [*home_tasks(microbatches, in_flight(self.schedule, microbatches, self.depth))]
 
     def slots(self, batch_size: int) -> list[int]:
         """Bytes of each thing that crosses in a step of at most so many samples."""
@@ -54,24 +51,17 @@ class HomeSchedule(NamedTuple):
 
     def share(self, run: RunSegment, program: HomeProgram, samples: Sequence[int]) -> float:
         """Of the work of a step of the whole replica, that of a segment, by the samples of each microbatch."""
-        way = {Pass.FORWARD: 1.0, Pass.BACKWARD: BACKWARD - WEIGHTS * self.once, Pass.WEIGHTS: WEIGHTS}[run.direction]
-        part = 1.0 if run.microbatch == ALL else samples[run.microbatch] / sum(samples)
+        way = 1.0 if run.direction is Pass.FORWARD else BACKWARD
+        part = samples[run.microbatch] / sum(samples)
         return part * way * run.segment.flops / (max(program.work, 1) * (1 + BACKWARD))
 
 
 def home_schedule(graph: SplitGraph, settings: Settings, home: int) -> HomeSchedule:
-    """How the minibatches of a job go through a home of a split model.
-
-    Raises:
-        UsageError: weights' gradients are to be made once, and it has no layer for that.
-    """
-    once = settings.weight_gradients == "once"
-    if once:
-        check_once(graph)
+    """How the minibatches of a job go through a home of a split model."""
     transfers = tuple(sorted(graph.transfers.values(), key=lambda one: one.number))
     depths = depths_of(graph.partitions, ((one.source, one.target) for one in transfers))
     check_depths(settings.pipeline, depths)
-    return HomeSchedule(transfers, settings.pipeline, settings.microbatches, depths[home], once)
+    return HomeSchedule(transfers, settings.pipeline, settings.microbatches, depths[home])
 
 
 class ModelPart:

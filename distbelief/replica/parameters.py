@@ -40,10 +40,6 @@ class Parameters:
         """The version of a shard that has arrived last."""
         return self._arrived[shard]
 
-    def applied(self, shard: str, version: Version) -> None:
-        """Memory that is read in place has changed."""
-        self.versions = {**self.versions, shard: version}
-
     def land(self) -> None:
         """What has arrived is in use from now on."""
         self.versions, self.floor = dict(self._arrived), min(self._floors.values())

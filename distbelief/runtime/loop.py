@@ -13,7 +13,6 @@ import functools
 import math
 import operator
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +36,6 @@ from distbelief.replica.script import KeptScript
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.kept import KeptValues
 from distbelief.runtime.loading import Batches, Loader, Source, Wanted, in_order, source_of
-from distbelief.runtime.nesting import enclosing_loop
 from distbelief.runtime.player import Answer, Compute, HasStory, Part, Store, Worker
 from distbelief.runtime.pump import Pump
 from distbelief.runtime.script_story import ScriptStory
@@ -239,13 +237,13 @@ class Replica:
             split: how; as the job says (`--split`), where None.
             loss: of the model's output and the targets, the mean over the minibatch: then the model is called with the
                 targets after its own arguments, and gives the loss. More than one microbatch (`--microbatches`) needs
-                it, as one goes back while another still goes forward; so does `--weight-gradients once`.
+                it, as one goes back while another still goes forward.
             example: what the model is called with, of two samples or more: a tensor, or a tuple of all arguments;
                 where None, the first part of a sample (with `loss`, its first two).
 
         Raises:
             UsageError: the job's replicas are whole, or split otherwise; another model was split, or has an optimizer;
-                there are microbatches, or weights' gradients are made once, and no loss.
+                there are microbatches, and no loss.
         """
         settings = self._settings
         by_job = settings.split, settings.partitions, settings.chunks
@@ -260,11 +258,6 @@ class Replica:
             raise UsageError(
                 f"--microbatches {settings.microbatches}: one goes back while another goes forward, so that the loss "
                 "must be known: replica.split(model, ..., loss=...), and call it with the targets; or leave it off"
-            )
-        if settings.weight_gradients == "once" and loss is None:
-            raise UsageError(
-                "--weight-gradients once: without a loss a script goes back by itself, and nobody knows when all of a "
-                "minibatch is back: replica.split(model, ..., loss=...), and call it with the targets; or leave it off"
             )
         return self._split
 
@@ -480,7 +473,7 @@ class Replica:
             raise UsageError("batches() needs the model first: call replica.optimizer(model) before it")
         before = self._batches_of
         again = before is not None and (not self._epochs or before.within == self._epoch)
-        self._check_once(again, enclosing_loop(sys._getframe(1)))
+        self._check_once(again)
         if batch_size is not None and (not hasattr(batch_size, "__index__") or operator.index(batch_size) < 1):
             raise UsageError(
                 f"batches(batch_size={batch_size!r}): must be a whole number, 1 or more; leave it out to take that of "
@@ -515,9 +508,8 @@ class Replica:
         self._batches_of = Batches(data, source, asked, self.index, self._epoch, self._go_through_batches)
         return self._batches_of
 
-    def _check_once(self, again: bool, loop: int) -> None:
-        """Refuse to go through the same epoch twice: before the training where the script has a loop around it."""
-        remedy = "or have it be: for epoch in replica.epochs(n)"
+    def _check_once(self, again: bool) -> None:
+        """Refuse to go through the same epoch twice."""
         if again and self._gone_through == self._epoch and not (self._steps or self._inside):
             raise UsageError(
                 "batches() a second time: a minibatch was taken of it before, by next(iter(...)) or by a loop that was "
@@ -527,20 +519,15 @@ class Replica:
         if again:
             raise UsageError(
                 "batches() a second time: the first hands out the minibatches of all epochs of the job (--epochs); "
-                f"drop the outer loop, {remedy} (to look at a minibatch first, take it from a DataLoader of your own)"
+                "drop the outer loop, or have it be: for epoch in replica.epochs(n) (to look at a minibatch first, "
+                "take it from a DataLoader of your own)"
                 if not self._epochs
                 else f"batches() a second time in epoch {self._epoch}: each is gone through once; data to evaluate on "
                 "are read without it"
             )
-        if loop and not self._epochs:
-            raise UsageError(
-                f"batches() within the loop of line {loop}: it hands out the minibatches of all epochs of the job "
-                f"(--epochs); drop the outer loop, {remedy}"
-            )
 
     def _go_through_batches(self, batches: Batches) -> Iterator[Any]:
-        # frames: this one, that of Batches, the script's
-        self._check_once(self._gone_through == self._epoch, enclosing_loop(sys._getframe(2)))
+        self._check_once(self._gone_through == self._epoch)
         self._gone_through = self._epoch
         return self._batches(batches)
 
@@ -773,10 +760,10 @@ class Replica:
         Raises:
             UsageError: the shards cannot follow it.
         """
-        own, vectors = self._settings.strategy, self._vectors
+        vectors = self._vectors
         assert vectors is not None
         vectors.follow()
-        if own.pushing.read_in_place or not (names := vectors.written()):
+        if not (names := vectors.written()):
             return False
         why = self._why_alone
         if why:

@@ -122,7 +122,7 @@ class SplitModel(nn.Module):
         if split.ways == AUTO or tell:
             chosen = choose(
                 split, traced, whole, self._loss, targets, samples, batch_size, settings.pipeline,
-                settings.microbatches, settings.weight_gradients,
+                settings.microbatches,
             )  # fmt: skip
             split = chosen.split
             if tell:

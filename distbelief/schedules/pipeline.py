@@ -8,7 +8,7 @@ The rules of a pipeline:
    segments of a home make of one is added there, and leaves when the last has added to it.
 3. Each boundary has slots of its own for each way, which are taken in turn. Who sends waits until the slot is free, who
    receives until it is full; it is freed when the last that uses what lies in it has been computed: a segment uses its
-   inputs going back too, and both they and the gradients once more where weights' gradients are made by themselves.
+   inputs going back too.
 
 `schedules/pipeline_proof` executes a pipeline symbolically, and refuses it where it does not come to its end with every
 gradient; `schedules/pipelines` has the algorithms.
@@ -26,18 +26,13 @@ import msgspec
 
 from distbelief.errors import UsageError
 
-ALL = -1
-"""The microbatch of a task over all of them."""
-
 
 class Pass(Enum):
     """Which way a microbatch goes through a segment, or a tensor through a boundary."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
-    """The gradients of what was taken; those of the weights too, unless they are made once a step."""
-    WEIGHTS = "weights"
-    """The weights' gradients of all microbatches at once."""
+    """The gradients of what was taken, and of the weights."""
 
 
 class HomeTask(NamedTuple):
@@ -45,7 +40,7 @@ class HomeTask(NamedTuple):
 
     direction: Pass
     microbatch: int
-    """From 0 on; `ALL` for the weights."""
+    """From 0 on."""
 
 
 class SegmentTask(NamedTuple):
@@ -242,9 +237,6 @@ class Pipeline(msgspec.Struct, frozen=True, dict=True):
         for direction, microbatch in self.orders[home]:
             for number in mine if direction is Pass.FORWARD else reversed(mine):
                 task = SegmentTask(direction, number, microbatch)
-                if direction is Pass.WEIGHTS:
-                    yield task
-                    continue
                 for crossing in self.graph.uses(task):
                     if crossing not in received:
                         received.add(crossing)
@@ -253,20 +245,10 @@ class Pipeline(msgspec.Struct, frozen=True, dict=True):
                 yield from self.graph.makes(task)
 
     @cached_property
-    def once(self) -> bool:
-        """Return whether weights' gradients are made once, of all microbatches."""
-        return any(task.direction is Pass.WEIGHTS for order in self.orders for task in order)
-
-    def uses(self, task: SegmentTask) -> list[Crossing]:
-        """Return what a task uses of what its home received."""
-        every = range(self.microbatches) if task.microbatch == ALL else (task.microbatch,)
-        return [crossing for microbatch in every for crossing in self.graph.uses(task._replace(microbatch=microbatch))]
-
-    @cached_property
     def last_uses(self) -> Mapping[Crossing, SegmentTask]:
-        """Return what uses each thing that was received last."""
+        """Return the task that uses each received thing last."""
         tasks = (action for actions in self.actions for action in actions if isinstance(action, SegmentTask))
-        return {crossing: task for task in tasks for crossing in self.uses(task)}
+        return {crossing: task for task in tasks for crossing in self.graph.uses(task)}
 
     @cached_property
     def in_flight(self) -> tuple[int, ...]:
@@ -278,9 +260,9 @@ class Pipeline(msgspec.Struct, frozen=True, dict=True):
         return tuple(most)
 
     def slots(self, boundary: int) -> int:
-        """Return how many slots a boundary has each way: what its source has in flight; all, if all stay to the end.
+        """Return the slots of a boundary each way: as many as its source has in flight.
 
         Whoever sends finds one free: its source takes a further microbatch forward only after an earlier one is back,
         and with it what was taken of that one everywhere behind. Where no gradient comes back he may have to wait.
         """
-        return self.microbatches if self.once else self.in_flight[self.graph.boundaries[boundary].source]
+        return self.in_flight[self.graph.boundaries[boundary].source]

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from distbelief.schedules.pipeline import ALL, Crossing, Pass, Pipeline, SegmentTask
+from distbelief.schedules.pipeline import Crossing, Pass, Pipeline, SegmentTask
 from distbelief.schedules.pipeline_proof import prove
 from distbelief.schedules.pipelines import pipeline
 from distbelief.schedules.price import LinkModel, Port, carry
 
-BACKWARD, WEIGHTS = 2.0, 1.0
-"""Of the work of a forward pass, that of the backward pass, and the part of that which is for the weights."""
+BACKWARD = 2.0
+"""Work of a backward pass, of that of a forward pass."""
 FULL = 4
 """Minibatches for each home after which those that overlap come as regularly as they ever do."""
 
@@ -24,9 +24,7 @@ class SegmentCost(msgspec.Struct, frozen=True):
     forward: float
     """Seconds of one microbatch."""
     backward: float
-    """Seconds of one microbatch; with the weights' gradients in it where these are not made once."""
-    weights: float = 0.0
-    """Seconds of making the weights' gradients of all microbatches."""
+    """Seconds of one microbatch."""
     kept: int = 0
     """Bytes that a microbatch keeps from its way forward for its way back, beside what was received."""
     parameters: int = 0
@@ -34,7 +32,7 @@ class SegmentCost(msgspec.Struct, frozen=True):
 
     def seconds(self, direction: Pass) -> float:
         """Of one task."""
-        return {Pass.FORWARD: self.forward, Pass.BACKWARD: self.backward, Pass.WEIGHTS: self.weights}[direction]
+        return self.forward if direction is Pass.FORWARD else self.backward
 
 
 class Span(NamedTuple):
@@ -181,8 +179,8 @@ class _Timeline:
         self.spans.append(Span(home, task, start, self.now[home]))
         self.held[home] += cost.kept * (task.direction is Pass.FORWARD)
         self.most[home] = max(self.most[home], self.held[home])
-        if task.direction is (Pass.WEIGHTS if self.pipeline.once else Pass.BACKWARD):
-            self.held[home] -= cost.kept * (self.pipeline.microbatches if task.microbatch == ALL else 1)
-        for crossing in self.pipeline.uses(task):
+        if task.direction is Pass.BACKWARD:
+            self.held[home] -= cost.kept
+        for crossing in self.pipeline.graph.uses(task):
             if self.pipeline.last_uses[crossing] == task:
                 self.freed[crossing] = self.now[home]

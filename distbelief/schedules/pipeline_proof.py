@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from distbelief.errors import LocalProtocolError
-from distbelief.schedules.pipeline import ALL, Action, Crossing, Pass, Pipeline, SegmentTask
+from distbelief.schedules.pipeline import Action, Crossing, Pass, Pipeline, SegmentTask
 
 
 class Execution(msgspec.Struct, frozen=True):
@@ -34,8 +34,7 @@ def prove(pipeline: Pipeline, slots: int | None = None) -> Execution:
 
     Every segment goes forward and back once with each microbatch, at its own home, and has what it uses, of that
     microbatch; each value and each gradient crosses once to each home that needs it; no slot is written before it is
-    free; nobody waits forever. Where weights' gradients are made once, they are made of every microbatch. All segments
-    of a home compute a microbatch with the same version of its weights.
+    free; nobody waits forever. All segments of a home compute a microbatch with the same version of its weights.
 
     Args:
         pipeline: what is played.
@@ -86,10 +85,9 @@ class _Proof:
         for home, actions in enumerate(self.pipeline.actions):
             if self.at[home] < len(actions):
                 raise self._wrong(home, actions[self.at[home]], "waits forever")
-        weights = any(task.direction is Pass.WEIGHTS for task in self.done)
         for number, segment in enumerate(self.graph.segments):
             ways = [(way, m) for way in (Pass.FORWARD, Pass.BACKWARD) for m in range(self.pipeline.microbatches)]
-            for way, microbatch in ways + [(Pass.WEIGHTS, ALL)] * weights:
+            for way, microbatch in ways:
                 if (task := SegmentTask(way, number, microbatch)) not in self.done:
                     raise self._wrong(segment.home, task, "is never computed")
         return Execution(self.versions, tuple(self.stashed), tuple(self.in_flight), self.waits)
@@ -145,7 +143,7 @@ class _Proof:
             raise self._wrong(home, task, "is of another home")
         if task in self.done:
             raise self._wrong(home, task, "is computed a second time")
-        for crossing in self.pipeline.uses(task):
+        for crossing in self.graph.uses(task):
             if crossing not in self.here:
                 raise self._wrong(home, task, f"lacks {crossing}")
         for other in self._before(home, task):
@@ -153,7 +151,7 @@ class _Proof:
                 raise self._wrong(home, task, f"comes before {other}")
         self.done.add(task)
         self._account(home, task)
-        for crossing in self.pipeline.uses(task):
+        for crossing in self.graph.uses(task):
             if self.pipeline.last_uses[crossing] == task:
                 self.rings[crossing.boundary, crossing.direction][self.here.pop(crossing)] = None
 
@@ -161,8 +159,6 @@ class _Proof:
         """What the same home must have computed: segments may use whatever those before them have."""
         mine = self.graph.of(home)
         at = mine.index(task.segment)
-        if task.direction is Pass.WEIGHTS:
-            return [SegmentTask(Pass.BACKWARD, task.segment, m) for m in range(self.pipeline.microbatches)]
         if task.direction is Pass.FORWARD:
             return [task._replace(segment=number) for number in mine[:at]]
         behind = [task._replace(segment=number) for number in mine[at + 1 :]]

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from distbelief.errors import UsageError, unknown
-from distbelief.schedules.pipeline import ALL, HomeTask, Pass, Pipeline, SegmentGraph
+from distbelief.schedules.pipeline import HomeTask, Pass, Pipeline, SegmentGraph
 
 PIPELINES = ("sequential", "gpipe", "1f1b", "pipedream")
-WEIGHT_GRADIENTS = ("each", "once")
 
 
-def pipeline(algorithm: str, graph: SegmentGraph, microbatches: int = 1, weight_gradients: str = "each") -> Pipeline:
+def pipeline(algorithm: str, graph: SegmentGraph, microbatches: int = 1) -> Pipeline:
     """The pipeline of an algorithm over the segments of a split model.
 
     - `sequential`: the minibatch goes through as a whole.
@@ -29,8 +28,6 @@ def pipeline(algorithm: str, graph: SegmentGraph, microbatches: int = 1, weight_
         algorithm: one of `PIPELINES`.
         graph: the segments and their homes.
         microbatches: 1 or more; 1 for `sequential`.
-        weight_gradients: `each` makes them with each backward pass; `once` leaves them to one task at the end over all
-            microbatches.
 
     Raises:
         UsageError: there is no such algorithm, or these do not go together.
@@ -39,11 +36,8 @@ def pipeline(algorithm: str, graph: SegmentGraph, microbatches: int = 1, weight_
     >>> [f"{way.value[0]}{number}" for way, number in pipeline("1f1b", chain(2), 3).orders[0]]
     ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']
     """
-    check_pipeline(algorithm, microbatches, weight_gradients)
-    once = weight_gradients == "once"
-    orders = tuple(
-        tuple(home_tasks(microbatches, in_flight(algorithm, microbatches, depth), once)) for depth in graph.depths
-    )
+    check_pipeline(algorithm, microbatches)
+    orders = tuple(tuple(home_tasks(microbatches, in_flight(algorithm, microbatches, depth))) for depth in graph.depths)
     return Pipeline(algorithm, graph, microbatches, orders, algorithm == "pipedream")
 
 
@@ -56,7 +50,7 @@ def in_flight(algorithm: str, microbatches: int, depth: int) -> int:
     return microbatches if algorithm == "gpipe" else min(microbatches, depth)
 
 
-def home_tasks(microbatches: int, in_flight: int, once: bool = False) -> Iterator[HomeTask]:
+def home_tasks(microbatches: int, in_flight: int) -> Iterator[HomeTask]:
     """The tasks of a home that may have so many microbatches in flight, at most all.
 
     >>> [(way.value, number) for way, number in home_tasks(2, 2)]
@@ -67,8 +61,6 @@ def home_tasks(microbatches: int, in_flight: int, once: bool = False) -> Iterato
             yield HomeTask(Pass.BACKWARD, turn - in_flight)
         if turn < microbatches:
             yield HomeTask(Pass.FORWARD, turn)
-    if once:
-        yield HomeTask(Pass.WEIGHTS, ALL)
 
 
 def check_overlap(algorithm: str, microbatches: int) -> None:
@@ -97,7 +89,7 @@ def check_depths(algorithm: str, depths: Sequence[int]) -> None:
         )
 
 
-def check_pipeline(algorithm: str, microbatches: int, weight_gradients: str) -> None:
+def check_pipeline(algorithm: str, microbatches: int) -> None:
     """Refuse what is no pipeline, or has no meaning in one.
 
     Raises:
@@ -105,16 +97,10 @@ def check_pipeline(algorithm: str, microbatches: int, weight_gradients: str) -> 
     """
     if algorithm not in PIPELINES:
         raise unknown("schedule", algorithm, PIPELINES)
-    if weight_gradients not in WEIGHT_GRADIENTS:
-        raise unknown("way of making weights' gradients", weight_gradients, WEIGHT_GRADIENTS)
     if microbatches < 1:
         raise UsageError(f"{microbatches} microbatches: there must be 1 or more")
     if algorithm == "sequential" and microbatches > 1:
         raise UsageError(
             f"{microbatches} microbatches in sequential, which sends a minibatch through as a whole: use 1, or "
             "gpipe or 1f1b"
-        )
-    if algorithm == "pipedream" and weight_gradients == "once":
-        raise UsageError(
-            "weights' gradients once in pipedream, which updates weights after each minibatch: make them with each"
         )

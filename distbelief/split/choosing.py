@@ -16,7 +16,7 @@ from torch import nn
 
 from distbelief.errors import UsageError
 from distbelief.schedules.pipeline import Pipeline
-from distbelief.schedules.pipeline_price import BACKWARD, WEIGHTS, SegmentCost, price_step
+from distbelief.schedules.pipeline_price import BACKWARD, SegmentCost, price_step
 from distbelief.schedules.pipelines import check_depths, pipeline
 from distbelief.schedules.price import LinkModel
 from distbelief.split.layers import LossFunction
@@ -69,7 +69,7 @@ class Choice:
 
 def choose(
     split: Split, traced: Traced, model: nn.Module, loss: LossFunction | None, targets: object, examples: int,
-    batch_size: int, schedule: str = "sequential", microbatches: int = 1, weight_gradients: str = "each",
+    batch_size: int, schedule: str = "sequential", microbatches: int = 1,
 ) -> Choice:  # fmt: skip
     """The way that is named; for `auto`, of the ways that can be, the one with the least price.
 
@@ -83,7 +83,6 @@ def choose(
         batch_size: of the steps that are priced.
         schedule: in which they go through the homes: one of `PIPELINES`.
         microbatches: of a minibatch.
-        weight_gradients: whether weights' gradients are made with each backward pass, or once.
 
     Raises:
         UsageError: it cannot be split so, or in no way: with the reasons.
@@ -96,7 +95,7 @@ def choose(
         try:
             graph = apply(one, traced, loss, targets)
             programs = [build(graph, home, shapes) for home in range(one.partitions)]
-            made = pipeline(schedule, segment_graph(programs), microbatches, weight_gradients)
+            made = pipeline(schedule, segment_graph(programs), microbatches)
             check_depths(schedule, made.graph.depths)
             found.append(Candidate(one, _price(programs, made, scale, batch_size)))
         except UsageError as error:
@@ -157,7 +156,7 @@ def _price(programs: Sequence[HomeProgram], made: Pipeline, scale: float, sample
     for place in made.graph.segments:
         one = next(left[place.home])
         forward = _seconds(scale * one.flops / parts, samples * one.elements / parts, one.nodes)
-        costs.append(SegmentCost(forward, (BACKWARD - WEIGHTS * made.once) * forward, WEIGHTS * parts * forward))
+        costs.append(SegmentCost(forward, BACKWARD * forward))
     return price_step(made, costs, LINE, samples / parts).seconds
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -12,12 +11,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from distbelief.errors import LocalProtocolError, UsageError
-from distbelief.schedules.pipeline import ALL, HomeTask, Pass
+from distbelief.schedules.pipeline import HomeTask, Pass
 from distbelief.schedules.pipelines import home_tasks
 from distbelief.split.graph import Transfer
 from distbelief.split.layers import mixed
 from distbelief.split.program import HomeProgram, OwnValue, Received, Segment, Source, Supplied
-from distbelief.split.weights import GradientRooms, WeightGradients
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,6 @@ class RunSegment:
 
     segment: Segment
     microbatch: int
-    """`ALL` for the weights."""
     direction: Pass
 
 
@@ -75,8 +72,6 @@ class HomeResult:
     """The mean over the minibatch, at the home that computes it."""
     outputs: tuple[Any, ...]
     """The model's output for each microbatch, at the home that has it."""
-    kept: int = 0
-    """Bytes of the gradients of which those of weights were made, once for all microbatches."""
 
 
 class Microbatch(NamedTuple):
@@ -140,15 +135,11 @@ class Passes:
 
     Args:
         program: of the home.
-        once: whether the gradients of weights are left to `weights`.
-        rooms: where these lie from step to step; None for new memory.
     """
 
-    def __init__(self, program: HomeProgram, once: bool = False, rooms: GradientRooms | None = None) -> None:
+    def __init__(self, program: HomeProgram) -> None:
         self.program = program
         self._pending: dict[int, _Pending] = {}
-        own = [*program.module.parameters()] if once else []
-        self._weights = [WeightGradients(own, rooms) for _ in program.segments] if once else []
 
     def forward(self, number: int, batch: Microbatch) -> HomeSteps[tuple[Any, Any]]:
         """Takes a microbatch through all segments, in order; returns loss and output where this home has them."""
@@ -158,8 +149,7 @@ class Passes:
                 if source not in pending.leaves:
                     pending.leaves[source] = yield from self._taken(source, number, batch, pending)
             yield RunSegment(segment, number, Pass.FORWARD)
-            with self._weights[segment.number] if self._weights else contextlib.nullcontext():
-                given = segment.compute(*[pending.leaves[source] for source in segment.takes])
+            given = segment.compute(*[pending.leaves[source] for source in segment.takes])
             for result, tensor in zip(segment.gives, given, strict=True):
                 pending.results[result.value] = tensor
                 for transfer in result.transfers:
@@ -244,18 +234,6 @@ class Passes:
             total = leaf.grad if total is None else total + leaf.grad
         return total
 
-    def weights(self) -> HomeSteps[int]:
-        """Makes the gradients of weights that were left out on the way back, of all microbatches.
-
-        Returns:
-            The bytes of gradients that were kept for them.
-        """
-        kept = 0
-        for segment in reversed(self.program.segments):
-            yield RunSegment(segment, ALL, Pass.WEIGHTS)
-            kept += self._weights[segment.number].make()
-        return kept
-
     def _begins(self, source: Source, segment: Segment) -> bool:
         """Return whether no earlier segment takes something."""
         return not any(source in one.takes for one in self.program.segments[: segment.number])
@@ -301,7 +279,6 @@ def step(
     program: HomeProgram,
     batches: Sequence[Microbatch],
     order: Sequence[HomeTask] | None = None,
-    rooms: GradientRooms | None = None,
 ) -> HomeStory:
     """One step of one home: every microbatch goes through it forward and back, in the order of the tasks.
 
@@ -311,19 +288,13 @@ def step(
         program: of the home.
         batches: the minibatch, as `cut_minibatch` makes it; the same at every home.
         order: the home's of a `Pipeline`; all microbatches forward, then all back, where it is None.
-        rooms: where weights' gradients that are made once lie from step to step (`split.weights.GradientRooms`); None
-            for new memory in each.
     """
     order = [*home_tasks(len(batches), len(batches))] if order is None else order
-    passes = Passes(program, once=any(task.direction is Pass.WEIGHTS for task in order), rooms=rooms)
+    passes = Passes(program)
     norms = _BatchNorms(program) if len(batches) > 1 else None
     loss: float | None = None
     outputs: dict[int, object] = {}
-    kept = 0
     for direction, number in order:
-        if direction is Pass.WEIGHTS:
-            kept = yield from passes.weights()
-            continue
         batch = batches[number]
         if direction is Pass.BACKWARD:
             yield from passes.backward(number, batch)
@@ -335,4 +306,4 @@ def step(
             loss = (loss or 0.0) + float(found) * batch.weight
     if norms:
         norms.end()
-    return HomeResult(loss, tuple(outputs[number] for number in sorted(outputs)), kept)
+    return HomeResult(loss, tuple(outputs[number] for number in sorted(outputs)))

@@ -256,9 +256,6 @@ class Partitioned(Strategy):
     schedule: str = field(default="auto", kw_only=True)
     """In which order microbatches go forward and back: gpipe, 1f1b, or sequential for one; auto is 1f1b for more than
     one. With single also pipedream: each stage takes minibatches forward while others are under way."""
-    weight_gradients: str = field(default="each", kw_only=True)
-    """each makes the gradients of weights with each backward pass; once leaves those of fully connected layers and
-    convolutions to the end of the step, and makes them of all microbatches together."""
     chunks: int = field(default=0, kw_only=True)
     """For --split time: in how many runs of steps a sequence is cut, of which one home computes one while the next home
     computes the one before; 0 is four for each partition."""

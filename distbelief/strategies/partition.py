@@ -26,7 +26,6 @@ from distbelief.split.plan import apply
 from distbelief.split.play import Give, HomeEffect, RunSegment, Take, cut_minibatch, step
 from distbelief.split.program import HomeProgram, Received, Segment, build
 from distbelief.split.tracing import EXAMPLES, examples, trace
-from distbelief.split.weights import GradientRooms
 from distbelief.tasks import Task
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
@@ -56,7 +55,7 @@ def split_graph(task: Task, model: nn.Module, settings: Settings, tell: Tell | N
     if split.ways == AUTO or tell:
         choice = choose(
             split, traced, model, task.loss, targets, EXAMPLES, settings.data.batch_size, settings.pipeline,
-            settings.microbatches, settings.weight_gradients,
+            settings.microbatches,
         )  # fmt: skip
         split = choice.split
         if tell:
@@ -145,7 +144,7 @@ class PhantomPartition:
         self._program, self._way, self._all, self._batch_size = program, way, samples, batch_size
         self._clock = clock
         self.samples: list[int] = []
-        self._passes = {Pass.FORWARD: self._forward, Pass.BACKWARD: self._backward, Pass.WEIGHTS: self._weights}
+        self._passes = {Pass.FORWARD: self._forward, Pass.BACKWARD: self._backward}
 
     @property
     def depth(self) -> int:
@@ -180,10 +179,6 @@ class PhantomPartition:
             for one in new:
                 if one.shape.differentiable:
                     yield Give(one, number, Pass.BACKWARD, NOTHING)
-
-    def _weights(self, number: int) -> Iterator[HomeEffect]:
-        for segment in reversed(self._program.segments):
-            yield RunSegment(segment, number, Pass.WEIGHTS)
 
     @functools.cached_property
     def _begun(self) -> list[tuple[Segment, list[Transfer]]]:
@@ -236,7 +231,6 @@ class PartitionTrainer(ModelPart):
     ) -> None:  # fmt: skip
         super().__init__(program, way, settings.data.batch_size)
         self._task, self._clock = task, clock
-        self._rooms: GradientRooms = {}
         self._data = load(task, "training")
         self._seed, self._batch_size = settings.seed, settings.data.batch_size
         self._order = Order(len(self._data), self._batch_size, settings.seed, settings.data.order)
@@ -258,7 +252,7 @@ class PartitionTrainer(ModelPart):
             self.samples = self.way.sizes(len(numbers))
             count, chance = len(self.samples), key(self._seed, batch.epoch, batch.index)
             cut = cut_minibatch((inputs,), targets, count, chance)
-            result = yield from step(self.program, cut, self.way.order(count), self._rooms)
+            result = yield from step(self.program, cut, self.way.order(count))
         except DistbeliefError:
             raise
         except (Exception, SystemExit) as error:

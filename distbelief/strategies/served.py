@@ -1,6 +1,4 @@
-"""Replicas and evaluators whose parameters are the shards', wherever they are played; and the memory that is read in
-place.
-"""
+"""Replicas and evaluators whose parameters are the shards', wherever they are played."""
 
 from __future__ import annotations
 
@@ -9,7 +7,6 @@ from collections.abc import Callable, Sequence
 import torch
 
 from distbelief.core.settings import Plan
-from distbelief.errors import UsageError
 from distbelief.fabric.copying import copy_bytes
 from distbelief.runtime.player import HasStory, Part, Worker
 from distbelief.strategies.context import Context
@@ -49,16 +46,9 @@ def _attach(context: Context) -> Callable[[Plan, Arena], None]:
     flat, memory = context.flat, context.memory
 
     def attach(plan: Plan, arena: Arena) -> None:
-        asked = plan.settings.strategy.pushing.read_in_place
-        if asked:
-            _check_torn(flat, plan)
         there = memory(plan.layout.total)[flat.held.start : flat.held.stop]
-        if (
-            asked
-            or flat.owned
-            or (flat.only_reads and all(section.kind == "parameter" for section in plan.layout.sections))
-        ):
-            flat.bind(arena.gradients, [there], remedy="" if asked or flat.owned else "--transport tcp")
+        if flat.owned or (flat.only_reads and all(one.kind == "parameter" for one in plan.layout.sections)):
+            flat.bind(arena.gradients, [there], remedy="" if flat.owned else "--transport tcp")
         else:
             flat.bind(arena.gradients, arena.parameters, _copying(arena.parameters, there, plan.layout.moving))
 
@@ -82,21 +72,3 @@ def _copying(own: Sequence[torch.Tensor], there: torch.Tensor, moving: int) -> C
 
 def _landing(flat: FlatModule) -> Callable[[Plan, Arena], None]:
     return lambda _, arena: flat.bind(arena.gradients, arena.parameters)
-
-
-def _check_torn(flat: FlatModule, plan: Plan) -> None:
-    """Refuse to read in place what cannot be.
-
-    Raises:
-        UsageError: naming it.
-    """
-    if flat.device.type != "cpu":
-        raise UsageError(
-            f"--read-in-place: the model is on {flat.device}, which cannot compute on the shards' memory; leave it off"
-        )
-    low = [s.dtype for s in plan.layout.sections if s.kind == "parameter" and s.dtype in ("bfloat16", "float16")]
-    if low:
-        raise UsageError(
-            f"--read-in-place: {low[0]} parameters have float32 masters on the shards, which cannot be read in place; "
-            "leave it off"
-        )

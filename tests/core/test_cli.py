@@ -36,15 +36,14 @@ SHARED = (
     " --keep-checkpoints --device --threads --init-from --out --resume --config --quiet --json"
 )
 TASK = "--target-accuracy --target-loss --evaluate-every --data-dir"
-SPLIT = "--partitions --split --microbatches --schedule --weight-gradients --chunks"
+SPLIT = "--partitions --split --microbatches --schedule --chunks"
 CADENCE = (
     "--replicas --shards --restarts --standby --push-every --fetch-every --local-lr --prefetch --warm-start-steps "
     f"--staleness-scaling {SPLIT}"
 )
-DOWNPOUR = f"{CADENCE} --read-in-place"
 SCALED = "--lr-scaling --base-batch"
 OWN = {
-    "downpour": DOWNPOUR,
+    "downpour": CADENCE,
     "synchronous": f"--replicas --shards --restarts --standby --push-every --backup-workers --quorum {SCALED} {SPLIT}",
     "allreduce": f"--replicas --accumulate --algorithm --bucket-mb --buffers --on-death --per-host --restarts {SCALED} "
     f"{SPLIT}",
@@ -374,7 +373,6 @@ REFUSED = {
     "train digits sandblaster --iterations 0": "--iterations 0: must be 1 or more",
     "train digits sandblaster --step 0": "--step 0.0: must be more than 0",
     "train digits sandblaster --overlap 0.6": "--overlap 0.6: is the fraction of a batch",
-    "train digits sandblaster --method cg --damping": "--damping is of the curvature pairs of lbfgs",
     "launch sandblaster x.py": "strategy sandblaster evaluates a batch as often as its line search asks",
     "launch downpour --data-dir x script.py": "has no option --data-dir: it belongs to distbelief train",
     "evaluate": "which run?",

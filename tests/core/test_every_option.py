@@ -168,7 +168,7 @@ SMALL: dict[str, dict[str, str]] = {
         "quiet": "",
     },
     "draw": {"ranks": "6", "per_host": "2", "network": "latency=1ms", "topology": "tree:2x4"},
-    "draw 1f1b": {"partitions": "3", "microbatches": "5", "weight_gradients": "once", "svg": "drawn.svg"},
+    "draw 1f1b": {"partitions": "3", "microbatches": "5", "svg": "drawn.svg"},
     "cost": {
         "batch_size": "8",
         "optimizer": "adam",
@@ -187,7 +187,6 @@ SMALL: dict[str, dict[str, str]] = {
         "batch_size": "8",
         "schedule": "gpipe",
         "microbatches": "2",
-        "weight_gradients": "once",
         "chunks": "3",
         "optimizer": "adam",
         "network": "latency=1ms",

@@ -53,8 +53,6 @@ BESIDE = {
     "run": "--init-from run: --phantom computes nothing that could begin there",
     "simulate digits downpour --phantom --precision "
     "bf16": "--precision bf16: --phantom computes nothing in any precision",
-    "simulate digits sandblaster --phantom --line-search "
-    "backtracking": "--line-search backtracking: --phantom computes nothing that",
     "simulate digits sandblaster --phantom --tolerance "
     "1": "--tolerance 1.0: --phantom computes nothing that could be so small",
     "train digits downpour --lr-schedule "

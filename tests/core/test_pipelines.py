@@ -33,8 +33,6 @@ from distbelief.schedules.pipeline_proof import prove
 from distbelief.schedules.pipelines import PIPELINES, pipeline
 from distbelief.schedules.price import LinkModel
 
-WAYS = [(name, ways) for name in PIPELINES for ways in ("each", "once") if (name, ways) != ("pipedream", "once")]
-
 
 def graph(homes: list[int], edges: list[list[int]], lacking: frozenset[int] = frozenset()) -> SegmentGraph:
     """Segments at some homes, each with the earlier segments whose one value it takes; some values have no gradient."""
@@ -72,23 +70,23 @@ def graphs(draw: st.DrawFn) -> SegmentGraph:
     return graph(homes, edges, frozenset(draw(st.lists(st.integers(0, count), max_size=2))))
 
 
-@given(graphs(), st.sampled_from(WAYS), st.integers(1, 6), st.integers(0, 2))
+@given(graphs(), st.sampled_from(PIPELINES), st.integers(1, 6), st.integers(0, 2))
 def test_every_pipeline_over_any_graph_is_proved_with_its_own_slots_and_with_more(
-    over: SegmentGraph, way: tuple[str, str], microbatches: int, more: int
+    over: SegmentGraph, way: str, microbatches: int, more: int
 ) -> None:
-    made = pipeline(way[0], over, 1 if way[0] == "sequential" else microbatches, way[1])
+    made = pipeline(way, over, 1 if way == "sequential" else microbatches)
     seen = prove(made)
     most = max(map(made.slots, range(len(over.boundaries))), default=0)
     assert msgspec.structs.replace(prove(made, most + more), waits=0) == msgspec.structs.replace(seen, waits=0)
     assert seen.in_flight == made.in_flight
     assert seen.waits == 0 or not all(boundary.gradient for boundary in over.boundaries)
     for home, depth in enumerate(over.depths):
-        assert seen.in_flight[home] <= (made.microbatches if way[0] == "gpipe" else min(depth, made.microbatches))
-        assert seen.stashed[home] <= (depth if way[0] == "pipedream" else 1)
+        assert seen.in_flight[home] <= (made.microbatches if way == "gpipe" else min(depth, made.microbatches))
+        assert seen.stashed[home] <= (depth if way == "pipedream" else 1)
     crossings = [one for actions in made.actions for one in actions if isinstance(one, Crossing)]
     both = sum(1 + boundary.gradient for boundary in over.boundaries)
     assert len(crossings) == 2 * len(set(crossings)) == 2 * both * made.microbatches
-    assert price_pipeline(made, [SegmentCost(1, 2, 1)] * len(over.segments)).seconds > 0
+    assert price_pipeline(made, [SegmentCost(1, 2)] * len(over.segments)).seconds > 0
 
 
 @pytest.mark.parametrize("stages", range(1, 7))
@@ -123,8 +121,8 @@ def test_a_value_crosses_once_to_each_home_that_takes_it_and_passes_by_those_bet
     assert Crossing(0, 0, Pass.BACKWARD) not in back[:at]
 
 
-F, B, W = Pass.FORWARD, Pass.BACKWARD, Pass.WEIGHTS
-CHAIN = {"gpipe": pipeline("gpipe", chain(2), 2), "once": pipeline("gpipe", chain(2), 2, "once")}
+F, B = Pass.FORWARD, Pass.BACKWARD
+CHAIN = pipeline("gpipe", chain(2), 2)
 
 
 def changed(made: Pipeline, home: int, *tasks: tuple[Pass, int]) -> Pipeline:
@@ -152,24 +150,20 @@ def swap(one: int, other: int) -> Callable[[list[object]], object]:
 
 WRONG = {
     "a microbatch goes back before it came": (
-        changed(CHAIN["gpipe"], 1, (F, 0), (B, 1), (F, 1), (B, 0)), "comes before",
+        changed(CHAIN, 1, (F, 0), (B, 1), (F, 1), (B, 0)), "comes before",
     ),
-    "both wait for each other": (changed(CHAIN["gpipe"], 0, (F, 0), (B, 0), (F, 1), (B, 1)), None),
-    "one asks for what comes later": (changed(CHAIN["gpipe"], 1, (F, 1), (F, 0), (B, 0), (B, 1)), "in its slot"),
-    "a microbatch never goes back": (changed(CHAIN["gpipe"], 1, (F, 0), (F, 1), (B, 0)), "waits forever"),
+    "both wait for each other": (changed(CHAIN, 0, (F, 0), (B, 0), (F, 1), (B, 1)), None),
+    "one asks for what comes later": (changed(CHAIN, 1, (F, 1), (F, 0), (B, 0), (B, 1)), "in its slot"),
+    "a microbatch never goes back": (changed(CHAIN, 1, (F, 0), (F, 1), (B, 0)), "waits forever"),
     "a microbatch goes forward twice": (
-        changed(CHAIN["gpipe"], 1, (F, 0), (F, 1), (F, 1), (B, 0), (B, 1)), "a second time",
+        changed(CHAIN, 1, (F, 0), (F, 1), (F, 1), (B, 0), (B, 1)), "a second time",
     ),
-    "weights of some microbatches": (
-        changed(CHAIN["once"], 1, (F, 0), (F, 1), (B, 0), (W, -1), (B, 1)), "comes before",
-    ),
-    "weights at one home only": (changed(CHAIN["once"], 1, (F, 0), (F, 1), (B, 0), (B, 1)), "never computed"),
-    "computed before it came": (edited(CHAIN["gpipe"], 1, swap(0, 1)), "lacks"),
-    "sent before it is made": (edited(CHAIN["gpipe"], 0, swap(0, 1)), "sent before it is made"),
-    "sent twice": (edited(CHAIN["gpipe"], 0, lambda of: of.insert(2, of[1])), "a second time"),
-    "never sent": (edited(CHAIN["gpipe"], 0, lambda of: of.pop(1)), "in its slot"),
+    "computed before it came": (edited(CHAIN, 1, swap(0, 1)), "lacks"),
+    "sent before it is made": (edited(CHAIN, 0, swap(0, 1)), "sent before it is made"),
+    "sent twice": (edited(CHAIN, 0, lambda of: of.insert(2, of[1])), "a second time"),
+    "never sent": (edited(CHAIN, 0, lambda of: of.pop(1)), "in its slot"),
     "another home's task": (
-        edited(CHAIN["gpipe"], 0, lambda of: of.insert(0, SegmentTask(F, 1, 0))), "is of another home",
+        edited(CHAIN, 0, lambda of: of.insert(0, SegmentTask(F, 1, 0))), "is of another home",
     ),
     "another home's crossing": (
         edited(pipeline("gpipe", chain(3), 1), 0, lambda of: of.append(Crossing(1, 0, F))), "is of other homes",
@@ -196,7 +190,6 @@ def test_with_fewer_slots_than_a_pipeline_holds_it_waits_forever() -> None:
     made = pipeline("gpipe", chain(2), 4)
     assert made.slots(0) == 4
     assert [pipeline("1f1b", chain(4), 8).slots(boundary) for boundary in range(3)] == [4, 3, 2]
-    assert pipeline("1f1b", chain(4), 8, "once").slots(2) == 8
     prove(made, 4)
     with pytest.raises(LocalProtocolError, match="waits forever"):
         prove(made, 3)
@@ -237,18 +230,16 @@ def test_what_is_no_graph_of_segments_is_refused(what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "microbatches", "weights", "says"),
+    ("algorithm", "microbatches", "says"),
     [
-        ("gpip", 1, "each", "did you mean 'gpipe'"),
-        ("gpipe", 1, "twice", "unknown way of making weights' gradients 'twice'"),
-        ("gpipe", 0, "each", "must be 1 or more"),
-        ("sequential", 2, "each", "as a whole"),
-        ("pipedream", 2, "once", "updates weights after each minibatch"),
+        ("gpip", 1, "did you mean 'gpipe'"),
+        ("gpipe", 0, "must be 1 or more"),
+        ("sequential", 2, "as a whole"),
     ],
 )
-def test_what_is_no_pipeline_is_refused(algorithm: str, microbatches: int, weights: str, says: str) -> None:
+def test_what_is_no_pipeline_is_refused(algorithm: str, microbatches: int, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        pipeline(algorithm, chain(2), microbatches, weights)
+        pipeline(algorithm, chain(2), microbatches)
 
 
 def test_homes_that_need_values_of_each_other_have_the_same_in_flight() -> None:
@@ -353,15 +344,14 @@ def test_memory_is_what_is_in_flight_and_older_weights() -> None:
     cost = [SegmentCost(1, 2, kept=10, parameters=1000)] * 3
     over = chain(3, size=1)
 
-    def held(algorithm: str, microbatches: int, *weights: str) -> tuple[int, ...]:
-        return price_pipeline(pipeline(algorithm, over, microbatches, *weights), cost, samples=5).held
+    def held(algorithm: str, microbatches: int) -> tuple[int, ...]:
+        return price_pipeline(pipeline(algorithm, over, microbatches), cost, samples=5).held
 
     # what it kept, and slots for inputs and for gradients of outputs
     assert held("sequential", 1) == (10 + 5, 10 + 5 + 5, 10 + 5)
     assert held("gpipe", 8) == (80 + 40, 80 + 40 + 40, 80 + 40)
     assert held("1f1b", 8) == (30 + 15, 20 + 15 + 10, 10 + 10)
     assert held("pipedream", 8) == (30 + 15 + 3000, 20 + 15 + 10 + 2000, 10 + 10)
-    assert held("1f1b", 8, "once") == (80 + 40, 80 + 40 + 40, 80 + 40)
 
 
 # drawings
@@ -376,7 +366,6 @@ def test_a_drawing_has_every_task_once_and_says_what_is_in_flight() -> None:
         assert tasks == [f"{way.name[0]}{number}" for way, number in made.orders[home]]
         assert line.endswith(f"{3 - home} in flight")
     assert "2 versions of weights" in draw_pipeline(pipeline("pipedream", chain(3), 4))
-    assert draw_pipeline(pipeline("gpipe", chain(2), 2, "once")).count(" W ") == 2
 
 
 def test_the_document_shows_what_the_command_draws(capsys: pytest.CaptureFixture[str]) -> None:

@@ -234,7 +234,7 @@ def test_the_document_shows_what_the_command_draws(capsys: pytest.CaptureFixture
     "words",
     [
         "ring --ranks 0", "ring --ranks 27", "rong", "ring --rank 3", "gpipe --ranks 3", "1f1b --partitions 0",
-        "gpipe --microbatches 65", "sequential --microbatches 2", "1f1b --weight-gradients twice",
+        "gpipe --microbatches 65", "sequential --microbatches 2",
     ],
 )  # fmt: skip
 def test_what_cannot_be_drawn_is_refused(words: str) -> None:

@@ -66,8 +66,6 @@ LAYOUT = lay_out([Tensor("w", (3,), "float32")])
         *[({"optimizer": Optimizer(name), "strategy": kind}, f"--optimizer {name} needs the norms of whole layers, "
             ".* or --shards 1")
           for name in LAYERWISE for kind in ("downpour", "softsync", "bounded")],
-        *[({"read_in_place": True, **more}, "--read-in-place reads the shards' own memory") for more in
-          ({"local_lr": 0.1}, {"fetch_every": 2}, {"prefetch": 1})],
     ],
     ids=str,
 )  # fmt: skip
@@ -82,7 +80,6 @@ def test_settings_that_no_job_can_have_are_refused(options: dict[str, Any], says
         {},
         {"prefetch": 1},
         {"local_lr": 0.1, "fetch_every": 2},
-        {"read_in_place": True},
         {"target_accuracy": 1.0},
         {"optimizer": Optimizer(lr=0.0)},
         {"warm_start_steps": 10**9},

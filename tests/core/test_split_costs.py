@@ -19,7 +19,6 @@ from distbelief.errors import UsageError
 from distbelief.lab.cost import splitting, turns
 from distbelief.lab.cost.splitting import GRADIENTS, KEPT, PARAMETERS, STATE, SplitCost, measure
 from distbelief.lab.draw.split import draw_split
-from distbelief.schedules.pipeline import Pass
 from distbelief.schedules.pipeline_price import SegmentCost
 from distbelief.schedules.price import LinkModel
 from distbelief.split.options import Split
@@ -78,33 +77,6 @@ def test_microbatches_are_priced_by_their_schedule(monkeypatch: pytest.MonkeyPat
         cost_of(microbatches=11)
 
 
-def test_weights_gradients_once_are_priced_as_made_while_others_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two equal stages: of a minibatch that is whole the second makes its weights' gradients beside the first's way
-    back; of four microbatches they come after the last.
-    """
-    known(monkeypatch, [SegmentCost(1e-3, 1e-3, 2e-3), SegmentCost(1e-3, 1e-3, 2e-3)], 5e-3)
-    nothing, once = LinkModel(0.0, float("inf")), {"weight_gradients": "once"}
-    assert cost_of(link=nothing, **once).step == pytest.approx(1e-3 + (1 + 1 + 1 + 1 + 2) * 1e-3 + 56e-6)
-    found = cost_of(link=nothing, schedule="gpipe", microbatches=4, **once)
-    assert found.step == pytest.approx(1e-3 + 2 * (2 + 3) * 1e-3 + 2e-3 + 56e-6)
-    assert found.weight_gradients == "once"
-
-
-@pytest.mark.long
-def test_weights_gradients_once_are_timed_by_themselves_and_hold_what_they_are_made_of() -> None:
-    """What the first layer took and the gradient of what it gave stay; so does of the second, beside what was held."""
-    each, once = (
-        cost_of(seconds=0.01, microbatches=2, weight_gradients=weights, schedule="gpipe")
-        for weights in ("each", "once")
-    )
-    held = [[home.memory[KEPT] for home in one.homes] for one in (each, once)]
-    assert [later - before for before, later in zip(*held, strict=True)] == [10 * 8 * 4, 10 * 4 * 4]
-    made = measure(TASK, Split("stages"), batch_size=10, weight_gradients="once", seconds=0.01)
-    spans = [span for span in made.price.spans if span.task.direction is Pass.WEIGHTS]
-    assert [span.home for span in sorted(spans, key=lambda span: span.home)] == [0, 1]
-    assert all(span.stop > span.start for span in spans)
-
-
 class Ticks:
     """A device's clock, on which whatever is timed takes a second."""
 
@@ -136,12 +108,6 @@ def test_segments_are_timed_by_the_clock_of_their_device(monkeypatch: pytest.Mon
     # forward, its way back up to what it gives, and the end
     assert [home.computes for home in found.homes] == [4.0, 3.0]
     assert not any("busy" in note for note in found.notes)
-
-
-def test_a_model_that_has_no_such_weights_is_refused_before_it_is_timed() -> None:
-    norms = Task(model=lambda: nn.Sequential(nn.LayerNorm(6), nn.LayerNorm(6)), train=TASK.train)
-    with pytest.raises(UsageError, match="--weight-gradients once: that is for fully connected layers"):
-        measure(norms, Split("stages"), batch_size=10, weight_gradients="once")
 
 
 @pytest.mark.parametrize(("ways", "homes"), [(ways, 2) for ways in WAYS] + [("groups", 3), ("stages", 4)])
@@ -202,11 +168,11 @@ def test_the_command_shows_what_goes_where(capsys: pytest.CaptureFixture[str], t
     assert all(word in shown for word in ("partition 1", "computes", "optimizer state", "times as fast"))
     assert picture.read_text().startswith("<svg")
     when = tmp_path / "step.svg"
-    more = ["--microbatches", "2", "--weight-gradients", "once", "--draw-step", str(when)]
+    more = ["--microbatches", "2", "--draw-step", str(when)]
     assert main.run(["split", "digits", "--seconds", "0.01", "--batch-size", "8", "--split", "stages", *more]) == 0
-    assert "1f1b with 2 microbatches, weights' gradients once" in capsys.readouterr().out
-    # forward and back of two microbatches and the weights at two homes, and what is behind them
-    assert when.read_text().count("<rect") == 2 * (2 * 2 + 1) + 1
+    assert "1f1b with 2 microbatches" in capsys.readouterr().out
+    # forward and back of two microbatches at two homes, and what is behind them
+    assert when.read_text().count("<rect") == 2 * 2 * 2 + 1
     words = ["split", "mnist-gru", "--split", "time", "--chunks", "3", "--seconds", "0.01", "--batch-size", "4"]
     assert main.run([*words, "--json"]) == 0
     cut = json.loads(capsys.readouterr().out)
@@ -229,8 +195,6 @@ def _whole(made: dict[str, dict[str, float]]) -> float:
     [
         ("--split stage", "did you mean 'stages'?"),
         ("--schedule gpip --microbatches 2", "did you mean 'gpipe'?"),
-        ("--weight-gradients one", "did you mean 'once'?"),
-        ("--schedule pipedream --weight-gradients once", "weights' gradients once in pipedream"),
         ("--split stages --chunks 2", "--chunks 2: cuts the sequence of a split by time, and stages is none"),
         ("--seconds 0", "--seconds 0: must be more than 0"),
         ("--partitions 1", "partitions=1: a model is split over 2"),

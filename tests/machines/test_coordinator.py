@@ -170,7 +170,6 @@ SINGULAR: list[dict[str, Any]] = [
     {"fetch_every": 2},
     {"local_lr": 0.1},
     {"prefetch": 1},
-    {"read_in_place": True},
     {"warm_start_steps": 3},
     {"standby": 1},
     {"strategy": "synchronous", "backup_workers": 1},

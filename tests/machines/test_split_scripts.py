@@ -72,7 +72,6 @@ class Partition:
         settings = Settings(
             data=DataSettings(batch_size=SIZE), replicas=1, shards=split.partitions, partitions=split.partitions,
             microbatches=options.pop("microbatches", 1),
-            weight_gradients=options.pop("weight_gradients", "each"),
         )  # fmt: skip
         whole = copy.deepcopy(model)
         self.model = SplitModel(whole, split, options.get("loss"), options.get("example"), self.minibatch, self.play)
@@ -193,15 +192,14 @@ def test_every_partition_is_given_what_the_whole_model_gives_and_its_gradient_go
     assert not back, "the gradients of copies are nobody's"
 
 
-@pytest.mark.parametrize("weights", ["each", "once"])
 @pytest.mark.parametrize("microbatches", [1, 4])
-def test_with_its_loss_a_model_goes_through_its_partitions_in_microbatches(microbatches: int, weights: str) -> None:
+def test_with_its_loss_a_model_goes_through_its_partitions_in_microbatches(microbatches: int) -> None:
     """Gradients are added to what there is as autograd adds them, times what goes back to the loss."""
     torch.manual_seed(1)
     model, (x, y) = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double(), data()
 
     def script(own: Partition) -> Any:
-        options = {"loss": cross_entropy, "microbatches": microbatches, "weight_gradients": weights}
+        options = {"loss": cross_entropy, "microbatches": microbatches}
         split = own.split(model, Split("stages", 2), (x, y), **options)
         for number in range(2):
             own.batch = Batch(0, number)
@@ -476,9 +474,6 @@ AT_THE_DOOR: dict[str, tuple[dict[str, Any], Callable[[Replica], Any], str]] = {
     "another way": ({"split": "neurons"}, lambda one: one.split(mlp(), Split("stages", 2)), "--split neurons: leave"),
     "a second split": ({}, lambda one: (one.split(mlp()), one.split(mlp())), r"split\(\) of a second model"),
     "microbatches": ({"microbatches": 2}, lambda one: one.split(mlp()), r"--microbatches 2: .*, loss=...\)"),
-    "weights' gradients once": (
-        {"weight_gradients": "once"}, lambda one: one.split(mlp()), r"--weight-gradients once: .*, loss=...\)"
-    ),
     "other chunks": (
         {"split": "time", "chunks": 3}, lambda one: one.split(mlp(), Split("time", 2, chunks=4)),
         r"split\(\) in 4 chunks, and --chunks 3: leave",

@@ -11,7 +11,6 @@ from splitting import HOMES, WAYS, check_equal, check_way, prepared
 from torch import nn
 
 from distbelief.references import TASKS
-from distbelief.schedules.pipelines import home_tasks
 from distbelief.split.inline import play
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
@@ -94,12 +93,6 @@ def test_a_task_split_each_way_is_the_whole_one_or_refused(task: str, way: str) 
 @pytest.mark.parametrize(("task", "way", "homes"), SPLITS)
 def test_a_task_split_in_several_ways_is_the_whole_one(task: str, way: str, homes: int) -> None:
     check(task, way, homes)
-
-
-@pytest.mark.parametrize(("task", "way", "homes"), some(FIRST))
-def test_a_task_whose_weights_gradients_are_made_once_is_the_whole_one(task: str, way: str, homes: int) -> None:
-    """Of two microbatches, one of them longer."""
-    check(task, way, homes, microbatches=2, order=[*home_tasks(2, 2, once=True)])
 
 
 @functools.lru_cache(maxsize=1)

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import distbelief as db
-from distbelief.fabric import window
+from distbelief.integrations import window
 
 BATCH, STEPS = 6, 8
 SPECIAL = ("pairs", "apart", "half")

@@ -67,9 +67,8 @@ def when_stuck(pipe: Path, act: Callable[[str], object]) -> Iterator[None]:
     [
         ({}, records.Joined, 0, 1),
         ({"prefetch": 1, "push_every": 3}, records.Stepped, 4, 0),
-        ({"read_in_place": True}, records.EpochDone, 2, 2),
     ],
-    ids=["plain", "prefetch", "in place"],
+    ids=["plain", "prefetch"],
 )
 def test_the_job_ends_without_a_killed_replica_and_does_its_work(
     tmp_path: Path, watch: jobs.Watch, options: dict[str, int], kind: type[Record], after: int, victim: int

@@ -169,7 +169,6 @@ def test_a_replica_that_is_stopped_amid_an_update_is_ended_and_its_work_is_dealt
     [
         (Downpour(standby=1), DIRECT, "--standby 1"),
         (Downpour(), Local(transport="tcp", path="direct"), "--transport tcp"),
-        (Downpour(read_in_place=True), DIRECT, "--read-in-place"),
         (Downpour(partitions=2), DIRECT, "--partitions 2"),
         (Softsync(4, n=2), DIRECT, "--n 2 of 4 replicas"),
         (Synchronous(), DIRECT, "strategy synchronous has the shards' processes"),

@@ -16,7 +16,7 @@ from torch.distributed import TCPStore
 from distbelief.fabric.buckets import Bucket
 from distbelief.fabric.lines import Lines
 from distbelief.fabric.thread import ReductionThread
-from distbelief.fabric.window import Window
+from distbelief.integrations.window import Window
 from distbelief.places.processes.peers import Peers
 from distbelief.testing import Side, check_fabric
 

@@ -71,7 +71,6 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     "strategy",
     [
         Downpour(push_every=3, fetch_every=2, local_lr=0.1),
-        Downpour(read_in_place=True),
         Synchronous(replicas=3, backup_workers=1),
         Bounded(staleness=0, prefetch=1),
     ],
@@ -375,7 +374,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
     "a loop around what was made before it": (
         {"source": MADE.format(**FIELDS)},
         UsageError,
-        r"batches\(\) within the loop of line 12: .*for epoch in replica.epochs\(n\)",
+        r"batches\(\) a second time: .*for epoch in replica.epochs\(n\)",
     ),
     "a generator that never ends": (
         {
@@ -384,7 +383,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
             )
         },
         UsageError,
-        r"batches\(\) within the loop of line 8: .*for epoch in replica.epochs\(n\)",
+        r"batches\(\) a second time: .*for epoch in replica.epochs\(n\)",
     ),
     "two numbers of epochs": (
         {"before": "epoch = next(db.join().epochs(2))", "epochs": 7},

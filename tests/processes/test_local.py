@@ -94,15 +94,6 @@ def test_a_metric_that_does_not_fit_is_told_before_anything_is_trained(
     assert not (tmp_path / "trained").exists()
 
 
-def test_parameters_can_be_read_where_the_shards_hold_them(tmp_path: Path) -> None:
-    strategy = Downpour(replicas=1, shards=3, optimizer=optim("adagrad", lr=0.05), read_in_place=True)
-    result = jobs.run(tmp_path / "read", strategy, epochs=EPOCHS)
-    assert result["samples"] == EPOCHS * jobs.SAMPLES
-    whole = sum(value.nbytes for value in weights(tmp_path / "read").values())
-    assert sum(result["bytes"][way]["fetch"] for way in ("received", "shared_memory")) < STEPS * whole / 10
-    assert result["history"][-1]["test_loss"] < result["history"][0]["test_loss"]
-
-
 def test_two_replicas_and_two_shards_learn_digits(tmp_path: Path) -> None:
     strategy = Downpour(replicas=2, shards=2, optimizer=optim("adagrad", lr=0.05))
     result = Local().run(
@@ -199,11 +190,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an optimizer nobody knows": ({"strategy": Downpour(optimizer=Optimizer("adagrd"))}, "did you mean 'adagrad'"),
     "an option the optimizer lacks": ({"strategy": Downpour(optimizer=optim("sgd", betas=1))}, "betas"),
     "a value the optimizer refuses": ({"strategy": Downpour(optimizer=optim("adam", eps=-1.0))}, "eps"),
-    "reading in place over tcp": (
-        {"strategy": Downpour(read_in_place=True), "on": Local(transport="tcp")},
-        "--transport shared",
-    ),
-    "reading in place what has masters": ({"strategy": Downpour(read_in_place=True), "task": "jobs:low"}, "bfloat16"),
     "a carrier nobody knows": ({"on": Local(transport="tpc")}, "did you mean 'tcp'"),
     "encrypted and not": ({"on": Local(transport="tcp", tls=True, insecure=True)}, "exclude each other"),
     "an address of somebody else": ({"on": Local(transport="tcp", bind="192.0.2.1", insecure=True)}, "192.0.2.1"),

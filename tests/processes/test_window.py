@@ -13,9 +13,9 @@ import pytest
 import torch
 from patience import SECONDS
 
-from distbelief.fabric import window
 from distbelief.fabric.player import WHOLE, play
-from distbelief.fabric.window import Window
+from distbelief.integrations import window
+from distbelief.integrations.window import Window
 
 CHUNK = 4096
 """Bytes: so that short vectors have many."""

@@ -79,7 +79,7 @@ def test_an_option_that_does_nothing_is_found_and_so_is_one_that_nobody_tries() 
     with pytest.raises(AssertionError, match=r"^another value of colour is not given"):
         check_options(Idle(), {"push_every": Knob(2)})
     with pytest.raises(AssertionError, match=r"^push_every is 1 by itself"):
-        check_options(Downpour(), {"push_every": Knob(1), "read_in_place": Knob(True)})
+        check_options(Downpour(), {"push_every": Knob(1), "fetch_every": Knob(2)})
 
 
 def telling(story: type[Story]) -> Players:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -155,3 +156,21 @@ def test_a_job_that_was_interrupted_ends_as_if_it_had_not_been(
         check_left(plain, ALIKE[way], run := tmp_path / str(moment), moment)
         for name, value in load_file(run / "model.safetensors").items():
             assert torch.equal(value, whole[name]), f"{name}, told at {moment} s"
+
+
+def test_a_run_of_settings_that_are_no_more_goes_on_without_them(plain: SimpleNamespace, tmp_path: Path) -> None:
+    """It says so once, and is one without them from then on."""
+    for moment in (4 * STEP, 8 * STEP, None):
+        with told_at(moment) if moment else contextlib.nullcontext():
+            play(plain, Single(optimizer=MOMENTUM), tmp_path, resume=moment != 4 * STEP)
+        if moment != 4 * STEP:
+            continue
+        job, manifest = tmp_path / "job.json", max(tmp_path.glob("checkpoints/*/manifest.json"))
+        begun = json.loads(job.read_text())
+        job.write_text(json.dumps({**begun, "settings": {"lightness": 1.0, "darkness": 2, **begun["settings"]}}))
+        body = manifest.read_bytes().partition(b'"manifest":')[2][:-1]
+        body = body.replace(b'"settings":{', b'"settings":{"lightness":1.0,', 1)
+        manifest.write_bytes(b'{"crc32":%d,"manifest":%s}' % (zlib.crc32(body), body))
+    without = "its job.json has darkness, lightness, no setting of single: it goes on without"
+    assert [note["text"] for note in events(tmp_path, "Note")].count(without) == 1
+    assert "lightness" not in job.read_text()

@@ -317,7 +317,6 @@ EVERYBODY = ("coordinator", "replica 0", "replica 1", "replica 2", "shard 0", "s
             {"partitions": 2, "shards": 2},
             "replica 1 cannot crash: there are the coordinator, the evaluator, replicas 0.0 to 2.1 and shards 0 to 1",
         ),
-        (Simulated(), {"read_in_place": True}, "--read-in-place is memory of one machine"),
     ],
 )
 def test_what_no_cluster_can_be_is_refused(

@@ -98,22 +98,19 @@ def test_in_rounds_a_split_replica_clips_as_a_plain_loop_does(plain: SimpleNames
 
 
 @pytest.mark.parametrize(
-    ("how", "schedule", "microbatches", "weight_gradients"),
+    ("how", "schedule", "microbatches"),
     [
-        ("stages", "gpipe", 3, "each"), ("stages", "1f1b", 4, "once"), ("stages", "auto", 2, "each"),
-        ("three stages", "1f1b", 3, "each"), ("three stages", "gpipe", 3, "once"), ("three stages", "1f1b", 4, "once"),
-        ("neurons", "gpipe", 3, "once"), ("neurons", "1f1b", 4, "each"),
-        ("samples", "1f1b", 3, "each"), ("samples", "auto", 2, "once"),
+        ("stages", "gpipe", 3), ("stages", "1f1b", 4), ("stages", "auto", 2), ("three stages", "1f1b", 3),
+        ("three stages", "gpipe", 3), ("three stages", "1f1b", 4), ("neurons", "gpipe", 3), ("neurons", "1f1b", 4),
+        ("samples", "1f1b", 3), ("samples", "auto", 2),
     ],
 )  # fmt: skip
 @pytest.mark.long
 def test_microbatches_make_the_step_of_the_minibatch(
-    plain: SimpleNamespace, how: str, schedule: str, microbatches: int, weight_gradients: str
+    plain: SimpleNamespace, how: str, schedule: str, microbatches: int
 ) -> None:
     """Also of the last minibatch, which has 3 samples, and so fewer microbatches than 4."""
-    options: dict[str, Any] = {
-        **SPLITS[how], "schedule": schedule, "microbatches": microbatches, "weight_gradients": weight_gradients,
-    }  # fmt: skip
+    options: dict[str, Any] = {**SPLITS[how], "schedule": schedule, "microbatches": microbatches}
     run = play(plain, Downpour(1, optimizer=Optimizer("sgd", 0.05), **options), epochs=2, dtype=torch.float64)
     run.simulation.run()
     task = plain.classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
@@ -135,29 +132,6 @@ def test_microbatches_overlap_what_the_stages_of_a_replica_compute(plain: Simple
         run.simulation.run()
         seconds.append(run.simulation.clock.now())
     assert seconds[1] / seconds[0] == pytest.approx(5 / 8, rel=0.05)
-
-
-@pytest.mark.parametrize(("microbatches", "of_each"), [(1, 5 / 6), (4, 14 / 15)])
-def test_while_weights_gradients_are_made_others_go_back(
-    plain: SimpleNamespace, microbatches: int, of_each: float
-) -> None:
-    """Two equal stages, each 1/6 of a step forward, 1/6 back and 1/6 for its weights. Without microbatches the last
-    makes its weights' gradients while the first goes back: 5 of 6 are left. With four, forward and back are five of
-    1/24 each way, and then there are 4/24: 14/24, where with each way back it is five of 3/24.
-    """
-    seconds = []
-    for weight_gradients in ("each", "once"):
-        cluster = Simulated(
-            network=NetworkModel(latency=0), compute=ComputeModel(step=1.0, spread="constant"), phantom=True
-        )
-        task = plain.classes(lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), samples=64)
-        strategy = Downpour(
-            1, partitions=2, split="stages", microbatches=microbatches, weight_gradients=weight_gradients
-        )
-        run = Observed(Job(task=task, strategy=strategy, batch_size=16, evaluate_every=0), cluster)
-        run.simulation.run()
-        seconds.append(run.simulation.clock.now())
-    assert seconds[1] / seconds[0] == pytest.approx(of_each, rel=0.02)
 
 
 class Rows(nn.Module):
@@ -364,9 +338,7 @@ def test_no_fault_loses_or_repeats_a_gradient_of_split_replicas(plain: SimpleNam
         (Downpour(partitions=2, microbatches=5), {}, "--microbatches 5 of a minibatch of 4 samples"),
         (Downpour(partitions=2, microbatches=2, schedule="sequential"), {}, "2 microbatches in sequential"),
         (Downpour(partitions=2, schedule="pipedream"), {}, "partitions push a minibatch together"),
-        (Downpour(weight_gradients="once"), {}, "--weight-gradients once: says how minibatches go through"),
         (Downpour(chunks=3), {}, "--chunks 3: says how minibatches go through the partitions"),
-        (Downpour(partitions=2, weight_gradients="one"), {}, "weights' gradients 'one'; did you mean 'once'?"),
         (Downpour(partitions=2, split="stages", chunks=3), {}, "--chunks 3: cuts the sequence of a split by time, and"),
         (Downpour(partitions=2, chunks=3), {}, "--chunks 3: cuts the sequence of a split by time, and auto is none"),
         (Downpour(partitions=2, split="time", chunks=-1), {}, "--chunks -1: a sequence is cut in 1 chunk or more"),
@@ -387,16 +359,12 @@ def test_what_cannot_be_split_so_is_told_before_anybody_trains(
     assert told in str(found.value)
 
 
-@pytest.mark.parametrize(("microbatches", "weight_gradients"), [(1, "each"), (3, "each"), (3, "once")])
-def test_split_phantoms_send_what_split_replicas_send(
-    plain: SimpleNamespace, microbatches: int, weight_gradients: str
-) -> None:
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_split_phantoms_send_what_split_replicas_send(plain: SimpleNamespace, microbatches: int) -> None:
     """As many messages of each kind, and as many bytes."""
     counted = []
     for cluster in (Simulated(), Simulated(phantom=True)):
-        strategy = Synchronous(
-            2, partitions=2, split="neurons", microbatches=microbatches, weight_gradients=weight_gradients
-        )
+        strategy = Synchronous(2, partitions=2, split="neurons", microbatches=microbatches)
         run = play(plain, dataclasses.replace(strategy), cluster, epochs=1, snapshot_every="0")
         sent: Counter[str] = Counter()
         run.watch(

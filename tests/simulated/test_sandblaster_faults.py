@@ -144,8 +144,7 @@ def draw(seed: int) -> tuple[Sandblaster, dict[str, Any], Simulated]:
     strategy = Sandblaster(
         replicas, shards, ITERATIONS, portion_size=SIZE, send_every=pick((1, 2, 4)), backup_portions=pick((0, 1, 1, 2)),
         tolerance=0.0,
-        batch_size=pick((0, 0, 40)), method=pick(("lbfgs", "lbfgs", "cg")), line_search=pick(("wolfe", "wolfe",
-            "backtracking")),
+        batch_size=pick((0, 0, 40)), method=pick(("lbfgs", "lbfgs", "cg")),
         deterministic=True, restarts=pick((0, 1, 3, 3)),
     )  # fmt: skip
     network, compute = draw_network(chance), draw_compute(chance, slow=0.3)

@@ -257,11 +257,6 @@ def test_there_is_one_standby_or_none(standby: int) -> None:
         Job(task="digits", strategy=Downpour(standby=standby)).settings()
 
 
-def test_memory_that_is_read_in_place_has_no_standby() -> None:
-    with pytest.raises(UsageError, match="--standby 1 has another take its place"):
-        Job(task="digits", strategy=Downpour(standby=1, read_in_place=True)).settings()
-
-
 @pytest.mark.parametrize("kind", [Downpour, Synchronous, Softsync, Bounded])
 def test_once_it_mirrors_no_message_is_too_late_for_its_shard_to_die(plain: SimpleNamespace, kind: type[Any]) -> None:
     """Also in its last life, while the last replica leaves, and while the job closes: the end is told, and saved."""

@@ -30,7 +30,6 @@ from distbelief.split.plan import apply
 from distbelief.split.program import HomeProgram, build, segment_graph
 from distbelief.split.tidying import Shape
 from distbelief.split.tracing import EXAMPLES, Traced, examples, trace
-from distbelief.split.weights import check_once
 from distbelief.tasks.on_disk import build_on_disk
 from distbelief.tasks.task import Data, Task
 from distbelief.tasks.worker import build_model, load, on_device, placed
@@ -139,8 +138,6 @@ class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []
     chunks: int = 0
     """In which a sequence is cut; 0 where that is left to the way."""
-    weight_gradients: str = "each"
-    """Whether weights' gradients are made with each backward pass, or once."""
 
     @property
     def speedup(self) -> float:
@@ -203,7 +200,6 @@ def measure(
     batch_size: int = 64,
     schedule: str = "",
     microbatches: int = 1,
-    weight_gradients: str = "each",
     optimizer: Optimizer | None = None,
     link: LinkModel = LINE,
     seconds: float = 10.0,
@@ -218,7 +214,6 @@ def measure(
         batch_size: samples in a minibatch.
         schedule: of `PIPELINES`; sequential where there is one microbatch, else 1f1b, where none is named.
         microbatches: of a minibatch.
-        weight_gradients: whether weights' gradients are made with each backward pass, or once.
         optimizer: that steps; sgd where none is given.
         link: between any two homes.
         seconds: for steps.
@@ -236,7 +231,7 @@ def measure(
     told("tracing the model")
     schedule = schedule or ("sequential" if microbatches == 1 else "1f1b")
     model, traced, choice, graph, programs, made, in_memory = _split(
-        task, split, data, batch_size, schedule, microbatches, weight_gradients, device
+        task, split, data, batch_size, schedule, microbatches, device
     )
     split = choice.split
     with threads(1):
@@ -257,7 +252,7 @@ def measure(
         batch_size=batch_size, schedule=made.algorithm, microbatches=microbatches, placements=placements(graph),
         homes=homes, whole=whole, step=price.seconds + beside,
         crossings=_crossings(graph), ways=_ways(choice), notes=_notes(split.partitions, turns.busy, in_memory),
-        chunks=split.chunks, weight_gradients=weight_gradients,
+        chunks=split.chunks,
     )  # fmt: skip
     return SplitMeasurement(found, programs, made, price)
 
@@ -276,22 +271,17 @@ class _SplitModel(NamedTuple):
 
 
 def _split(
-    task: Task, split: Split, data: Data, batch_size: int, schedule: str, microbatches: int, weight_gradients: str,
-    device: str,
+    task: Task, split: Split, data: Data, batch_size: int, schedule: str, microbatches: int, device: str,
 ) -> _SplitModel:  # fmt: skip
     """Split a task's model, and say in which order minibatches go through it."""
     inputs, targets = (on_device(one, placed(device)) for one in data.batch(examples(len(data))))
     told_of_memory = build_on_disk(task, 0).told
     model = build_model(task, 0, device).train()
     traced = trace(model, (inputs,))
-    choice = choose(
-        split, traced, model, task.loss, targets, EXAMPLES, batch_size, schedule, microbatches, weight_gradients
-    )
+    choice = choose(split, traced, model, task.loss, targets, EXAMPLES, batch_size, schedule, microbatches)
     graph = apply(choice.split, traced, task.loss, targets)
-    if weight_gradients == "once":
-        check_once(graph)
     programs = [build(graph, home, model) for home in range(choice.split.partitions)]
-    made = pipeline(schedule, segment_graph(programs), microbatches, weight_gradients)
+    made = pipeline(schedule, segment_graph(programs), microbatches)
     in_memory = (told_of_memory + traced.told).removeprefix("; ")
     return _SplitModel(model, traced, choice, graph, programs, made, in_memory)
 

@@ -17,7 +17,6 @@ from distbelief.schedules.pipeline_price import SegmentCost
 from distbelief.split.inline import play
 from distbelief.split.play import HomeResult, HomeStory, RunSegment, cut_minibatch, step
 from distbelief.split.program import HomeProgram
-from distbelief.split.weights import GradientRooms
 from distbelief.tasks.task import Data, Task
 from distbelief.tasks.worker import on_device
 
@@ -48,7 +47,6 @@ class Turns:
         self._wholes: list[tuple[float, float]] = []
         self._splits: list[dict[Ran, float]] = []
         self._kept: dict[Ran | None, int] = {}
-        self._rooms: GradientRooms = {}
         self.kept = 0
         """Bytes that the whole model keeps for its way back."""
         self.busy = 1.0
@@ -80,10 +78,9 @@ class Turns:
         for segment in self._made.graph.segments:
             home, number = segment.home, numbers[segment.home]
             numbers[home] += 1
-            there, back, weights = (Ran(home, number, way) for way in Pass)
+            there, back = (Ran(home, number, way) for way in Pass)
             kept = self._kept.get(there, 0) // parts
-            costs = (self._median(there) / parts, self._median(back) / parts, self._median(weights))
-            found.append(SegmentCost(*costs, kept=kept))
+            found.append(SegmentCost(self._median(there) / parts, self._median(back) / parts, kept=kept))
         return found
 
     def _median(self, ran: Ran) -> float:
@@ -106,12 +103,7 @@ class Turns:
     def _split_step(self, watch: _SegmentMeter) -> _SegmentMeter:
         _forget(program.module for program in self._programs)
         orders = zip(self._programs, self._made.orders, strict=True)
-        play(
-            [
-                _watched(program.home, step(program, self._batches, order, self._rooms), watch)
-                for program, order in orders
-            ]
-        )
+        play([_watched(program.home, step(program, self._batches, order), watch) for program, order in orders])
         watch.add_up()
         return watch
 
@@ -186,9 +178,6 @@ def _watched(home: int, story: HomeStory, watch: _SegmentMeter) -> HomeStory:
             effect = story.send(answer)
         except StopIteration as end:
             result: HomeResult = end.value
-            if result.kept:  # from the way back on, and counted from the way forward on, as all that is kept
-                first = Ran(home, 0, Pass.FORWARD)
-                watch.kept[first] = watch.kept.get(first, 0) + result.kept
             return result
         finally:
             watch.end(begun)

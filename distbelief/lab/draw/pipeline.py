@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from html import escape
 
-from distbelief.schedules.pipeline import ALL, Crossing, Pass, Pipeline, SegmentTask
+from distbelief.schedules.pipeline import Crossing, Pass, Pipeline, SegmentTask
 from distbelief.schedules.pipeline_price import PipelinePrice, SegmentCost, price_pipeline
 from distbelief.schedules.pipeline_proof import prove
 
-COLOURS = {Pass.FORWARD: "#9ec5f4", Pass.BACKWARD: "#f4c08c", Pass.WEIGHTS: "#b9dfb0"}
+COLOURS = {Pass.FORWARD: "#9ec5f4", Pass.BACKWARD: "#f4c08c"}
 ROW, LABEL, WIDTH = 26, 64, 1000
 """Pixels: of a home's row, of its name, and of the time."""
 
@@ -16,8 +16,7 @@ ROW, LABEL, WIDTH = 26, 64, 1000
 def draw_pipeline(pipeline: Pipeline) -> str:
     """Who computes what when, if every segment takes as long either way: a row for each home, a column for that time.
 
-    `F2` is microbatch 2 on its way forward, `B2` on its way back, `W` makes the weights' gradients of all, and `.`
-    waits. A home's segments stand side by side.
+    `F2` is microbatch 2 on its way forward, `B2` on its way back, and `.` waits. A home's segments stand side by side.
 
     >>> from distbelief.schedules.pipeline import chain
     >>> from distbelief.schedules.pipelines import pipeline
@@ -27,15 +26,14 @@ def draw_pipeline(pipeline: Pipeline) -> str:
       home 1  .  F0 B0 F1 B1 F2 B2 .     1 in flight
     """
     seen, graph = prove(pipeline), pipeline.graph
-    made = price_pipeline(pipeline, [SegmentCost(1, 1, 1)] * len(graph.segments))
+    made = price_pipeline(pipeline, [SegmentCost(1, 1)] * len(graph.segments))
     rows = [["."] * round(made.seconds) for _ in range(graph.homes)]
     for span in made.spans:
         rows[span.home][round(span.start)] = _name(span.task)
     width = max((len(cell) for row in rows for cell in row), default=0)
     crossings = len({one for actions in pipeline.actions for one in actions if isinstance(one, Crossing)})
-    once = ", weights' gradients once" if pipeline.once else ""
     lines = [
-        f"{pipeline.algorithm}, {_count(graph.homes, 'home')}, {_count(pipeline.microbatches, 'microbatch')}{once}: "
+        f"{pipeline.algorithm}, {_count(graph.homes, 'home')}, {_count(pipeline.microbatches, 'microbatch')}: "
         f"{crossings} crossings; homes wait {100 * made.idle:.0f} % of the time where all takes as long"
     ]
     for home, row in enumerate(rows):
@@ -50,7 +48,7 @@ def _count(number: int, word: str) -> str:
 
 
 def _name(task: SegmentTask) -> str:
-    return task.direction.name[0] + ("" if task.microbatch == ALL else str(task.microbatch))
+    return f"{task.direction.name[0]}{task.microbatch}"
 
 
 def draw_svg(pipeline: Pipeline, price: PipelinePrice) -> str:

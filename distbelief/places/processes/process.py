@@ -524,13 +524,13 @@ class _Process:
 
     @property
     def _memory(self) -> Memory | None:
-        """Return what the processes of the job share, where replicas are to compute on any. A script keeps its model,
-        and a device has its own; those are sent what others hold, unless they ask for its place.
+        """Return the memory that processes share, where replicas compute on it.
+
+        A script keeps its model, and a device has its own; those are sent what others hold.
         """
         spec = self.spec
         sent = self.players.servers is not None and bool(spec.script or spec.device != "cpu")
-        asked = spec.settings.strategy.pushing.read_in_place
-        return None if spec.direct or (sent and not asked) else self._common
+        return None if spec.direct or sent else self._common
 
     @property
     def _common(self) -> Memory | None:

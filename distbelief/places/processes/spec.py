@@ -68,7 +68,7 @@ class Spec(Opening, frozen=True, kw_only=True):
     start: StartingPoint
     init_from: str | None
     memory: int
-    """The supervisor's descriptor of the memory that is read in place, or updated; -1 for none."""
+    """The supervisor's descriptor of the memory that replicas read or update themselves; -1 for none."""
     direct: bool = False
     """True if replicas update it themselves."""
     direct_asked: bool = False

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from distbelief.core.optimizer import Optimizer, optim
-from distbelief.core.settings import Pushing, Settings, StrategySettings
+from distbelief.core.settings import Settings, StrategySettings
 from distbelief.core.values import Given
-from distbelief.errors import UsageError
-from distbelief.strategies.base import LocalMachine, Scaled, Served, Splittable, Virtual
+from distbelief.strategies.base import Scaled, Served, Splittable
 from distbelief.strategies.parameter_server.settings import BoundedSettings, SoftsyncSettings, SynchronousSettings
 
 if TYPE_CHECKING:
@@ -65,7 +64,6 @@ class Asynchronous(ServedWithOptimizer):
             f"--transport {carrier} has no memory that replicas and shards share": carrier != "shared",
             "--standby 1 has another process hold all that was pushed, which needs the pushes": settings.standby > 0,
             f"--partitions {self.partitions}: a replica that is split pushes in parts": self.partitions > 1,
-            "--read-in-place has the shards' processes update what replicas read": settings.own(Pushing).read_in_place,
             f"--replicas {self.replicas}: at most {SHARING} can share the memory of a shard": self.replicas > SHARING,
         }
         return next((reason for reason, holds in reasons.items() if holds), "")
@@ -78,33 +76,6 @@ class Downpour(Asynchronous):
     """
 
     name: ClassVar[str] = "downpour"
-
-    read_in_place: bool = False
-    """Compute on the shards' own memory, torn, and fetch nothing (one machine, shared memory)."""
-
-    def needs_memory(self, settings: Settings, carrier: str) -> bool:
-        """Return where replicas read the shards' own."""
-        return settings.own(Pushing).read_in_place
-
-    def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
-        """Refuse to read in place what is not in shared memory.
-
-        Raises:
-            UsageError: naming the option.
-        """
-        if settings.own(Pushing).read_in_place and machine.carrier != "shared":
-            raise UsageError("--read-in-place reads shared memory: it needs --transport shared")
-        super().check_machine(settings, machine)
-
-    def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
-        """Refuse to read in place.
-
-        Raises:
-            UsageError: naming the option.
-        """
-        if settings.own(Pushing).read_in_place:
-            raise UsageError("--read-in-place is memory of one machine; a simulated cluster has none: leave it off")
-        super().check_virtual(settings, cluster)
 
 
 @dataclass(frozen=True)

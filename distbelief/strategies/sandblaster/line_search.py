@@ -1,13 +1,13 @@
-"""Line searches: stories that yield a step to try and are sent the loss there and its slope along the direction.
+"""The line search: a story that yields a step to try and is sent the loss there and its slope along the direction.
 
-Each returns the step that it found, which is always the last one that it tried; or None where none lowers the loss
+It returns the step that it found, which is always the last one that it tried; or None where none lowers the loss
 enough.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 SUFFICIENT, CURVATURE = 1e-4, 0.9
@@ -139,30 +139,3 @@ def _zoom(
     if not (low.step and enough(low) and low.loss < zero.loss):
         return None
     return low if last.step == low.step else (yield from _try(low.step))
-
-
-def backtracking(start: SearchStart) -> Search:
-    """The first step, or the first that lowers the loss enough of those that it shrinks to, by the parabola through
-    what is known.
-
-    >>> search = backtracking(SearchStart(loss=1.0, slope=-2.0, first=4.0)); next(search)
-    4.0
-    >>> search.send((9.0, 6.0))
-    1.0
-    """
-    step = start.first
-    for _ in range(TRIALS):
-        trial = yield from _try(step)
-        if trial.loss <= start.loss + SUFFICIENT * step * start.slope:
-            return trial
-        guess = (
-            -start.slope * step * step / (2 * (trial.loss - start.loss - start.slope * step))
-            if math.isfinite(trial.loss)
-            else 0.5 * step
-        )
-        step = min(max(guess, 0.1 * step), 0.5 * step)
-    return None
-
-
-SEARCHES: Mapping[str, Callable[[SearchStart], Search]] = {"wolfe": wolfe, "backtracking": backtracking}
-"""By name; with `none` every first step is taken as it is."""

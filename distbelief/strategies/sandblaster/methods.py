@@ -25,8 +25,6 @@ from distbelief.strategies.sandblaster.settings import Descent
 G, G0, D = "g", "g0", "d"
 FLAT = 1e-8
 """A pair whose s.y is no larger than this, times |s|^2, tells no curvature and is skipped."""
-DAMPING = 0.2
-"""A damped pair has at least this share of the curvature that was believed in (Powell)."""
 
 Terms = tuple[tuple[float, str], ...]
 Learning = Generator[tuple[AnyCommand, ...], list[float], str]
@@ -228,19 +226,11 @@ class Lbfgs:
         kept = before[-(self._descent.history - 1) :] if self._descent.history > 1 else []
         pairs, new = [*map(CurvaturePair.of, kept), CurvaturePair.of(slot)], CurvaturePair.of(slot)
         products = new_products(pairs, G)
-        asked = (AbsoluteNorms("max", (G,)), AbsoluteNorms("sum", (G,)), Dots(tuple(products)))
-        self.largest, self._sum, *values = yield (step, Combine(change, new.y), *asked)
-        ss, sy = values[0], values[1]
+        norms = AbsoluteNorms("max", (G,)), AbsoluteNorms("sum", (G,))
+        self.largest, self._sum, *values = yield (step, Combine(change, new.y), *norms, Dots(tuple(products)))
+        ss, sy, yy = values[:3]
         note = ""
-        if self._descent.damping and before:
-            # the curvature that the history believes in: H B s = s, with s a step along -H g
-            believed = -found.step * found.step * direction.slope
-            if sy < DAMPING * believed:
-                share = (1 - DAMPING) * believed / (believed - sy)
-                damped = Combine(((share, new.y), ((share - 1) * found.step, G0)), new.y)
-                self.largest, self._sum, *values = yield (damped, *asked)
-                sy, note = values[1], "the curvature of this step was damped"
-        if not (sy > FLAT * ss and values[2] > 0):
+        if not (sy > FLAT * ss and yy > 0):
             products, note = gradient_products(self._pairs, G), "the step tells no curvature: it is not in the history"
             values = yield (Dots(tuple(products)),)
         else:

@@ -39,10 +39,7 @@ class Sandblaster(Splittable, Served):
         "clip_norm": "its line search bounds each step",
         "drop_last": "a batch is the sum of its portions, of whatever size",
     }
-    phantom_lacks: ClassVar[Mapping[str, str]] = {
-        "line_search": "that could be searched",
-        "tolerance": "that could be so small",
-    }
+    phantom_lacks: ClassVar[Mapping[str, str]] = {"tolerance": "that could be so small"}
 
     iterations: int = 100
     """Iterations after which it ends; --evaluate-every and --checkpoint-every count them."""
@@ -61,11 +58,9 @@ class Sandblaster(Splittable, Served):
     history: int = 10
     """With --method lbfgs, the curvature pairs that it remembers; each is two vectors on the shards."""
     line_search: str = "wolfe"
-    """wolfe (strong conditions, cubic interpolation), backtracking, or none: every step is --step."""
+    """wolfe (strong conditions, cubic interpolation), or none: every step is --step."""
     step: float = 1.0
     """The first step that a search tries, along an L-BFGS direction, or the only one."""
-    damping: bool = False
-    """Mend a curvature pair that tells too little curvature (Powell), rather than leave it out."""
     weight_decay: float = 0.0
     """Adds half of it times the squared norm of the parameters to the loss."""
     tolerance: float = 1e-7

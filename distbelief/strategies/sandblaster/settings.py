@@ -10,7 +10,7 @@ from distbelief.core.settings import Settings, StrategySettings
 from distbelief.errors import UsageError, unknown
 
 METHODS = ("lbfgs", "cg", "gradient")
-LINE_SEARCHES = ("wolfe", "backtracking", "none")
+LINE_SEARCHES = ("wolfe", "none")
 
 PARTS = ("g",)
 """The vector that a whole batch's gradient is summed into."""
@@ -43,7 +43,6 @@ class Descent(StrategySettings, frozen=True, kw_only=True):
     history: int = 10
     line_search: str = "wolfe"
     step: float = 1.0
-    damping: bool = False
     weight_decay: float = 0.0
     tolerance: float = 1e-7
     send_every: int = 4
@@ -96,10 +95,6 @@ class Descent(StrategySettings, frozen=True, kw_only=True):
             raise UsageError(
                 f"--history {self.history}: counts the curvature pairs of lbfgs, and --method {self.method} has none: "
                 "leave it off"
-            )
-        if self.damping and self.method != "lbfgs":
-            raise UsageError(
-                f"--damping is of the curvature pairs of lbfgs, and --method {self.method} has none: leave it off"
             )
 
     @property

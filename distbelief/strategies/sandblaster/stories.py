@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from distbelief.core.conversations.operations import Add, AnyCommand, Combine, Copy, Dots, Scale
 from distbelief.core.outcomes import Cause
 from distbelief.core.records import Json
-from distbelief.strategies.sandblaster.line_search import SEARCHES, SearchPoint, SearchStart
+from distbelief.strategies.sandblaster.line_search import SearchPoint, SearchStart, wolfe
 from distbelief.strategies.sandblaster.methods import Direction, Method, Terms, method_of
 from distbelief.strategies.sandblaster.settings import Descent
 
@@ -159,12 +159,9 @@ class Descend:
         """Search along a direction; returns what was found, and the loss there where it was evaluated."""
         keep = (Copy(G, G0),) if self._whole else (Copy(G, G0), Copy(self._part[-1], TAIL))
         self._begin = (direction.command, *keep)
-        kind = self.descent.line_search
-        if kind == "none":
+        if self.descent.line_search == "none":
             return SearchPoint(direction.first, loss, direction.slope), None
-        search = SEARCHES[kind](
-            SearchStart(loss, direction.slope, direction.first, direction.largest, self.method.curvature)
-        )
+        search = wolfe(SearchStart(loss, direction.slope, direction.first, direction.largest, self.method.curvature))
         step = next(search)
         while True:
             there, (slope,) = yield from self._evaluate(self._at(step), (Dots(((G, D),)),))

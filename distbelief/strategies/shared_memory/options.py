@@ -32,7 +32,7 @@ class Mapped(Replicated):
         "fixed_point": "rounding a parameter would undo what others add to it at the same time; use downpour"
     }
     lacks: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("partitions", "split", "schedule", "microbatches", "weight_gradients", "chunks"),
+        ("partitions", "split", "schedule", "microbatches", "chunks"),
         "replicas update one memory that holds the whole model, so that none is split",
     )
 

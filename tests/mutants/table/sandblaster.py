@@ -41,7 +41,7 @@ MUTANTS = [
         (f"{ORACLES}::test_the_iterates_are_those_of_torchs_lbfgs",)),
     Mutant("decay-is-in-the-gradient-and-not-in-the-loss", ITERATES, "strategies/sandblaster/stories.py",
         "+ 0.5 * decay * square, scalars", ", scalars",
-        (f"{ORACLES}::test_a_short_history_backtracking_and_weight_decay_are_those_of_the_plain_method",)),
+        (f"{ORACLES}::test_a_short_history_and_weight_decay_are_those_of_the_plain_method",)),
     Mutant("a-work-unit-is-told-of-before-all-partitions-have-sent-it", EXACTLY_ONCE,
         "strategies/sandblaster/replica.py",
         "            if len(parts) < len(self._siblings.followers):\n                continue\n", "",

@@ -19,7 +19,6 @@ EVALUATING, EVALUATED = (
 )
 BUILDING, BUILT = "tests/machines/test_on_disk.py", "A partition builds and holds its own part only"
 MOVED = "tests/machines/test_devices.py"
-WEIGHTS, ONCE = "tests/machines/test_split_weights.py", "With `--weight-gradients once` one product"
 SCRIPTS, SCRIPTED = "tests/machines/test_split_scripts.py", "A script's split model is the whole one"
 OWN = "The split that a task brings is taken wherever none is named"
 PARTITIONS, REFUSED = "tests/processes/test_partitions.py", "A split that the model of a task cannot have is refused"
@@ -31,15 +30,6 @@ MUTANTS = [
         "return [Wake(PARTED_SECONDS, PartedOver(role)) for role in new]", "return []",
         ("tests/simulated/test_partitions.py::test_partitions_whose_link_breaks_while_both_live_do_not_wait_for_ever",),
     ),
-    Mutant("a-gradient-is-made-where-one-of-this-step-is", ONCE, "split/weights.py",
-        "            room = None  # another", "            pass  # another",
-        (f"{WEIGHTS}::test_gradients_are_made_where_those_of_the_last_step_were[2]",)),
-    Mutant("each-step-of-a-job-has-new-memory-for-its-gradients", ONCE, "strategies/partition.py",
-        "self.way.order(count), self._rooms)", "self.way.order(count), {})",
-        (f"{WEIGHTS}::test_the_steps_of_a_partition_make_gradients_where_those_of_the_last_were",)),
-    Mutant("each-step-has-new-memory-for-its-gradients", ONCE, "split/weights.py",
-        "        rooms.setdefault(weight, made)\n", "",
-        (f"{WEIGHTS}::test_gradients_are_made_where_those_of_the_last_step_were[1]",)),
     Mutant("nobody-says-that-a-split-is-the-task-s", OWN, "split/plan.py",
         "    with blamed_on_task(split.own):\n", '    with blamed_on_task(""):\n',
         (f"{PARTITIONS}::test_a_split_that_a_task_brings_is_refused_before_a_process_is_started",)),
@@ -56,7 +46,7 @@ MUTANTS = [
         "return *call.args, *call.kwargs.values()", "return call.args",
         (f"{SCRIPTS}::test_arguments_by_name_are_those_of_the_whole_model",)),
     Mutant("what-crosses-has-any-shape", TRACED, "replica/home_part.py",
-        "if given.direction is Pass.FORWARD and given", "if given.direction is Pass.WEIGHTS and given",
+        "if given.direction is Pass.FORWARD and given", "if given.direction is None and given",
         (f"{PARTITIONS}::test_what_crosses_in_another_shape_than_its_samples_have_ends_the_job_with_the_remedy",)),
     Mutant("a-number-of-the-example-is-that-of-every-call", TRACED, "split/tidying.py",
         "(isinstance(one, float | None) and one == other)", "isinstance(one, float | None)",
@@ -156,18 +146,9 @@ MUTANTS = [
     Mutant("running-statistics-move-for-each-microbatch-as-for-a-minibatch", MICROBATCHES, "split/play.py",
         "part.momentum = 1 - (1 - moved) ** weight", "part.momentum = moved",
         (f"{MODELS}::test_batch_norm_in_microbatches_is_a_plain_loop_over_them",)),
-    Mutant("a-weight-s-gradient-is-that-of-the-last-microbatch", ONCE, "split/weights.py",
-        "return parts[0] if len(parts) == 1 else torch.cat(parts)", "return parts[-1]",
-        (f"{WEIGHTS}::test_whatever_uses_weights_has_the_whole_ones_gradients",)),
-    Mutant("weights-gradients-are-made-on-each-way-back", ONCE, "split/weights.py",
-        "if func in FUNCTIONS and torch.is_grad_enabled():", "if False:",
-        (f"{WEIGHTS}::test_a_product_of_each_weight_is_made_once",)),
     Mutant("segments-on-a-device-are-timed-by-the-thread", PREDICTED, "lab/cost/splitting.py",
         "clock_of(device))", 'clock_of("cpu"))',
         (f"{COSTS}::test_segments_are_timed_by_the_clock_of_their_device",)),
-    Mutant("making-weights-gradients-takes-no-time", ONCE, "lab/cost/turns.py",
-        "self._median(weights))", "0.0)",
-        (f"{COSTS}::test_weights_gradients_once_are_timed_by_themselves_and_hold_what_they_are_made_of",)),
     Mutant("auto-takes-the-dearest-way", CHOSEN, "split/choosing.py",
         "found.sort(key=lambda one: one.seconds)", "found.sort(key=lambda one: (bool(one.reason), -one.seconds))",
         (f"{CHOOSING}::test_auto_takes_the_least_price_of_the_ways_that_can_be",)),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from distbelief.core.values import admit, shown
 from distbelief.errors import UsageError
-from distbelief.fabric.hook import Reduce, comm_hook
+from distbelief.integrations.hook import Reduce, comm_hook
 
 if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel

@@ -14,7 +14,7 @@ from distbelief.errors import JobFailed, UsageError
 from distbelief.fabric.choosing import ScheduleChoice
 from distbelief.fabric.lines import Lines
 from distbelief.fabric.thread import ReductionThread
-from distbelief.fabric.window import Window, open_window
+from distbelief.integrations.window import Window, open_window
 from distbelief.schedules.allreduce import PLACED, check_algorithm, check_hosts
 from distbelief.schedules.schedule import Schedule
 
