@@ -49,7 +49,7 @@ BENCHES: Mapping[str, Bench] = {
         Bench(
             "plan",
             "PlanBenchOptions",
-            "candidates of a plan, predicted and trained with",
+            "the first of a plan beside the best of its candidates",
         ),
         Bench("split", "SplitBenchOptions", "a split model, beside the whole one with one thread and two"),
         Bench("simulator", "SimulatorOptions", "messages per second of the virtual cluster, without payloads"),
