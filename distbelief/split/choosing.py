@@ -90,25 +90,25 @@ def choose(
     shapes = _without_values(model)
     scale = batch_size / examples
     ways = _ways(traced, split.partitions) if split.ways == AUTO else [split]
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     for one in ways:
         try:
             graph = apply(one, traced, loss, targets)
             programs = [build(graph, home, shapes) for home in range(one.partitions)]
-            made = pipeline(schedule, segment_graph(programs), microbatches)
-            check_depths(schedule, made.graph.depths)
-            found.append(Candidate(one, _price(programs, made, scale, batch_size)))
+            pipe = pipeline(schedule, segment_graph(programs), microbatches)
+            check_depths(schedule, pipe.graph.depths)
+            candidates.append(Candidate(one, _price(programs, pipe, scale, batch_size)))
         except UsageError as error:
             if len(ways) == 1:
                 raise
-            found.append(Candidate(one, float("inf"), str(error)))
-    found.sort(key=lambda one: one.seconds)
-    if found[0].reason:
+            candidates.append(Candidate(one, float("inf"), str(error)))
+    candidates.sort(key=lambda one: one.seconds)
+    if candidates[0].reason:
         raise UsageError(
             f"the model cannot be split over {split.partitions} partitions: "
-            + "; ".join(f"{one.split.text}: {one.reason}" for one in found)
+            + "; ".join(f"{one.split.text}: {one.reason}" for one in candidates)
         )
-    return Choice(found[0].split, _of_whole(traced, scale, batch_size), tuple(found))
+    return Choice(candidates[0].split, _of_whole(traced, scale, batch_size), tuple(candidates))
 
 
 def _ways(traced: Traced, partitions: int) -> list[Split]:
@@ -148,16 +148,16 @@ def _without_values(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def _price(programs: Sequence[HomeProgram], made: Pipeline, scale: float, samples: int) -> float:
+def _price(programs: Sequence[HomeProgram], pipe: Pipeline, scale: float, samples: int) -> float:
     """Guessed seconds of a step."""
-    parts = made.microbatches
+    parts = pipe.microbatches
     left = {program.home: iter(program.segments) for program in programs}
     costs = []
-    for place in made.graph.segments:
+    for place in pipe.graph.segments:
         one = next(left[place.home])
         forward = _seconds(scale * one.flops / parts, samples * one.elements / parts, one.nodes)
         costs.append(SegmentCost(forward, BACKWARD * forward))
-    return price_step(made, costs, LINE, samples / parts).seconds
+    return price_step(pipe, costs, LINE, samples / parts).seconds
 
 
 def _of_whole(traced: Traced, scale: float, samples: int) -> float:

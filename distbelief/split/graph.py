@@ -530,10 +530,10 @@ class Rewriter:
                     f"{name} is needed whole at home {home}, but it is held in pieces by homes "
                     f"{[piece.home for piece in held]}: split what uses it alike"
                 )
-            made = self.split.graph.get_attr(name)
+            piece_node = self.split.graph.get_attr(name)
             shape = Shape(tuple(tensor.shape), (0,) * tensor.ndim, tensor.dtype, tensor.requires_grad)
-            self._tensors[name] = self._known(made, held[0].home, name.rpartition(".")[0], shape)
-            self._to_front(made)
+            self._tensors[name] = self._known(piece_node, held[0].home, name.rpartition(".")[0], shape)
+            self._to_front(piece_node)
         return self._transfer(self._tensors[name], home, TransferKind.TENSOR)
 
     def _to_front(self, node: fx.Node) -> None:

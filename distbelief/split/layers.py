@@ -127,21 +127,21 @@ def part_of(layer: nn.Module, holds: Mapping[str, Indices | None], **changed: ob
     >>> part_of(nn.Linear(4, 6), {"weight": Indices(0, 0, 2)}, out_features=2)
     Linear(in_features=4, out_features=2, bias=False)
     """
-    own = dict(layer.named_parameters(recurse=False))
+    parameters = dict(layer.named_parameters(recurse=False))
     memo: dict[int, object] = {id(tensor): tensor for tensor in (*layer.parameters(), *layer.buffers())}
-    made = copy.deepcopy(layer, memo)
-    for name, whole in own.items():
+    part = copy.deepcopy(layer, memo)
+    for name, whole in parameters.items():
         if name not in holds:
-            made.register_parameter(name, None)
+            part.register_parameter(name, None)
             continue
         indices = holds[name]
         length = indices.stop - indices.start if indices else whole.shape[0]
         at = indices.dimension if indices else 0
         sides = (*whole.shape[:at], length, *whole.shape[at + 1 :])
-        made.register_parameter(name, nn.Parameter(whole.new_empty(sides, device="meta"), whole.requires_grad))
+        part.register_parameter(name, nn.Parameter(whole.new_empty(sides, device="meta"), whole.requires_grad))
     for name, value in changed.items():
-        setattr(made, name, value)
-    return made
+        setattr(part, name, value)
+    return part
 
 
 class Borrowing(nn.Module):
@@ -154,8 +154,8 @@ class Borrowing(nn.Module):
 
     def forward(self, *args: torch.Tensor) -> object:
         """Return what the layer gives with those tensors."""
-        own, given = args[: -len(self._names)], args[-len(self._names) :]
-        return torch.func.functional_call(self.inner, dict(zip(self._names, given, strict=True)), own)
+        values, pieces = args[: -len(self._names)], args[-len(self._names) :]
+        return torch.func.functional_call(self.inner, dict(zip(self._names, pieces, strict=True)), values)
 
 
 LossFunction = Callable[[Any, Any], torch.Tensor]

@@ -74,12 +74,12 @@ def _observe(model: nn.Module, graph: fx.Graph, inputs: tuple[object, ...], make
 def _arguments(graph: fx.Graph, inputs: tuple[object, ...]) -> list[object]:
     """Return what the placeholders are given: each an argument, or each a leaf of the arguments."""
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    given = (
+    leaves = (
         list(inputs)
         if isinstance(graph._codegen, fx.graph.CodeGen) and not hasattr(graph._codegen, "pytree_info")
         else pytree.tree_leaves(inputs)
     )
-    return given + [node.args[0] for node in placeholders[len(given) :]]
+    return leaves + [node.args[0] for node in placeholders[len(leaves) :]]
 
 
 class _Recorder(fx.Interpreter):

@@ -49,15 +49,15 @@ class Split:
     def __post_init__(self) -> None:
         if not 2 <= self.partitions <= MOST:
             raise UsageError(f"partitions={self.partitions}: a model is split over 2 to {MOST}")
-        given = [self.ways] if isinstance(self.ways, str) else list(self.ways.values())
+        ways = [self.ways] if isinstance(self.ways, str) else list(self.ways.values())
         if self.chunks < 0:
             raise UsageError(f"--chunks {self.chunks}: a sequence is cut in 1 chunk or more")
-        if self.chunks and "time" not in given:
+        if self.chunks and "time" not in ways:
             raise UsageError(
                 f"--chunks {self.chunks}: cuts the sequence of a split by time, and {self.text} is none: name the way "
                 "(--split time, or PATTERN=time), or leave it off"
             )
-        for way in given:
+        for way in ways:
             if isinstance(way, str):
                 if self.ways != AUTO:
                     check_way(way)
@@ -85,15 +85,15 @@ class Split:
                 return replace(cls.parse(own, partitions, chunks), own=own)
         if "=" not in text:
             return cls(text, partitions, chunks)
-        found: dict[str, str | int] = {}
+        ways: dict[str, str | int] = {}
         for part in text.split(","):
             pattern, equals, way = part.strip().partition("=")
             if not (pattern and equals and way):
                 raise UsageError(f"--split {text}: {part!r} is not PATTERN=WAY, as in conv*=filters")
-            if pattern in found:
+            if pattern in ways:
                 raise UsageError(f"--split {text}: {pattern} stands there twice; leave one out")
-            found[pattern] = int(way) if way.isdecimal() else way
-        return cls(found, partitions, chunks)
+            ways[pattern] = int(way) if way.isdecimal() else way
+        return cls(ways, partitions, chunks)
 
     @property
     def text(self) -> str:
@@ -114,14 +114,14 @@ class Split:
 
 
 @contextmanager
-def blamed_on_task(own: str) -> Iterator[None]:
+def blamed_on_task(split: str) -> Iterator[None]:
     """Say in what is refused that the task brings this split; nothing where it is ""."""
     try:
         yield
     except UsageError as error:
-        if not own:
+        if not split:
             raise
-        raise UsageError(f"the task's own split {own!r}: {error}; --split names another") from error
+        raise UsageError(f"the task's own split {split!r}: {error}; --split names another") from error
 
 
 def fits(pattern: str, path: str) -> bool:

@@ -105,27 +105,27 @@ def _placed(split: Split, traced: Traced, nodes: list[fx.Node], work: Mapping[st
     dense = named.pop("samples", [])
     if any(node.op == "call_module" and rule_of(traced.layer(node), "columns") for node in dense):
         named["neurons"] = dense
-    for way, own in named.items():
+    for way, named_nodes in named.items():
         if way in PLACERS:
-            placed |= PLACERS[way](traced, own, split.partitions, work)
+            placed |= PLACERS[way](traced, named_nodes, split.partitions, work)
         elif way != "time":
-            placed |= _divided(split, traced, way, own)
+            placed |= _divided(split, traced, way, named_nodes)
     return placed
 
 
 def _divided(split: Split, traced: Traced, way: str, nodes: list[fx.Node]) -> Placed:
     """Return what a way divides of some nodes; the others follow."""
     layers = [node for node in nodes if node.op == "call_module"]
-    own: dict[fx.Node, str | int] = dict.fromkeys(layers, way)
+    divisions: dict[fx.Node, str | int] = dict.fromkeys(layers, way)
     if way == "neurons":
         able = [node for node in layers if rule_of(traced.layer(node), "columns") and not _is_tied(traced, node)]
-        own = pairs(traced, able)
-    found: Placed = {}
+        divisions = pairs(traced, able)
+    placed: Placed = {}
     held = [0] * split.partitions
     for node in layers:
-        chosen = own.get(node, way)
+        chosen = divisions.get(node, way)
         if isinstance(chosen, int):
-            found[node] = chosen
+            placed[node] = chosen
             continue
         layer = traced.layer(node)
         rule = rule_of(layer, chosen)
@@ -133,17 +133,17 @@ def _divided(split: Split, traced: Traced, way: str, nodes: list[fx.Node]) -> Pl
             owner = min(range(split.partitions), key=lambda home: (held[home], home))
             takes = tuple(traced.shapes[input_node] for input_node in node.all_input_nodes)
             call = LayerCall(layer, str(node.target), takes, traced.shapes[node], split.partitions, owner)
-            divided = found[node] = rule(call)
+            divided = placed[node] = rule(call)
             if any(part.borrows for part in divided.parts):
                 held[owner] += sum(parameter.numel() for parameter in layer.parameters())
-    if not found:
+    if not placed:
         paths = [str(node.target) for node in layers if any(True for _ in traced.layer(node).parameters())]
-        known = {one for node in layers for one in ways_of(traced.layer(node))}
+        known = {name for node in layers for name in ways_of(traced.layer(node))}
         raise UsageError(
             f"nothing of {', '.join(paths) or 'the model'} can be split by {way} ({DIVIDING[way]}); it can be split by "
             f"{', '.join(sorted(known | {'stages'}))}"
         )
-    return found
+    return placed
 
 
 def _is_tied(traced: Traced, node: fx.Node) -> bool:
@@ -158,7 +158,7 @@ def _followed(traced: Traced, rewriter: Rewriter, node: fx.Node) -> int | Divide
     """
     values = [rewriter.value(input_node) for input_node in node.all_input_nodes]
     cuts = [value.cut for value in values]
-    if any(cut is not None for cut in cuts) and (found := follow(traced, node, cuts)):
-        return found
+    if any(cut is not None for cut in cuts) and (divided := follow(traced, node, cuts)):
+        return divided
     whole = [value.owner for value in values if value.at and not value.free and not value.parts]
     return whole[0] if whole else 0

@@ -114,9 +114,9 @@ def cut_minibatch(inputs: tuple[object, ...], targets: object, microbatches: int
     found: list[Microbatch] = []
     for number in range(microbatches):
         size = samples // microbatches + (number < samples % microbatches)
-        given = {name: of[number] for name, of in zip(names, cut, strict=True)}
+        values = {name: of[number] for name, of in zip(names, cut, strict=True)}
         key = mixed(chance, number) >> 1
-        found.append(Microbatch({**given, "samples": size, "chance": key}, size / samples))
+        found.append(Microbatch({**values, "samples": size, "chance": key}, size / samples))
     return found
 
 
@@ -301,9 +301,9 @@ def step(
             continue
         if norms:
             norms.begin(batch.weight)
-        found, outputs[number] = yield from passes.forward(number, batch)
-        if found is not None:
-            loss = (loss or 0.0) + float(found) * batch.weight
+        leaf_values, outputs[number] = yield from passes.forward(number, batch)
+        if leaf_values is not None:
+            loss = (loss or 0.0) + float(leaf_values) * batch.weight
     if norms:
         norms.end()
     return HomeResult(loss, tuple(outputs[number] for number in sorted(outputs)))

@@ -107,8 +107,8 @@ class HomeProgram:
     @property
     def received(self) -> list[Transfer]:
         """Those that arrive forward."""
-        found = [one.transfer for segment in self.segments for one in segment.takes if isinstance(one, Received)]
-        return list(dict.fromkeys(found))
+        transfers = [one.transfer for segment in self.segments for one in segment.takes if isinstance(one, Received)]
+        return list(dict.fromkeys(transfers))
 
 
 def build(split: SplitGraph, home: int, model: nn.Module, device: torch.device | None = None) -> HomeProgram:
@@ -143,9 +143,9 @@ def segment_graph(programs: Sequence[HomeProgram]) -> SegmentGraph:
     )
     left = [list(program.segments) for program in programs]
     given: set[int] = set()
-    found: list[HomeSegment] = []
+    home_segments: list[HomeSegment] = []
     while any(left):
-        before = len(found)
+        before = len(home_segments)
         for home, segments in enumerate(left):
             while segments:
                 takes = [number[one.transfer] for one in segments[0].takes if isinstance(one, Received)]
@@ -155,10 +155,10 @@ def segment_graph(programs: Sequence[HomeProgram]) -> SegmentGraph:
                 gives = [number[transfer] for result in one.gives for transfer in result.transfers]
                 given.update(gives)
                 name = ", ".join(one.paths) or f"segment {one.number}"
-                found.append(HomeSegment(name, home, tuple(takes), tuple(gives)))
-        if len(found) == before:
+                home_segments.append(HomeSegment(name, home, tuple(takes), tuple(gives)))
+        if len(home_segments) == before:
             raise LocalProtocolError(f"homes wait for each other before {[one[0].paths for one in left if one]}")
-    return SegmentGraph(tuple(found), boundaries)
+    return SegmentGraph(tuple(home_segments), boundaries)
 
 
 LIGHT = frozenset({torch.narrow, operator.getitem})
@@ -167,8 +167,10 @@ LIGHT = frozenset({torch.narrow, operator.getitem})
 
 def elements(nodes: Iterable[fx.Node], shapes: Mapping[fx.Node, Shape]) -> int:
     """Count the elements that nodes give of one sample; what only takes a value apart gives none."""
-    given = (shapes[node] for node in nodes if node in shapes and node.op != "get_attr" and node.target not in LIGHT)
-    return sum(shape.elements_each for shape in given)
+    node_shapes = (
+        shapes[node] for node in nodes if node in shapes and node.op != "get_attr" and node.target not in LIGHT
+    )
+    return sum(shape.elements_each for shape in node_shapes)
 
 
 class _Builder:
@@ -227,7 +229,7 @@ class _Builder:
             left = left or node in self._leaving
         return [run for run in runs if run]
 
-    def _segment(self, number: int, run: Sequence[fx.Node], asked: set[fx.Node]) -> Segment:
+    def _segment(self, number: int, run: Sequence[fx.Node], wanted: set[fx.Node]) -> Segment:
         graph, inside = fx.Graph(), set(run)
         copies: dict[fx.Node, fx.Node] = {}
         takes: list[Source] = []
@@ -244,7 +246,7 @@ class _Builder:
         gives = [
             node
             for node in run
-            if node in asked
+            if node in wanted
             or node is self._split.loss
             or any(user not in inside and user in self._split.home for user in node.users)
         ]
@@ -254,12 +256,12 @@ class _Builder:
         for node in graph.nodes:
             if node.op in ("call_module", "get_attr"):
                 node.target = names[str(node.target)]
-        made = fx.GraphModule({names[target]: held for target, held in root.items()}, graph)
+        module = fx.GraphModule({names[target]: held for target, held in root.items()}, graph)
         return Segment(
             number,
             tuple(takes),
             tuple(Result(self._numbers[node], tuple(self._leaving.get(node, ()))) for node in gives),
-            made.forward,
+            module.forward,
             sum(node.meta["flops"] for node in run),
             elements(run, self._split.shapes),
             len(run),

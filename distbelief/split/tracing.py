@@ -294,14 +294,14 @@ def _told(model: nn.Module, failures: Sequence[BaseException]) -> str:
     kind = type(model).__name__
     told, where = failures[-1], ""
     for error in failures:
-        own = [
+        frames = [
             frame
             for frame in traceback.extract_tb(error.__traceback__)
             if not Path(frame.filename).is_relative_to(OURS)
             and not {"torch", "<string>"} & set(Path(frame.filename).parts)
         ]
-        if own:
-            told, where = error, f" at {own[-1].filename}:{own[-1].lineno}: {own[-1].line}"
+        if frames:
+            told, where = error, f" at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}"
     reason = str(told).strip().split("\n")[0]
     if isinstance(told, UsageError):  # it says what to do
         return f"{kind} cannot be traced{where}: {reason}"

@@ -57,15 +57,15 @@ def _forks(nodes: Sequence[fx.Node], inside: set[fx.Node]) -> list[list[list[fx.
         joins[number] = _common(after, joins)
     starts = {number for number, node in enumerate(nodes) if not inside & set(node.all_input_nodes)}
     at, end = -1, _common(starts, joins)
-    found: list[list[list[fx.Node]]] = []
+    forks: list[list[list[fx.Node]]] = []
     while at < last:
         paths = _components(list(nodes[at + 1 : end]), inside)
         if len(paths) > 1:
-            found.append(paths)
+            forks.append(paths)
         if end >= last:
             break
         at, end = end, joins[end]
-    return found
+    return forks
 
 
 def _common(numbers: set[int], joins: Mapping[int, int]) -> int:

@@ -66,18 +66,18 @@ def pairs(traced: Traced, nodes: Sequence[fx.Node]) -> dict[fx.Node, str | int]:
     A layer by rows takes what one by columns gives as it lies there, if only elementwise operations are between them:
     one message where two by columns need two and their gradients.
     """
-    found: dict[fx.Node, str | int] = {}
+    homes: dict[fx.Node, str | int] = {}
     total = sum(parameter.numel() for parameter in traced.model.parameters())
     for node in nodes:
-        if node in found:
+        if node in homes:
             continue
         partner = _partner(traced, node)
         own = sum(parameter.numel() for parameter in traced.layer(node).parameters())
-        if partner in nodes and partner not in found:
-            found[node], found[partner] = "columns", "rows"
+        if partner in nodes and partner not in homes:
+            homes[node], homes[partner] = "columns", "rows"
         else:
-            found[node] = "columns" if own >= SMALL * total else 0
-    return found
+            homes[node] = "columns" if own >= SMALL * total else 0
+    return homes
 
 
 def _partner(traced: Traced, node: fx.Node) -> fx.Node:
