@@ -42,6 +42,9 @@ Memory = Callable[[int], torch.Tensor]
 _encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(ShardState).decode
 
 
+# A turn is: take the lock; read the note, if another has published a change since; let the machine handle what is due;
+# publish; give the lock back. All that a change makes counts from its one publishing store on. So whoever dies, or
+# fails, before that has changed nothing, and the next turn begins from the last published change.
 class SharedShard:
     """A shard's machine on memory that others play it on too, each in its process.
 

@@ -56,6 +56,9 @@ FAREWELL_SECONDS = 1.0
 """Time for which a machine that had ended as it died listens when it has come again."""
 
 
+# Who goes on when: a machine is handed each arrival as it is delivered, and answers at once. A story may compute for
+# long, so that what arrives for it is queued. It goes on after the turn, in `run_while`, since a transport is not
+# polled while it delivers.
 class Driver:
     """Plays one role or many until they have ended.
 

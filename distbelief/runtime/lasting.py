@@ -143,6 +143,9 @@ class Caller:
         self.then()
 
 
+# An event counts once it stands in the journal, and the coordinator is handed it only then. So the life that comes
+# again has heard all that the last one acted on. It counts what it says as it goes through the journal, and sends
+# nothing: each role then names what it has heard, and is sent the rest.
 class LastingHost:
     """The coordinator's side of the links to all others.
 
