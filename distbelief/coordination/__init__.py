@@ -1,1 +1,1 @@
-"""What coordinators are composed of: the shards, the members, the data, the checkpoints, the evaluations, the end."""
+"""Parts of coordinators: the shards, the members, the data, the checkpoints, the evaluations, the end."""

@@ -1,5 +1,5 @@
-"""Who may take part: the first replica settles the model, the data and the batch size of the job, and every other must
-have them.
+"""Admission: the first replica settles the model, the data and the batch size of the job, and every other must have
+them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ def plan(settings: Settings, event: Join) -> Plan:
         UsageError: no data, or none that is dealt, or two numbers of epochs; LayoutError: it cannot be cut into as many
             shards.
     """
+    # Where a user's own loop names the batch size, the order, the epochs or the optimizers, that counts for the job.
+    # Two different numbers of epochs, or two optimizers, are refused: neither may win silently.
     if event.batch_size:
         settings = settings.with_batch_size(event.batch_size)
     if event.order:
@@ -127,7 +129,7 @@ def _check_several(settings: Settings, optimizers: tuple[Optimizer, ...]) -> Non
 
 
 def started(plan: Plan, samples: int, done: int) -> Started:
-    """What is written down as a job begins, with so many samples and epochs (or iterations) done before."""
+    """Make the record of a job's beginning, with so many samples and epochs (or iterations) done before."""
     s = plan.settings
     return Started(
         s.replicas,
@@ -180,7 +182,7 @@ def _check_data(plan: Plan, who: str, samples: int) -> None:
         _check_samples(plan.settings, samples, samples % data.batch_size if data.drop_last else 0)
         return
     if samples != (all_samples := plan.samples + plan.left_out or STREAM):
-        has, have = (f"{one} training samples" if one != STREAM else "a stream" for one in (samples, all_samples))
+        has, have = (f"{count} training samples" if count != STREAM else "a stream" for count in (samples, all_samples))
         raise UsageError(
             f"{who} has {has}, the job has {have}: give every replica the same data, or launch with --data own"
         )

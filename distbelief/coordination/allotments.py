@@ -60,7 +60,7 @@ class Allotment(Dealer):
 
     @property
     def numbers(self) -> range:
-        """Of its minibatches, in every epoch."""
+        """Numbers of its minibatches, in every epoch."""
         return range(self._first, self._first + self.batches)
 
     def _forward(self, count: int) -> Portion:
@@ -79,16 +79,20 @@ class Allotment(Dealer):
             RemoteProtocolError: it was not dealt, or is done.
         """
         held = self._held.get(who, deque())
-        if not any(one.epoch == epoch and one.first <= number < one.first + one.count for one in held):
+        if not any(
+            portion.epoch == epoch and portion.first <= number < portion.first + portion.count for portion in held
+        ):
             raise RemoteProtocolError(
                 f"{who} says that its data end at minibatch {number} of epoch {epoch}, which it does not hold"
             )
+        # Portions were dealt ahead, perhaps beyond the end. What does not exist is taken from them, also from those
+        # that wait to be dealt again, and what is left of the epoch is counted afresh.
         left = 0
         for queue in (held, self._again):
-            kept = [_before(one, number) if one.epoch == epoch else one for one in queue]
+            kept = [_before(portion, number) if portion.epoch == epoch else portion for portion in queue]
             queue.clear()
-            queue.extend(one for one in kept if one.count)
-            left += sum(one.count for one in queue if one.epoch == epoch)
+            queue.extend(portion for portion in kept if portion.count)
+            left += sum(portion.count for portion in queue if portion.epoch == epoch)
         if epoch == self._epoch:
             self._next_epoch()
         self._left[epoch] = left
@@ -101,13 +105,13 @@ class Allotment(Dealer):
         return -1 if self.batches == OWN else sum(self._left.values()) + epochs_to_come * self.batches
 
     def place(self, who: str) -> AllotmentPlace:
-        """Where the replica stands now."""
+        """Return the replica's present place in its allotment."""
         position = self.position()
         return AllotmentPlace(who, self._first, self.batches, position.epoch, position.batch, position.undone)
 
 
 def _before(portion: Portion, number: int) -> Portion:
-    """What of a portion comes before a minibatch."""
+    """Return the part of a portion before a minibatch."""
     return Portion(portion.epoch, portion.first, max(0, min(portion.count, number - portion.first)))
 
 
@@ -178,11 +182,11 @@ class Allotments:
         self._of[who].end(who, epoch, number)
 
     def undealt(self, who: str) -> int:
-        """How many minibatches of the first epoch that is not done by all a replica may be dealt."""
+        """Return how many minibatches a replica may be dealt of the first epoch that is not done by all."""
         return self._of[who].undealt(who) if self._of[who].epoch == self.epoch else 0
 
     def held(self, who: str) -> int:
-        """How many minibatches a replica was dealt and has not done."""
+        """Return how many minibatches a replica was dealt and has not done."""
         return self._of[who].held(who) if who in self._of else 0
 
     def lost(self, who: str) -> int:
@@ -214,15 +218,16 @@ class Allotments:
 
     @property
     def completed(self) -> int:
-        """How many epochs are done, by all whose allotments are a part of the job."""
+        """Number of epochs that are done by all whose allotments are a part of the job."""
+        # epochs that were done stay done when the last that was waited for is given up
         done = [self._of[who].completed if who in self._of else 0 for who in self._awaited]
         return max(self._completed, min(done, default=0))
 
     @property
     def finished(self) -> bool:
-        """Whether every minibatch is done that anybody has."""
+        """True where every minibatch is done that anybody has."""
         return all(who in self._of and self._of[who].finished for who in self._awaited)
 
     def position(self) -> Position:
-        """Where the data stands now, for a checkpoint."""
-        return Position(0, 0, (), places=tuple(one.place(who) for who, one in sorted(self._of.items())))
+        """Return the present position in the data, for a checkpoint."""
+        return Position(0, 0, (), places=tuple(allotment.place(who) for who, allotment in sorted(self._of.items())))

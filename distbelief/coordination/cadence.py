@@ -1,4 +1,4 @@
-"""When a job measures and keeps checkpoints, and whether it has reached its target: decided here for every strategy."""
+"""When a job values and keeps checkpoints, and whether it has reached its target: decided here for every strategy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distbelief.core.timers import BudgetSpent, CheckpointDue
 
 
 def is_due(every: int, done: int) -> bool:
-    """Whether what is due every so many epochs, 0 for never, is due after so many.
+    """Return whether something due every so many epochs (0 for never) is due after so many.
 
     >>> is_due(2, 4), is_due(2, 5), is_due(0, 4)
     (True, False, False)
@@ -20,14 +20,14 @@ def is_due(every: int, done: int) -> bool:
 
 
 class Target:
-    """Whether evaluations in a row hold what a job is to reach."""
+    """Check whether evaluations in a row reach a job's target."""
 
     def __init__(self) -> None:
         self._held = False
-        """Whether the last one did."""
+        """True where the last evaluation reached it."""
 
     def reached(self, settings: Settings, tested: Tested) -> str:
-        """That the last two evaluations hold the target, in a sentence; "" where they do not.
+        """Return the sentence that the last two evaluations reach the target; "" where they do not.
 
         >>> target, aimed = Target(), Settings(target_accuracy=0.9)
         >>> target.reached(aimed, Tested(1, 0.3, 0.91)), target.reached(aimed, Tested(2, 0.3, 0.92))
@@ -36,17 +36,17 @@ class Target:
         before, self._held = self._held, tested.holds(settings.target_accuracy, settings.target_loss)
         if not (before and self._held):
             return ""
-        found = {"accuracy": (tested.accuracy, settings.target_accuracy), "loss": (tested.loss, settings.target_loss)}
-        told = [f"test {name} {value:.4f} reached the target {aim}" for name, (value, aim) in found.items() if aim]
-        return f"{' and '.join(told)}, as the evaluation before it"
+        values = {"accuracy": (tested.accuracy, settings.target_accuracy), "loss": (tested.loss, settings.target_loss)}
+        parts = [f"test {name} {value:.4f} reached the target {aim}" for name, (value, aim) in values.items() if aim]
+        return f"{' and '.join(parts)}, as the evaluation before it"
 
     def forget(self) -> None:
-        """What held it is lost."""
+        """Forget the last evaluation: the model that it measured is lost."""
         self._held = False
 
 
 def budget_spent(settings: Settings, seconds: float = math.inf) -> str:
-    """That a job has trained for as long as it was to, in a sentence; "" where it has not.
+    """Return the sentence that a job's budget of time is spent; "" where it is not.
 
     >>> budget_spent(Settings(budget_seconds=2.0)), budget_spent(Settings(), 5.0)
     ('the budget of 2 s is spent', '')
@@ -61,7 +61,7 @@ def budget_timer(settings: Settings) -> list[Effect]:
 
 
 def snapshot_due(settings: Settings, pushes: int, seconds: float = 0.0, minibatches: int = 0) -> bool:
-    """Whether a checkpoint within an epoch is due, so many pushes, seconds and minibatches after the one before.
+    """Return whether a checkpoint within an epoch is due, so many pushes, seconds and minibatches after the one before.
 
     >>> [snapshot_due(Settings(snapshot_pushes=5), pushes, 10.0) for pushes in (4, 5)]
     [False, True]
@@ -86,7 +86,7 @@ class MinibatchCount:
         self.done += minibatches
 
     def due(self, every: int) -> bool:
-        """Whether it is due again, by so many of them, 0 for never; those beyond count for the next time.
+        """Return whether it is due again after `every` of them (0 for never); those beyond count for the next time.
 
         >>> count = MinibatchCount()
         >>> count.add(7)
@@ -109,6 +109,7 @@ class SnapshotTimer:
         """Set it, where it is not and any were made."""
         if self._set or not (settings.snapshot_seconds and pushes):
             return []
+        # no clock runs while nothing is pushed: a job that waits would write the same checkpoint again and again
         self._set = True
         return [Wake(settings.snapshot_seconds, CheckpointDue())]
 

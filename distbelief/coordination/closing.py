@@ -1,4 +1,4 @@
-"""How a job with a server ends: why, and the last steps, which are taken once its replicas are gone."""
+"""End of a job with a server: its cause, and the last steps, which are taken once its replicas are gone."""
 
 from __future__ import annotations
 

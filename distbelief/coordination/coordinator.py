@@ -40,17 +40,17 @@ Handlers = Mapping[type, Callable[..., list[Effect]]]
 
 
 class Holders(Protocol):
-    """Who holds the parameters of a job: the part that says how they come to hold them, and what a death changes."""
+    """Part of a coordinator for the holders of the parameters: how they come to hold them, and what a death changes."""
 
     stay: bool
-    """Whether replicas that are done stay to the end, since they hold them."""
+    """True where replicas that are done stay to the end, since they hold the parameters."""
 
     def handlers(self, job: Coordinator) -> Handlers:
-        """How those who hold them are answered."""
+        """Return the answers to the events of those who hold them."""
         ...
 
     def roles(self, job: Coordinator) -> list[str]:
-        """Who saves them and accounts for them now; nobody where all who could are gone."""
+        """Return the roles that save the parameters and account for them; none where all who could are gone."""
         ...
 
     def restore(self, job: Coordinator) -> list[Effect]:
@@ -71,14 +71,14 @@ class Holders(Protocol):
 
 
 class DealtWork(Protocol):
-    """What is dealt to replicas: the part that says to whom, and what their reports count for."""
+    """Part of a coordinator for the work: to whom it is dealt, and what reports count for."""
 
     def handlers(self, job: Coordinator) -> Handlers:
-        """How those are answered who have done some of what they were dealt."""
+        """Return the answers to reports of work that was dealt."""
         ...
 
     def begin(self, job: Coordinator) -> DataDealer:
-        """Who deals with the data of the plan, from the newest checkpoint on."""
+        """Make the dealer of the plan's data, from the newest checkpoint on."""
         ...
 
     def deal(self, job: Coordinator) -> list[Effect]:
@@ -86,11 +86,11 @@ class DealtWork(Protocol):
         ...
 
     def defers(self) -> bool:
-        """Whether a checkpoint cannot be begun now: then one is as soon as it can."""
+        """Return whether a checkpoint cannot be begun now: it is begun as soon as it can."""
         ...
 
     def again(self, shard: str) -> list[Effect]:
-        """What a shard is told that has come again and holds its range: the life before may not have done it."""
+        """Repeat to a shard that has come again, and holds its range, what the life before may not have done."""
         ...
 
     def end(self, job: Coordinator) -> list[Effect]:
@@ -98,6 +98,12 @@ class DealtWork(Protocol):
         ...
 
 
+# The rules of this machine:
+# 1. The phase says what may be done (`ALLOWED`), and each act asks it. So an event that comes late, a report while the
+# job closes say, does only what the phase still allows.
+# 2. Whatever has changed, the last thing is `go_on`, `deal`, `write` or `close`. Each looks at all that is known and
+# does what is next, if anything is. So the order in which the events of several links come does not matter, and to ask
+# once too often does no harm.
 class Coordinator(Answering):
     """The coordinator of one job.
 
@@ -124,12 +130,12 @@ class Coordinator(Answering):
         self.plan: Plan | None = None
         self.data: DataDealer | None = None
         self.brought: dict[str, int] = {}
-        """By replica, the samples of its training set."""
+        """Samples of the training set of each replica."""
         self.holders, self.work = holders, work
         self.evaluations = Evaluations(evaluator)
         self.target = Target()
         self._timed = False
-        """Whether the time of a budget passes."""
+        """True while the time of a budget passes."""
         self.saving = Saving(settings, start)
         self.shards = ShardRegistry(settings.shards if settings.strategy.held_by is Holder.SHARDS else 0)
         self.membership = Membership(settings.restarts)
@@ -159,7 +165,7 @@ class Coordinator(Answering):
         self._answers = Answers("the coordinator", heard_by(Kind.COORDINATOR, conversations), answers)
 
     def waits(self) -> str:
-        """What the job waits for now, in one sentence: for whoever wonders why nothing happens."""
+        """Say in one sentence what the job waits for, for whoever wonders why nothing happens."""
         who = self.shards.waits() or sorted(self.closing.describing)
         if not self.shards.unready and self.may(May.REPLACE) and self.data is not None:
             who = self.data.waiting(self.membership.members) or sorted(self.membership.members, key=roles.index_of)
@@ -168,7 +174,7 @@ class Coordinator(Answering):
         return f"{self.phase}: {PHASES.meaning[self.phase]}" + (f" ({', '.join(who)})" if who else "")
 
     def standing(self) -> dict[str, object]:
-        """What it has dealt, by role."""
+        """Return the phase, and the minibatches that each member holds."""
         return {
             "phase": self.phase,
             "of": {role: {"minibatches": self.data.held(role)} for role in self.membership.members if self.data},
@@ -176,11 +182,11 @@ class Coordinator(Answering):
 
     @property
     def epochs(self) -> int:
-        """How many are done."""
+        """Number of epochs that are done."""
         return self.data.epochs if self.data else 0
 
     def may(self, act: May) -> bool:
-        """Whether the phase allows it."""
+        """Return whether the phase allows an action."""
         return act in ALLOWED[self.phase]
 
     def enter(self, phase: Phase) -> None:
@@ -203,6 +209,8 @@ class Coordinator(Answering):
             return self.greet() if self.may(May.WELCOME) else []
         try:
             if self.plan is None:
+                # the plan is kept only once all checks are passed: a first replica that is refused leaves the place to
+                # the next
                 plan = admission.plan(self.settings, event)
                 admission.check(plan, sender, event)
                 self.saving.joins(sender, event.keeps)
@@ -371,9 +379,15 @@ class Coordinator(Answering):
         self.enter(Phase.LEAVING)
         self.evaluations.owed = False  # the last step measures
         self.closing.begin(cause, reason)
-        asked: list[Effect] = [Send(role, membership.Finish(reason)) for role in sorted(self.membership.members)]
+        requests: list[Effect] = [Send(role, membership.Finish(reason)) for role in sorted(self.membership.members)]
         given_up = self.give_up(reason) if self.saving.stage is CheckpointStage.HOLDING else []
-        return [*self.work.end(self), WriteRecord(records.Ending.of(cause, reason)), *given_up, *asked, *self.close()]
+        return [
+            *self.work.end(self),
+            WriteRecord(records.Ending.of(cause, reason)),
+            *given_up,
+            *requests,
+            *self.close(),
+        ]
 
     def give_up(self, why: str) -> list[Effect]:
         """Make nothing of a checkpoint that is being made."""
@@ -397,6 +411,8 @@ class Coordinator(Answering):
                     Cause.SHARD_DESERTED, self.saving.unsaved(f"{role} is gone, and so are the replicas"), role
                 )
         effects: list[Effect] = []
+        # Each of the last steps begins when the one before is answered, so that the measure, the last checkpoint and
+        # the accounts are all of one model. While a shard is away they wait for its next life.
         measures = self.evaluations.pending and self.closing.cause is not Cause.INTERRUPTED
         while (
             self.may(May.CLOSE) and self.shards.ready and not (measures or self.saving.busy or self.closing.describing)
@@ -441,8 +457,8 @@ class Coordinator(Answering):
         stopped: list[Effect] = []
         if event.stops and sender in self.membership.members and self.may(May.DEAL):
             stopped = self.finish(Cause.SCRIPT_STOPPED, f"the script of {sender} has stopped the job")
-        asked = self.saving.ask_who_leaves(sender, self.membership.members, ends=not self.may(May.DEAL))
-        return stopped + (asked or self._part(sender, event))  # who was asked says again that it leaves
+        requests = self.saving.ask_who_leaves(sender, self.membership.members, ends=not self.may(May.DEAL))
+        return stopped + (requests or self._part(sender, event))  # who was asked says again that it leaves
 
     def _part(self, sender: str, event: membership.Leave) -> list[Effect]:
         """Go on without who leaves."""
@@ -473,21 +489,22 @@ class Coordinator(Answering):
         return [WriteRecord(records.Note(f"the evaluator is gone ({reason}); {then}")), *self.deal(), *self.close()]
 
     def _without_replica(self, role: str, reason: str, died: bool) -> list[Effect]:
-        """What it held is dealt again; the job ends where all are gone and none will come back."""
+        """Deal again what a replica held; end the job where all are gone and none will come back."""
         effects = self.holders.without(self, role, reason)
         member = role in self.membership.members
         self.membership.members.discard(role)
         effects += self.saving.gone(role, self.plan)
+        # who leaves when the job has ended leaves only what nobody is to do any more: that is not lost
         left = self.data.lost(role) if member and self.data else 0
         lost = left if died or self.may(May.DEAL) else 0
-        own = roles.leads(self.settings.mesh)
+        leads = roles.leads(self.settings.mesh)
         # whether a guest comes again is for its own machine to say, which may be gone too: nobody waits for it
-        over = role in self.membership.lives.over or role not in own
+        over = role in self.membership.lives.over or role not in leads
         given_up = self.data.give_up(role) if over and self.data and not self.may(May.DISMISS) else 0
         effects.append(WriteRecord(records.Gone(role, 0 if given_up else lost, reason, died, given_up)))
         if not self.may(May.GATHER) and self.plan is not None:
             effects += self.shards.tell_gone(self.plan, {role: self.membership.lives.gone[role]})
-        if self.membership.deserted(own) and not self.may(May.DISMISS):
+        if self.membership.deserted(leads) and not self.may(May.DISMISS):
             end = f"every replica is gone; the last was {role}: {reason}"
             cause = Cause.REPLICAS_DIED if died else Cause.REPLICAS_LEFT
             return effects + (self.finish(cause, end) if self.may(May.DEAL) else self.end(cause, end))

@@ -18,12 +18,12 @@ from distbelief.errors import RemoteProtocolError
 
 
 class DataDealer(Protocol):
-    """Who deals with the data of a job, as its coordinator and its checkpoints need it."""
+    """Dealer of a job's data, as its coordinator and its checkpoints need it."""
 
     epochs: int
-    """How many are done."""
+    """Number that are done."""
     samples: int
-    """How many are done."""
+    """Number that are done."""
     pushes: int
     """Reported since somebody last set it to 0."""
     minibatches: int
@@ -31,15 +31,15 @@ class DataDealer(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Whether all is done."""
+        """True where all is done."""
         ...
 
     def held(self, role: str) -> int:
-        """How much a replica was dealt and has not done."""
+        """Return how much a replica was dealt and has not done."""
         ...
 
     def position(self) -> Position:
-        """Where the data stands now, for a checkpoint."""
+        """Return the present position in the data, for a checkpoint."""
         ...
 
     def report(self, sender: str, event: dealing.Progress) -> int:
@@ -108,7 +108,7 @@ class Dealing:
         self._wanting: dict[str, bool] = {}
         self._recalled: set[str] = set()
         self._starts: dict[int, tuple[str, int]] = {}
-        """By epoch, how the stream began of who has told that first."""
+        """First replica that has told the beginning of its stream in an epoch, and the digest of that."""
         self._warming, self._warmed, self._warmer = (
             strategy.pushing.warm_start_steps,
             samples // settings.data.batch_size,
@@ -188,6 +188,8 @@ class Dealing:
             withheld: whether nobody is to be dealt any, nor to go on with what he was.
             before: how many minibatches may be done before something else is due by them.
         """
+        # A replica that can have nothing is told to drain once (`_wanting` is True from then on): what it has accrued
+        # is pushed and counts, and it waits for its next portion without asking again.
         if not withheld:
             self._recalled.clear()
             self._count_in(members)
@@ -215,14 +217,16 @@ class Dealing:
         """Have what was dealt ahead in rounds given back, once, so that nobody is waited for longer than a step."""
         if self._rounds is None or self._leaves_behind:
             return []
-        asked = [role for role in sorted(members, key=roles.index_of) if role not in self._recalled and self.held(role)]
-        self._recalled.update(asked)
-        return [Send(role, dealing.Recall()) for role in asked]
+        busy = [role for role in sorted(members, key=roles.index_of) if role not in self._recalled and self.held(role)]
+        self._recalled.update(busy)
+        return [Send(role, dealing.Recall()) for role in busy]
 
     def _allowed(self, role: str, members: Collection[str], before: float) -> int:
-        """How many minibatches a replica may be dealt: during a warm start one replica has the first steps to
+        """Return how many minibatches a replica may be dealt: in a warm start one replica has the first steps to
         itself.
         """
+        # a warm start (Dean et al. 2012): one replica trains alone at first, since many at once may diverge from random
+        # parameters
         if self._warmed >= self._warming:
             self._warming = 0
             return PORTION_LIMIT if self._rounds is None else self._in_rounds(self._rounds, role, members, before)
@@ -243,12 +247,14 @@ class Dealing:
             rounds.begin(self.dealer.epoch)
             self._wanting = dict.fromkeys(self._wanting, False)
         if new := self._absent.union(members) - rounds.of.keys():
-            made = max((dealt - self.held(role) for role, dealt in rounds.of.items()), default=0)
+            furthest = max((dealt - self.held(role) for role, dealt in rounds.of.items()), default=0)
             for role in new:
-                rounds.add(role, made)
+                rounds.add(role, furthest)
 
     def _in_rounds(self, rounds: RoundsDealt, role: str, members: Collection[str], before: float) -> int:
-        """How many in rounds: where those who are late are left behind one, who would else be left with more."""
+        """Return how many a replica may be dealt in rounds."""
+        # where rounds do not wait for the late, a replica is dealt one minibatch at a time, or the late would keep
+        # several
         undealt = self.dealer.undealt(role)
         most = min(undealt, 1 if self._leaves_behind else PORTION_LIMIT)
         if isinstance(self.dealer, RoundDealer):
@@ -258,15 +264,15 @@ class Dealing:
 
     @property
     def finished(self) -> bool:
-        """Whether every minibatch of every epoch is done."""
+        """True where every minibatch of every epoch is done."""
         return self.dealer.finished
 
     def held(self, role: str) -> int:
-        """How many minibatches a replica was dealt and has not done."""
+        """Return how many minibatches a replica was dealt and has not done."""
         return self.dealer.held(role)
 
     def position(self) -> Position:
-        """Where the data stands now, for a checkpoint."""
+        """Return the present position in the data, for a checkpoint."""
         return self.dealer.position()
 
     def lost(self, role: str) -> int:

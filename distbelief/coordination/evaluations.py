@@ -12,7 +12,7 @@ from distbelief.core.effects import Effect, Send
 
 
 class Evaluations:
-    """What is measured, and what is still to be.
+    """Evaluations that are under way, and those still to come.
 
     Args:
         expected: whether an evaluator takes part.
@@ -22,19 +22,20 @@ class Evaluations:
         self.evaluator = EvaluatorStanding.EXPECTED if expected else EvaluatorStanding.NONE
         self.measuring = self.owed = False
         self.tried = not expected
-        """Whether the model can be measured is known, or nobody is waited for to try it: who comes has tried it before,
-        and one that dies before that is not waited for again.
+        """True once it is known whether the model can be measured, or nobody is waited for to try it. An evaluator that
+        comes has tried it before; one that dies before that is not waited for again.
         """
         self.minibatches = MinibatchCount()
         """Since a measure was due by them."""
 
     @property
     def pending(self) -> bool:
-        """Whether a measure is being made, or will be."""
+        """True while a measure is made, or will be."""
         return self.measuring or self.owed
 
     def measure(self, epoch: int) -> list[Effect]:
         """Have the model measured now, or as soon as the evaluator is there and free."""
+        # one measure at a time: those that fall due while the evaluator is busy or away are one, of the newest model
         self.owed = self.evaluator is EvaluatorStanding.EXPECTED or (self.there and self.measuring)
         if not self.there or self.measuring:
             return []
@@ -63,7 +64,7 @@ class Evaluations:
 
     @property
     def there(self) -> bool:
-        """Whether the evaluator takes part."""
+        """True while the evaluator takes part."""
         return self.evaluator is EvaluatorStanding.JOINED
 
     @property

@@ -10,6 +10,9 @@ from distbelief.core.effects import Effect
 from distbelief.core.lives import Lives
 
 
+# A replica is in `_new` from its join to its welcome, then in `members` until it leaves or dies. Of the members, those
+# in `_astray` wait to be welcomed again. Those in `_behind` have not begun anew since all went back to a checkpoint:
+# what they say is of work that is forgotten.
 class Membership:
     """The replicas and the evaluator, as the coordinator knows them.
 
@@ -29,7 +32,7 @@ class Membership:
         self._astray: set[str] = set()  # they have lost a shard, and say nothing until they are told where it is
         self._generation = 0
         self._behind: set[str] = set()
-        """Who is to begin anew, and has not said that it has."""
+        """Members that are to begin anew, and have not said that they have."""
 
     def wait(self, role: str) -> None:
         """One has joined, and waits to be welcomed."""
@@ -60,11 +63,13 @@ class Membership:
         return self._generation if role in self._behind else 0
 
     def heeds(self, role: str) -> bool:
-        """Whether what a member says is of now."""
+        """Return whether a member's messages are of this generation."""
         return role not in self._behind
 
     def initialiser(self) -> str | None:
-        """Who is to send the shards their first parameters: who had begun to, else the first replica that waits."""
+        """Choose the replica that sends the shards their first parameters: one that had begun to, else the first that
+        waits.
+        """
         if self._astray:
             self._astray.remove(astray := min(self._astray))
             return astray
@@ -99,9 +104,9 @@ class Membership:
         self.done.discard(role)
         return True
 
-    def deserted(self, own: Collection[str]) -> bool:
-        """Whether nobody takes part, and none of the job's own replicas will come (again)."""
-        return not self.members and not any(map(roles.is_replica, self._new)) and {*own} <= self.lives.over
+    def deserted(self, expected: Collection[str]) -> bool:
+        """Return whether nobody takes part, and none of the job's own replicas will come (again)."""
+        return not self.members and not any(map(roles.is_replica, self._new)) and {*expected} <= self.lives.over
 
     @property
     def busy(self) -> set[str]:

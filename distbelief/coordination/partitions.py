@@ -32,8 +32,10 @@ class PartitionRegistry:
         if role in self._places and place.incarnation < self._places[role].incarnation:
             return []
         self._places[role] = place
+        # partitions of one replica live and die together: one that was started anew waits for the next lives of the
+        # others
         siblings = roles.partitions_of(role, self._partitions)
-        places = tuple(self._places[one] for one in siblings if one in self._places)
-        if len(places) < self._partitions or any(one.incarnation != place.incarnation for one in places):
+        places = tuple(self._places[sibling] for sibling in siblings if sibling in self._places)
+        if len(places) < self._partitions or any(other.incarnation != place.incarnation for other in places):
             return []
-        return [Send(one, Meet(places)) for one in siblings]
+        return [Send(sibling, Meet(places)) for sibling in siblings]

@@ -86,7 +86,7 @@ class PortionWork:
         return [] if data is None else self._go_on(job, data, data.end(sender, event))
 
     def _told(self, job: Coordinator, sender: str) -> Dealing | None:
-        """What the word of a replica is about; None where it is of the past.
+        """Return the data that a replica's message counts for; None where it is of the past.
 
         Raises:
             RemoteProtocolError: it is no member.

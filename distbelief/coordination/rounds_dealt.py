@@ -16,7 +16,7 @@ from distbelief.core import roles
 
 
 class RoundsDealt:
-    """How many rounds of an epoch each replica was dealt for.
+    """Rounds of an epoch for which each replica was dealt minibatches.
 
     >>> rounds = RoundsDealt()
     >>> rounds.add("replica 0", 0), rounds.add("replica 1", 0)
@@ -31,7 +31,7 @@ class RoundsDealt:
         self.epoch = -1
         self.of: dict[str, int] = {}
         self._at: dict[int, int] = {}
-        """How many replicas are at each round."""
+        """Number of replicas at each round."""
 
     def begin(self, epoch: int) -> None:
         """Nobody is dealt anything of an epoch yet."""
@@ -65,12 +65,14 @@ class RoundsDealt:
         return self.of[who] * len(self.of) + before, len(self.of)
 
     def share(self, who: str, left: float, most: int) -> int:
-        """How many of those that are left a replica may be dealt, such that the others can come as far; one more where
-        not all can, and none behind it goes short.
+        """Return how many of the minibatches left a replica may be dealt, such that the others can come as far. It is
+        one more where not all can, and none behind it goes short.
         """
-        own = self.of[who]
+        # `needed(count)` minibatches bring the others as far as this replica would be with `count` more. It grows with
+        # `count`, so a bisection finds the largest that what is left allows.
+        at_round = self.of[who]
 
         def needed(count: int) -> int:
-            return sum(replicas * max(0, own + count - at) for at, replicas in self._at.items())
+            return sum(replicas * max(0, at_round + count - at) for at, replicas in self._at.items())
 
         return max(bisect_right(range(1, most + 1), left, key=needed), int(left > needed(0)))

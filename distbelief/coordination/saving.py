@@ -27,10 +27,10 @@ from distbelief.core.timers import AnyTimer, CheckpointDue, HoldOver, ScriptOver
 from distbelief.errors import RemoteProtocolError
 
 HOLD_SECONDS = 2.0
-"""How long replicas push nothing, at most, while one of them has not said that all it pushed is applied."""
+"""Limit for the replicas' hold of their pushes, while one has not said that all it pushed is applied."""
 SCRIPT_SECONDS = 60.0
-"""How long a checkpoint is not sealed, at most, while a replica has not saved what its script keeps: it may be busy
-with an evaluation.
+"""Limit for the delay of a checkpoint by a replica that has not saved what its script keeps. It may be busy with an
+evaluation.
 """
 
 
@@ -57,27 +57,27 @@ class Saving:
         self._holds = 0  # so far: an answer to one that was given up is none to the next
         self._patient = True
         self.writing: set[str] = set()
-        """Who writes a part now."""
+        """Roles that write a part now."""
         self._failed = ""
         self.error = ""
         """Why the last one could not be made."""
         self.again = False
-        """Whether one is to be made in the place of one that was given up."""
+        """True where a checkpoint is to replace one that was given up."""
         self._cut = (start.position, start.samples)
         self.keepers: set[str] = set()
         """Replicas whose scripts keep something."""
         self.resumed = bool(start.checkpoint)
-        """Whether the job goes on from an attempt before."""
+        """True where the job goes on from an earlier attempt."""
         self._asked = ""
         """The replica that is to save what its script keeps before the checkpoint is sealed."""
         self._scripted = False
-        """Whether any has saved it."""
+        """True once any replica has saved it."""
         self._left, self._left_at_end = "", False
         """The replica that has last saved it as it left, and whether the job was ending then."""
         self._timer = SnapshotTimer()
 
     def in_time(self, data: DataDealer) -> tuple[list[Effect], bool]:
-        """Whether it is time for a checkpoint, by the pushes made; and the clock is set for the next where any were
+        """Set the clock for the next checkpoint, where any push was made; also return whether one is due by the pushes
         made.
         """
         due = snapshot_due(self.settings, data.pushes, minibatches=data.minibatches)
@@ -90,8 +90,8 @@ class Saving:
         self._holding, self._failed = set() if self.settings.strategy.one_moment else set(members), ""
         self._move(CheckpointStage.HOLDING)
         self._holds, self._patient = self._holds + 1, True
-        asked: list[Effect] = [self.hold(role) for role in sorted(self._holding)]
-        return [*asked, Wake(HOLD_SECONDS, HoldOver(self._holds))] if members else []
+        requests: list[Effect] = [self.hold(role) for role in sorted(self._holding)]
+        return [*requests, Wake(HOLD_SECONDS, HoldOver(self._holds))] if members else []
 
     def hold(self, role: str) -> Send:
         """Have one replica push nothing more."""
@@ -126,9 +126,9 @@ class Saving:
         if event.number == checkpointing.LEAVING:
             self._left, self._left_at_end = sender, ends
         note = f"what the script of {sender} keeps was not saved: {event.error}"
-        told: list[Effect] = [WriteRecord(records.Note(note))] if event.error else []
-        asked = sender == self._asked and event.number == self.number
-        return told + (self._without_script(plan) if asked else [])
+        notes: list[Effect] = [WriteRecord(records.Note(note))] if event.error else []
+        awaited = sender == self._asked and event.number == self.number
+        return notes + (self._without_script(plan) if awaited else [])
 
     def script_late(self, timer: ScriptOver, plan: Plan | None) -> list[Effect]:
         """Wait no longer for the replica that was to save what its script keeps."""
@@ -171,12 +171,12 @@ class Saving:
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint is being made."""
+        """True while a checkpoint is being made."""
         return self.stage is not CheckpointStage.NONE
 
     @property
     def holds(self) -> bool:
-        """Whether nothing new is to reach the shards."""
+        """True while nothing new is to reach the shards."""
         return self.stage in (CheckpointStage.HOLDING, CheckpointStage.WRITING)
 
     def write(self, data: DataDealer, members: Iterable[str], shards: Iterable[str]) -> list[Effect]:
@@ -184,20 +184,21 @@ class Saving:
         busy = sorted(filter(data.held, members)) if self.settings.strategy.one_moment else sorted(self._holding)
         if self.stage is not CheckpointStage.HOLDING or (busy and self._patient):
             return []
-        told: list[Effect] = []
+        effects: list[Effect] = []
         if busy:
             who = f"{roles.named(busy)}, busy for {HOLD_SECONDS:g} s"
-            told.append(
+            effects.append(
                 WriteRecord(
                     records.Note(f"checkpoint {self.number} is made without waiting for {who}: it is not exact")
                 )
             )
+        # the position is taken now: nothing reaches the shards until their parts are written, so both are of one moment
         self._cut, self.writing = (data.position(), data.samples), set(shards)
         self._move(CheckpointStage.WRITING)
         self._asked = self._lowest(members)
         if self._asked:
-            told.append(Send(self._asked, checkpointing.SaveScript(self.number)))
-        return told + [Send(role, checkpointing.Snapshot(self.number)) for role in sorted(self.writing)]
+            effects.append(Send(self._asked, checkpointing.SaveScript(self.number)))
+        return effects + [Send(role, checkpointing.Snapshot(self.number)) for role in sorted(self.writing)]
 
     def written(self, sender: str, event: checkpointing.SnapshotDone, plan: Plan | None) -> list[Effect]:
         """A shard's part is on disk, or could not be; the last one has the store seal them all.
@@ -239,10 +240,11 @@ class Saving:
 
     def abandon(self, why: str) -> list[Effect]:
         """Give up the checkpoint that is being made, if one is."""
-        self._holding, asked, self._asked = set(), self._asked, ""
-        if self.stage is not CheckpointStage.WRITING and not asked:
+        self._holding, keeper, self._asked = set(), self._asked, ""
+        if self.stage is not CheckpointStage.WRITING and not keeper:
             self._move(CheckpointStage.NONE)
             return []
+        # parts of it are on disk, or will be: the store clears them away, and its answer ends this checkpoint
         self._failed = why
         self._move(CheckpointStage.SEALING)
         return [Discard(self.number)]

@@ -106,6 +106,9 @@ class ShardHolders:
         incarnation = job.membership.lives.last(role)
         if not job.shards.gone(role, incarnation):
             return []
+        # The best source that is left: a standby, which holds all that was acknowledged; the shard's own memory, where
+        # that outlives it; the newest checkpoint. Where the shards must be of one moment, a death without a standby
+        # takes all of them back. A checkpoint that was being made is given up, since a part of it died.
         begun, what = job.may(May.REPLACE), f"{role} is gone ({event.reason})"
         if job.may(May.CLOSE) and job.saving.holds:
             job.closing.steps.insert(0, ClosingStep.SAVE)
@@ -140,7 +143,7 @@ class ShardHolders:
         job.standbys.alone(*job.shards.roles)
         job.target.forget()
         job.data = job.work.begin(job)
-        again, told = job.closing.go_back() if job.may(May.AWAIT) else (False, [])
+        again, notes = job.closing.go_back() if job.may(May.AWAIT) else (False, [])
         if again:
             job.enter(Phase.TRAINING)
-        return [WriteRecord(records.Rewound(job.data.samples, job.epochs)), *told]
+        return [WriteRecord(records.Rewound(job.data.samples, job.epochs)), *notes]

@@ -16,9 +16,11 @@ from distbelief.core.timers import AnyTimer, DoubtOver
 from distbelief.errors import RemoteProtocolError
 
 DOUBT_SECONDS = 1.0
-"""How long the death of a shard may be unheard of that somebody has lost."""
+"""Limit for the news of a shard's death, after somebody has lost its link to it."""
 
 
+# A life of a shard is granted before it is there (`_lives`). So what an older life says or suffers, which may be heard
+# of late, is told from the doings of the life that is to be.
 class ShardRegistry:
     """The shards of one job.
 
@@ -69,7 +71,7 @@ class ShardRegistry:
         """A life of a shard is over; whether it was the one that is to be. What it says from now on is not its to say
         any more.
         """
-        self._doubted = {one for one in self._doubted if one[0] != role}
+        self._doubted = {life for life in self._doubted if life[0] != role}
         if incarnation < self._lives[role]:
             return False
         self._move(role, ShardStanding.AWAY)
@@ -79,17 +81,19 @@ class ShardRegistry:
         """Somebody has lost these lives of shards: where they have died, that will be heard of in a moment, and is
         waited for.
         """
+        # A replica may lose its link to a shard before the coordinator hears of the shard's death. If it were welcomed
+        # again at once, it would be sent to the address of the dead. So for a moment nobody is welcomed.
         doubted = {
             (role, incarnation)
             for role, incarnation in lost
             if role in self._places and self._places[role].incarnation == incarnation
         } - self._doubted
-        self._doubted |= {one for one in doubted if self._standing[one[0]] is ShardStanding.READY}
-        return [Wake(DOUBT_SECONDS, DoubtOver(*one)) for one in sorted(doubted & self._doubted)]
+        self._doubted |= {life for life in doubted if self._standing[life[0]] is ShardStanding.READY}
+        return [Wake(DOUBT_SECONDS, DoubtOver(*life)) for life in sorted(doubted & self._doubted)]
 
     def woke(self, timer: AnyTimer) -> None:
         """It has been waited for long enough: the shard lives, and it was the link that broke."""
-        self._doubted = {one for one in self._doubted if DoubtOver(*one) != timer}
+        self._doubted = {life for life in self._doubted if DoubtOver(*life) != timer}
 
     def grant(self, role: str, incarnation: int) -> WriteRecord:
         """Have a shard begin a life, in the place of any before."""
@@ -127,24 +131,26 @@ class ShardRegistry:
             together: whether all load it at once, and replicas begin anew: but standbys that have succeeded hold what
                 the shards before them held.
         """
-        told: list[Send] = []
+        sends: list[Send] = []
+        # Where they begin together none is told before all are there, so that all go on from the same checkpoint. A
+        # standby that has succeeded holds what its shard held: it loads nothing, and waits for none.
         ruler = self.place(plan.ruler) if together else Address("", 0)
         for role in self.roles:
             succeeded = self._has_succeeded(role)
             if self._standing[role] is not ShardStanding.HERE or (together and self.missing and not succeeded):
                 continue
             self._move(role, ShardStanding.TOLD)
-            own = [(_linked(who, plan, role), incarnation) for who, incarnation in members]
-            source, continuing = "" if succeeded else checkpoint, () if together and not succeeded else tuple(own)
-            told.append(Send(role, Restore(plan, source, continuing, ruler)))
-        new = {one.to for one in told}
+            linked = [(_linked(who, plan, role), incarnation) for who, incarnation in members]
+            source, continuing = "" if succeeded else checkpoint, () if together and not succeeded else tuple(linked)
+            sends.append(Send(role, Restore(plan, source, continuing, ruler)))
+        new = {send.to for send in sends}
         if plan.settings.strategy.rounds and roles.shard(plan.ruler) in new:
-            told += [
+            sends += [
                 Send(role, Ruler(ruler))
                 for role in self.roles
                 if self._standing[role] in (ShardStanding.TOLD, ShardStanding.READY) and role not in new
             ]
-        return [*told]
+        return [*sends]
 
     def tell_gone(self, plan: Plan, lives: Mapping[str, int]) -> list[Effect]:
         """Have no shard wait for replicas that may have gone before it had heard of them."""
@@ -153,13 +159,13 @@ class ShardRegistry:
         # in rounds the others wait for whom the ruling names, and hear of deaths themselves: but not a standby that has
         # succeeded, to which the dead had no link yet
         rounds = plan.settings.strategy.rounds
-        asked = [roles.shard(plan.ruler)] if rounds and not plan.settings.standby else self.roles
+        shards = [roles.shard(plan.ruler)] if rounds and not plan.settings.standby else self.roles
         self._departing |= {role: lives[role] for role in lives if rounds and roles.is_replica(role)}
         return [
             Send(shard, Departed(_linked(role, plan, shard), lives[role]))
             for role in sorted(lives)
             if roles.is_replica(role)
-            for shard in asked
+            for shard in shards
         ]
 
     def _has_succeeded(self, role: str) -> bool:
@@ -190,13 +196,13 @@ class ShardRegistry:
         return [role for role in self.roles if self._standing[role] is not ShardStanding.READY]
 
     def lasts(self, role: str) -> bool:
-        """Whether what a shard holds outlives its process."""
+        """Return whether a shard's parameters outlive its process."""
         return role in self._lasting
 
     @property
     def kept(self) -> bool:
-        """Whether all that was applied is kept for those who do not hold it yet: by standbys, which take their places,
-        or in memory that outlives their processes.
+        """True where all that was applied is kept for the shards that do not hold it yet: by standbys that take their
+        places, or in memory that outlives their processes.
         """
         return all(self.lasts(role) or self._succeeded.get(role) == self._lives[role] for role in self.unready)
 
@@ -208,24 +214,24 @@ class ShardRegistry:
 
     @property
     def ready(self) -> bool:
-        """Whether all hold what they are to hold."""
+        """True where all shards hold their ranges."""
         return not self.unready
 
     def place(self, index: int) -> Address:
-        """Where a shard is, or was last; nowhere, where it never was."""
+        """Return the present or last address of a shard; an empty one where it never was there."""
         return self._places.get(self.roles[index], Address("", 0))
 
     @property
     def sure(self) -> bool:
-        """Whether all hold what they are to hold, and nobody has reason to doubt that they are there."""
+        """True where all shards hold their ranges, and nobody has reason to doubt that they are there."""
         return self.ready and not self._doubted
 
     @property
     def places(self) -> tuple[Address, ...]:
-        """Where each of them is, in their order; all must be there."""
+        """Addresses of the shards, in their order; all must be there."""
         return tuple(self._places[role] for role in self.roles)
 
 
 def _linked(replica: str, plan: Plan, shard: str) -> str:
-    """Which partition of a replica has a link to a shard: the one whose part of the vector it holds."""
+    """Return the partition of a replica that has a link to a shard: the one that holds that part of the vector."""
     return roles.at_partition(replica, plan.layout.home_of(plan.assignments[roles.index_of(shard)].moving))

@@ -14,6 +14,8 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.errors import RemoteProtocolError
 
 
+# A standby may take its shard's place only where it MIRRORS: before that it may lack what the shard has acknowledged,
+# and the shard's next life goes on from a checkpoint instead.
 class Standbys:
     """One for each shard, or none.
 
@@ -48,13 +50,13 @@ class Standbys:
 
     def pair(self, plan: Plan) -> list[Effect]:
         """Tell those that are there whose state they will be sent, where their shards hold what they are to hold."""
-        told: list[Effect] = []
+        sends: list[Effect] = []
         for role, standing in [*self._standing.items()]:
             shard = roles.shard_of(role)
             if standing is StandbyStanding.HERE and shard not in self._shards.unready:
                 self._move(role, StandbyStanding.TOLD)
-                told.append(Send(role, mirroring.Stand(plan, self._incarnation_of(shard))))
-        return told
+                sends.append(Send(role, mirroring.Stand(plan, self._incarnation_of(shard))))
+        return sends
 
     def stands(self, role: str, incarnation: int) -> list[Effect]:
         """A standby is ready to be sent what a life of its shard holds."""
@@ -77,7 +79,7 @@ class Standbys:
         return [WriteRecord(StandbyReady(role))]
 
     def can_succeed(self, shard: str) -> bool:
-        """Whether a shard's standby could take its place now."""
+        """Return whether a shard's standby could take its place now."""
         return self._standing.get(roles.standby_of(shard)) is StandbyStanding.MIRRORS
 
     def succeed(self, shard: str) -> list[Effect]:

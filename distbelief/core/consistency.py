@@ -34,7 +34,7 @@ class Key(NamedTuple):
 
 
 class Action(StrEnum):
-    """What may be done with a push or a fetch."""
+    """Decision on a push or a fetch."""
 
     APPLY = "apply"
     GATHER = "gather"
@@ -43,8 +43,8 @@ class Action(StrEnum):
 
 
 class Verdict(NamedTuple):
-    """What to do with a push (apply, gather for the next update, hold) or a fetch (answer, hold), why, and the scale of
-    its learning rate.
+    """Decision on a push (apply, gather for the next update, hold) or a fetch (answer, hold), with its reason. `scale`
+    multiplies the learning rate.
     """
 
     action: Action
@@ -62,7 +62,7 @@ class PlannedUpdate(NamedTuple):
     parts: tuple[tuple[Key, float], ...]
     reason: str
     model: int = 0
-    """Which is stepped."""
+    """Number of the model that is stepped."""
 
 
 class Drop(NamedTuple):
@@ -73,7 +73,7 @@ class Drop(NamedTuple):
 
 
 class PolicyState(NamedTuple):
-    """How far a policy is: its floor, who takes part and at which tick, and the newest known life of each."""
+    """State of a policy: its floor, the tick of each member, and the newest known life of each."""
 
     floor: int
     members: Mapping[str, int]
@@ -102,19 +102,21 @@ class Policy:
     """
 
     models = 1
-    """How many a job trains, each with an optimizer of its own."""
+    """Number of models that a job trains, each with an optimizer of its own."""
 
     def __init__(self, scaling: str = "none") -> None:
         self._scaling = None if scaling == "none" else SCALINGS[scaling]
         self.floor = 0
-        """How far all members are: the ticks whose pushes are applied here; grows only, and fetches tell it."""
+        """Tick that all members have reached: all pushes of lower ticks are applied here. It only grows, and fetches
+        tell it.
+        """
 
     def resume(self, floor: int, rulings: Iterable[Any]) -> None:
         """Go on in the place of a shard whose floor it was; in rounds, with what was ruled."""
         self.floor = floor
 
     def state(self) -> PolicyState:
-        """How far it is, between two updates of which none has begun."""
+        """Return the state, between two updates of which none has begun."""
         return PolicyState(self.floor, {}, {})
 
     def restore(self, state: PolicyState) -> None:
@@ -126,7 +128,7 @@ class Policy:
 
     @property
     def decides(self) -> bool:
-        """Whether it need be asked: without a scaling nothing is ever different."""
+        """True where the policy must be asked: without a scaling its answers never differ."""
         return type(self) is not Policy or self._scaling is not None
 
     def attend(self, who: str, incarnation: int, tick: int, epoch: int = 0) -> int:
@@ -145,8 +147,8 @@ class Policy:
         """
 
     def turn(self, key: Key, tick: int, model: int, opens: bool) -> str:
-        """Of several models: of which of them the push is that comes next, and whether it is the first of a minibatch;
-        returns why that cannot be, or "".
+        """Note which of several models the next push steps, and whether it opens a minibatch. Return why that cannot
+        be, or "".
         """
         return ""
 
@@ -175,6 +177,8 @@ class Policy:
         return []
 
 
+# A floor never falls: a fetch that was answered cannot be taken back. So a replica that comes is at the floor at least,
+# whatever tick it names, and one that leaves can only let it rise.
 class _Members(Policy):
     """A policy that knows who takes part, and at which tick."""
 
@@ -184,11 +188,9 @@ class _Members(Policy):
         self._known: dict[str, int] = {}
 
     def state(self) -> PolicyState:
-        """How far it is."""
         return PolicyState(self.floor, self.members, self._known)
 
     def restore(self, state: PolicyState) -> None:
-        """Be as far as another was."""
         self.floor, self.members, self._known = state.floor, dict(state.members), dict(state.lives)
 
     def attend(self, who: str, incarnation: int, tick: int, epoch: int = 0) -> int:
@@ -243,6 +245,8 @@ class SoftsyncPolicy(_Members):
 
     def due(self, short: bool = False) -> PlannedUpdate | None:
         """The update with all that was gathered, once it is enough; less is when members leave."""
+        # what was gathered is acknowledged: a checkpoint, an account or a standby must have it, even where there are
+        # fewer pushes than an update wants (`short`)
         count, samples = self._gathered, self._samples
         if not count or (count < self._wanted and not short):
             return None

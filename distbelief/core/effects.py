@@ -82,7 +82,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
 
     share: float
     begins: bool
-    """Whether it is the first of the step."""
+    """True for the first share of the step."""
 
 
 class Measure(msgspec.Struct, frozen=True, gc=False):
@@ -195,7 +195,7 @@ class Commit(msgspec.Struct, frozen=True, gc=False):
     position: Position
     samples: int
     script: bool = False
-    """Whether what a script keeps, as it was saved last, is a part of it."""
+    """True where what a script keeps, as last saved, is a part of it."""
 
 
 class Discard(msgspec.Struct, frozen=True, gc=False):
@@ -239,22 +239,21 @@ class Computed(msgspec.Struct, frozen=True, gc=False):
     samples: int
     seconds: float
     rate: float = 1.0
-    """What a user's own loop has made of the learning rate, as a factor of the job's."""
+    """Factor that a user's own loop puts on the job's learning rate."""
     options: tuple[GroupOption, ...] = ()
     """Other options of its parameter groups that it has changed."""
     model: int = 0
-    """Of several, which it steps: they are stepped one after another until one answer is `held`."""
+    """Number of the model that it steps, of several: they are stepped one after another until an answer is `held`."""
     held: bool = False
-    """Whether there is no step for this minibatch: its gradient is in that of a later one, or, of no samples, in
-    none."""
+    """True where this minibatch has no step: its gradient is in that of a later one, or, without samples, in none."""
     ended: bool = False
-    """Whether there was no such minibatch: the replica's stream has ended before it."""
+    """True where there was no such minibatch: the replica's stream has ended before it."""
     written: bool = False
-    """Whether a user's loop has written to its parameters since they were fetched."""
+    """True where a user's loop has written to its parameters since they were fetched."""
     overflows: int = 0
     """In fp16, how often it was computed again, since its gradient overflowed; in fixed point, values that were cut."""
     counted: int = 0
-    """Of so many: computations in fp16, values in fixed point; 0 where nothing can overflow."""
+    """Number that `overflows` is out of: computations in fp16, values in fixed point; 0 where nothing can overflow."""
 
 
 class Measured(msgspec.Struct, frozen=True, gc=False):

@@ -30,7 +30,7 @@ class Saved(msgspec.Struct, frozen=True, gc=False):
     number: int
     error: str
     checkpoint: str = ""
-    """Where a checkpoint that was committed is."""
+    """Path of a checkpoint that was committed."""
 
 
 class Loaded(msgspec.Struct, frozen=True, gc=False):
@@ -53,7 +53,7 @@ class Woke(msgspec.Struct, frozen=True, gc=False):
 
 
 TELLERS: Mapping[type, Kind] = {Saved: Kind.STORE, Loaded: Kind.STORE, Woke: Kind.CLOCK, Lent: Kind.CARRIER}
-"""Who beside a role tells it each of these; `Lost` is told in the name of the peer."""
+"""Kinds of those beside a role that send it each of these; `Lost` comes in the name of the peer."""
 
 Event = Message | Lost | Saved | Loaded | Lent | Woke
 """Everything a role may be told."""

@@ -20,8 +20,8 @@ SCALINGS: Mapping[str, Callable[[float], float]] = {"none": lambda _: 1.0, "line
 
 
 class Moment(NamedTuple):
-    """Where a job stands: the epochs that are applied, the progress (0 to 1) of what follows the warm-up, and how many
-    epochs it has.
+    """Moment of a job: the epochs that are applied, the progress (0 to 1) of what follows the warm-up, and the job's
+    epochs.
     """
 
     epoch: float
@@ -43,7 +43,7 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
     of them; none: 1.
     """
     lr_gamma: float = 0.0
-    """What step and backoff multiply the rate with at each; 0: as `GAMMAS` has it."""
+    """Factor by which step and backoff reduce the rate each time; 0 takes that of `GAMMAS`."""
     lr_power: float = 2.0
     """The power of polynomial."""
     warmup: str = "gradual"
@@ -52,13 +52,13 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
     constant: in one."""
     warmup_epochs: float = 0.0
     lr_scaling: str = "none"
-    """How the rate grows with the global batch."""
+    """Growth of the rate with the global batch: one of `SCALINGS`."""
     base_batch: int = 0
     """The global batch that the rate is given for."""
 
     @property
     def varies(self) -> bool:
-        """Whether the factor is ever another than 1."""
+        """True where the factor is ever another than 1."""
         return self.follows or self.lr_scaling != "none"
 
     def check(self, epochs: int) -> None:
@@ -124,7 +124,7 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def follows(self) -> bool:
-        """Whether the rate follows the samples applied."""
+        """True where the rate depends on the samples applied."""
         return self.lr_schedule != "constant" or bool(self.warmup_epochs)
 
     def factor(self, samples: int, of_epoch: int, epochs: int, batch: int) -> float:
@@ -142,6 +142,8 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
         if of_epoch < 1:
             raise UsageError(f"a schedule needs the samples of an epoch, got {of_epoch}")
         total, warming = of_epoch * epochs, self.warmup_epochs * of_epoch
+        # a schedule is a function of the samples applied, not of steps: replicas of any speed and number see the same
+        # one
         if samples < warming:
             if self.warmup == "constant":
                 return 1.0

@@ -21,11 +21,11 @@ SAMPLES_LIMIT = 1 << 40
 
 
 DROPPED = 4
-"""How many of a replica's dropped pushes are known: it has no more than two that are not acknowledged."""
+"""Dropped pushes that are remembered of a replica: it has at most two that are not acknowledged."""
 
 
 class Taking(StrEnum):
-    """What may be done with a push."""
+    """Decision on a push."""
 
     APPLY = "apply"
     ACKNOWLEDGE = "acknowledge"
@@ -33,7 +33,7 @@ class Taking(StrEnum):
 
 
 class Judgement(NamedTuple):
-    """What to do with a push, and the sentence that says why."""
+    """Decision on a push, and the sentence that says why."""
 
     taking: Taking
     reason: str
@@ -64,11 +64,11 @@ class Ledger:
 
     def restore(self, taken: Iterable[PushTaken]) -> None:
         """Have taken this, and nothing else."""
-        self._clocks = {(one.who, one.partition): (one.incarnation, one.clock) for one in taken}
+        self._clocks = {(push.who, push.partition): (push.incarnation, push.clock) for push in taken}
 
-    def note(self, one: PushTaken) -> None:
+    def note(self, push: PushTaken) -> None:
         """A push was taken elsewhere; the last of an incarnation may be told of after the first of the next."""
-        key, last = (one.who, one.partition), (one.incarnation, one.clock)
+        key, last = (push.who, push.partition), (push.incarnation, push.clock)
         self._clocks[key] = max(self._clocks.get(key, (0, 0)), last)
 
     def drop(self, who: str, incarnation: int, clock: int) -> None:
@@ -76,7 +76,7 @@ class Ledger:
         self._dropped.setdefault(who, deque(maxlen=DROPPED)).append((incarnation, clock))
 
     def dropped(self, who: str, incarnation: int, clock: int) -> bool:
-        """Whether a push was taken, and not applied."""
+        """Return whether a push was taken, and not applied."""
         return (incarnation, clock) in self._dropped.get(who, ())
 
     def resume(self, who: str, partition: int, incarnation: int, clock: int) -> int:
@@ -108,6 +108,9 @@ class Ledger:
             RemoteProtocolError: a push is missing before this one.
         """
         key = who, partition
+        # A clock alone decides, since links keep their order: the next number is new, a lower one was applied and only
+        # its acknowledgement was lost, a higher one can only come where a message is missing. A new life counts from 1
+        # again.
         known, last = self._clocks.get(key, (incarnation, 0))
         if incarnation < known:
             return Judgement(Taking.REFUSE, f"{who} incarnation {incarnation} was replaced by {known}")

@@ -6,8 +6,7 @@ from distbelief.errors import RemoteProtocolError
 
 
 class Lives:
-    """What is known of the lives of roles, which are numbered 0, 1, 2, ...; one that died is started anew up to
-    `restarts` times.
+    """Lives of roles, numbered 0, 1, 2, ...; a role that died is started again up to `restarts` times.
 
     A death is heard of by more than one way, and in any order with the birth of the next life: the first word of it is
     news, the others are not.
@@ -28,7 +27,7 @@ class Lives:
         self.gone: dict[str, int] = {}
         """The last life of each role that is over."""
         self.over: set[str] = set()
-        """Who has left, or has died in its last life."""
+        """Roles that have left, or have died in their last life."""
 
     def begin(self, role: str, incarnation: int) -> None:
         """A role is there.
@@ -41,17 +40,18 @@ class Lives:
         self._here[role] = incarnation
 
     def here(self, role: str) -> int:
-        """Which life of a role is there, or was last."""
+        """Return the life of a role that is there, or was last."""
         return self._here.get(role, 0)
 
     def last(self, role: str) -> int:
-        """Which life of a role is gone, of those the last; -1 where none is."""
+        """Return the last life of a role that is gone; -1 where none is."""
         return self.gone.get(role, -1)
 
     def end(self, role: str, incarnation: int, died: bool) -> bool:
         """A life is over (-1: the one that is there, or the next where none is); whether that is news, and no later
         life is there.
         """
+        # a link that breaks does not say whose life it was: it is that of which we know
         if incarnation < 0:
             incarnation = self._here.get(role, self.gone.get(role, -1) + 1)
         if incarnation <= self.gone.get(role, -1):

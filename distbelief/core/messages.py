@@ -1,6 +1,6 @@
-"""What all messages between roles have in common, and what a transport must know of them: which have bytes behind them,
-from where and to where, as what bytes are counted, and who opens a link. Each conversation has a file of its own in
-`core/conversations`, which no transport reads.
+"""Common parts of all messages between roles, and all that a transport must know of them. That is: which have bytes
+behind them, from where and to where, as what these are counted, and who opens a link. Each conversation has a file of
+its own in `core/conversations`, which no transport reads.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ WAYS = ("sent", "received", "shared_memory")
 
 
 class Version(NamedTuple):
-    """How many updates a shard has applied, within one incarnation of the shard."""
+    """Number of updates that a shard has applied, within one incarnation of the shard."""
 
     incarnation: int
     updates: int
 
 
 class Address(NamedTuple):
-    """Where one life of a role listens."""
+    """Place at which one life of a role listens."""
 
     address: str
     incarnation: int
@@ -45,7 +45,7 @@ class Bulk(Message, frozen=True, array_like=True, tag=True, gc=False):
     """
 
     asked: ClassVar[bool] = False
-    """Whether it is a `SlotReply`."""
+    """True for a `SlotReply`."""
 
     slot: int
     start: int
@@ -69,8 +69,8 @@ class SlotReply(Bulk, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Hello(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Who opens this link, of which job, and the vectors it lends: their length in bytes, how many of gradients and of
-    parameters, and the byte of the flat vector at which they begin.
+    """The role that opens this link, its job, and the vectors it lends: their length in bytes, how many of gradients
+    and of parameters, and the byte of the flat vector at which they begin.
     """
 
     job: str
@@ -113,8 +113,8 @@ class Traffic:
         return BytesCounted(role, **new) if any(new.values()) else None
 
     @staticmethod
-    def _new(counted: dict[str, int], told: dict[str, int]) -> dict[str, int]:
-        new = {kind: more for kind in KINDS if (more := counted[kind] - told[kind])}
+    def _new(counted: dict[str, int], reported: dict[str, int]) -> dict[str, int]:
+        new = {kind: more for kind in KINDS if (more := counted[kind] - reported[kind])}
         for kind, more in new.items():
-            told[kind] += more
+            reported[kind] += more
         return new

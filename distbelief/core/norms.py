@@ -30,7 +30,7 @@ def layers_in(layout: Layout, part: Range) -> list[tuple[int, Range]]:
     numbers: dict[str, int] = {}
     for number, entry in enumerate(layout.entries):
         numbers.setdefault(entry.tensor.name, number)
-    return [(numbers[one.entry.tensor.name], one.part) for one in layout.trained_in(part)]
+    return [(numbers[layer.entry.tensor.name], layer.part) for layer in layout.trained_in(part)]
 
 
 def cut_layers(plan: Plan) -> dict[int, set[int]]:
@@ -49,14 +49,14 @@ def cut_layers(plan: Plan) -> dict[int, set[int]]:
     if plan.settings.optimizer.name not in LAYERWISE:
         return {}
     holders: dict[int, set[int]] = {}
-    for shard, own in enumerate(plan.assignments):
-        for number, _ in layers_in(plan.layout, own.moving):
+    for shard, assignment in enumerate(plan.assignments):
+        for number, _ in layers_in(plan.layout, assignment.moving):
             holders.setdefault(number, set()).add(shard)
     return {number: shards for number, shards in holders.items() if len(shards) > 1}
 
 
 def added(parts: Iterable[Squares]) -> Squares:
-    """What parts of layers add up to, in their order.
+    """Add up the norms of parts of layers, in their order.
 
     >>> added([((1, 9.0, 1.0),), ((1, 16.0, 3.0), (4, 1.0, 1.0))])
     ((1, 25.0, 4.0), (4, 1.0, 1.0))
@@ -116,7 +116,7 @@ class Exchange:
         return self._whole[round].of if round in self._whole else None
 
     def say(self, round: int, of: Squares) -> list[Send]:
-        """What the parts of this shard add to the norms of a round."""
+        """Say what the parts of this shard add to the norms of a round."""
         sends = self.pass_over(round)
         self._next = round + 1
         norms = Norms(round, of)
@@ -132,9 +132,7 @@ class Exchange:
         return sends
 
     def again(self) -> list[Send]:
-        """What a new ruler is to be told: what this shard has said, and what the ruler before it had added up, whoever
-        has said it.
-        """
+        """Return all that a new ruler must be told: what this shard has said, and the sums of the ruler before it."""
         known = [Norms(norms.round, norms.of, whole=True) for norms in self._whole.values()]
         return [Send(self._ruler, norms) for norms in (*self._said, *known)]
 
@@ -154,9 +152,13 @@ class Exchange:
                 f"{sender} tells norms of round {norms.round}, and holds no part of a layer that is cut, or is not "
                 "there yet"
             )
+        # A shard in the place of another says its parts again, and asks by it: nothing is added up twice, or two shards
+        # would scale one layer by two norms.
         if norms.round in self._whole:
             return [] if sender == self._own else [Send(sender, self._whole[norms.round])]
         heard = self._heard.setdefault(norms.round, {})
+        # the ruler before had added them up, and some shard may have made its update with them already: they are
+        # binding
         if norms.whole:
             return self._tell(Norms(norms.round, norms.of))
         heard[sender] = norms

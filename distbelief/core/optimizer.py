@@ -32,7 +32,7 @@ class Optimizer(msgspec.Struct, frozen=True):
     lr: float = 0.1
     options: dict[str, float | bool | tuple[float, ...]] = {}
     decay_exempt: bool = False
-    """Whether weight decay leaves biases and normalisations alone."""
+    """True where weight decay leaves biases and normalisations alone."""
 
     def check(self, norms: bool) -> None:
         """Refuse one that a job cannot have, where `norms` says whether it can have those of whole layers.
@@ -80,6 +80,6 @@ def optim(
     if admit(name, str, f"optim({shown(name)})") not in LEARNING_RATES:
         raise unknown("optimizer", name, LEARNING_RATES)
     admit(lr, float | None, f"Optimizer(lr={shown(lr)})")
-    made = Optimizer(name, LEARNING_RATES[name] if lr is None else lr, options, decay_exempt)
-    check_fields(made)
-    return made
+    optimizer = Optimizer(name, LEARNING_RATES[name] if lr is None else lr, options, decay_exempt)
+    check_fields(optimizer)
+    return optimizer

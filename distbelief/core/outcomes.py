@@ -1,4 +1,4 @@
-"""How a job ends, and why: values to decide by; the sentence beside them is for people."""
+"""Outcomes of jobs and their causes: values to decide by; the sentence beside them is for people."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from distbelief import errors
 
 
 class Outcome(StrEnum):
-    """How a job ends."""
+    """Outcome of a job."""
 
     DONE = "done"
     TARGET = "target"
@@ -56,7 +56,7 @@ class Cause(StrEnum):
 
     @property
     def outcome(self) -> Outcome:
-        """How a job ends for this cause.
+        """Outcome of a job that ends for this cause.
 
         >>> Cause.NO_DESCENT.outcome, Cause.CUT_SHORT.outcome
         (<Outcome.DONE: 'done'>, <Outcome.FAILED: 'failed'>)

@@ -58,7 +58,7 @@ class WorkUnit(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AllotmentPlace(msgspec.Struct, frozen=True, array_like=True):
-    """Where one replica stands in its allotment: minibatches `first` up to `first + count` of every epoch."""
+    """Progress of one replica in its allotment: minibatches `first` up to `first + count` of every epoch."""
 
     role: str
     first: int
@@ -69,7 +69,7 @@ class AllotmentPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Position(msgspec.Struct, frozen=True, array_like=True):
-    """Where a job stands in its data: dealt from here on, after what was dealt before and is not done."""
+    """Position of a job in its data: it deals from here on, after what was dealt before and is not done."""
 
     epoch: int
     batch: int
@@ -77,7 +77,7 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
     state: Json = {}
     """Scalars that the coordinator goes on with: numbers, words and lists of them."""
     places: tuple[AllotmentPlace, ...] = ()
-    """Of each replica that has an allotment; what is before is of no meaning then."""
+    """Progress of each replica that has an allotment; the fields before mean nothing then."""
 
     def earliest(self, role: str) -> int:
         """The first epoch of which a replica may be dealt something.
@@ -85,9 +85,9 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
         >>> Position(4, 0, (Portion(3, 7, 1),)).earliest("replica 0")
         3
         """
-        own: list[AllotmentPlace] | list[Position]
-        own = [one for one in self.places if one.role == role] or [*self.places] or [self]
-        return min(epoch for one in own for epoch in (one.epoch, *(portion.epoch for portion in one.undone)))
+        places: list[AllotmentPlace] | list[Position]
+        places = [place for place in self.places if place.role == role] or [*self.places] or [self]
+        return min(epoch for place in places for epoch in (place.epoch, *(portion.epoch for portion in place.undone)))
 
 
 START = Position(0, 0, ())
@@ -97,20 +97,20 @@ class StartingPoint(msgspec.Struct, frozen=True, array_like=True):
     """From where a job goes on."""
 
     checkpoint: str = ""
-    """What is loaded; "" for a fresh job."""
+    """Checkpoint that is loaded; "" for a fresh job."""
     position: Position = START
-    """Where the data of that stands."""
+    """Position in the data at that checkpoint."""
     samples: int = 0
     """Done before it."""
     number: int = 1
-    """Of the next checkpoint."""
+    """Number of the next checkpoint."""
 
 
 ANEW = StartingPoint()
 
 
 class Epochs:
-    """Where the dealing of `epochs` epochs of `batches` minibatches stands, and what of them is left to do."""
+    """State of the dealing of `epochs` epochs of `batches` minibatches: how far it is, and what is left to do."""
 
     def __init__(self, batches: int, epochs: int, position: Position = START) -> None:
         self.batches, self.epochs = batches, epochs
@@ -150,12 +150,12 @@ class Epochs:
 
     @property
     def completed(self) -> int:
-        """How many epochs are done, whichever they are."""
+        """Number of epochs that are done, whichever they are."""
         return self._epoch + (self._epoch < self.epochs) - len(self._left)
 
     @property
     def finished(self) -> bool:
-        """Whether every minibatch of every epoch is done."""
+        """True where every minibatch of every epoch is done."""
         return not self._left
 
 
@@ -183,6 +183,8 @@ class Dealer(Epochs):
             portion = self._take(again, at_most)
         elif self._epoch < self.epochs:
             left = self.batches - self._batch
+            # A quarter of a fair share of what is left: portions are large at first, since each costs a message, and
+            # small at the end, so that no replica is long at work when the others have none.
             part = left // (4 * self.replicas) if self.replicas else left
             portion = self._forward(max(1, min(part, PORTION_LIMIT, at_most)))
         else:
@@ -192,10 +194,10 @@ class Dealer(Epochs):
 
     def _take(self, portion: Portion, at_most: int) -> Portion:
         """The first `at_most` minibatches of a portion; the rest waits to be dealt again."""
-        taken, rest = portion.cut(at_most)
+        head, rest = portion.cut(at_most)
         if rest.count:
             self._again.appendleft(rest)
-        return taken
+        return head
 
     def done(self, who: str, steps: int) -> list[int]:
         """Note that a replica's next `steps` minibatches are applied at all shards; returns the epochs this completes.
@@ -235,16 +237,18 @@ class Dealer(Epochs):
 
     def _next(self, who: str, steps: int) -> list[Portion]:
         """Take the next minibatches from what a replica holds."""
-        held, taken = self._held.get(who, deque()), []
+        # A count of steps is enough to say which they are: a replica computes its portions in the order in which it was
+        # dealt them, and its link keeps that order.
+        held, portions = self._held.get(who, deque()), []
         while steps:
             if not held:
                 raise RemoteProtocolError(f"{who} reports {steps} more steps than it was dealt")
             portion, rest = held.popleft().cut(steps)
             if rest.count:
                 held.appendleft(rest)
-            taken.append(portion)
+            portions.append(portion)
             steps -= portion.count
-        return taken
+        return portions
 
     def give_back(self, who: str, portions: tuple[Portion, ...]) -> None:
         """A replica has not begun these ends of portions that it was dealt: they are dealt next.
@@ -257,24 +261,24 @@ class Dealer(Epochs):
         (Portion(epoch=0, first=0, count=8), None, Portion(epoch=0, first=2, count=4))
         """
         held = self._held.get(who, deque())
-        for given in reversed(portions):
-            cuts = [one.cut(max(0, one.count - given.count)) for one in held]
-            at = next((i for i, (_, end) in enumerate(cuts) if end == given), -1)
-            if at < 0 or not given.count:
-                raise RemoteProtocolError(f"{who} gives back {given}, and was dealt no portion with that end")
+        for end_portion in reversed(portions):
+            cuts = [portion.cut(max(0, portion.count - end_portion.count)) for portion in held]
+            at = next((i for i, (_, end) in enumerate(cuts) if end == end_portion), -1)
+            if at < 0 or not end_portion.count:
+                raise RemoteProtocolError(f"{who} gives back {end_portion}, and was dealt no portion with that end")
             if (kept := cuts[at][0]).count:
                 held[at] = kept
             else:
                 del held[at]
-            self._again.appendleft(given)
+            self._again.appendleft(end_portion)
 
     def undealt(self, who: str) -> int:
-        """How many minibatches of the first epoch that is not done a replica may be dealt."""
+        """Return how many minibatches a replica may still be dealt of the first epoch that is not done."""
         to_come = self.batches - self._batch if self._epoch == self.epoch < self.epochs else 0
         return to_come + sum(portion.count for portion in self._again if portion.epoch == self.epoch)
 
     def held(self, who: str) -> int:
-        """How many minibatches a replica was dealt and has not done."""
+        """Return how many minibatches a replica was dealt and has not done."""
         return sum(portion.count for portion in self._held.get(who, ()))
 
     def lost(self, who: str) -> int:
@@ -286,7 +290,7 @@ class Dealer(Epochs):
         return sum(portion.count for portion in held)
 
     def position(self) -> Position:
-        """Where the data stands now, for a checkpoint."""
+        """Return the present position in the data, for a checkpoint."""
         held = [portion for portions in self._held.values() for portion in portions]
         return Position(self._epoch, self._batch, (*held, *self._again))
 
@@ -319,6 +323,9 @@ class RoundDealer(Dealer):
         """
         self._collect()
         to_come = range(self._batch, self.batches) if self._epoch == self.epoch < self.epochs else range(0)
+        # Which minibatches a replica has in a round follows from its place among the others, not from who asks first,
+        # so that a run can be repeated. After a death, that one may be somebody's already: then it takes the first that
+        # is free.
         if first not in self._free and first not in to_come:
             which, ends = (max, to_come[-1:]) if first >= self.batches else (min, to_come[:1])
             first, every = which([*self._free, *ends], default=-1), 1
@@ -335,14 +342,18 @@ class RoundDealer(Dealer):
         return portion
 
     def undealt(self, who: str) -> int:
-        """As of any, and what is free."""
+        """Return what is still to be dealt, with what is free."""
         self._collect()
         return super().undealt(who) + len(self._free)
 
     def position(self) -> Position:
-        """As of any, with what is free, and what replicas have of rounds, in runs that any dealer goes on with."""
+        """Return the position with what is free, and what replicas hold of rounds, in runs with which any dealer can go
+        on.
+        """
         self._collect()
         position = super().position()
+        # a checkpoint may be read by a job of another strategy, whose dealer knows no strides: they are written as
+        # plain runs
         apart = [portion for portion in position.undone if portion.every > 1]
         runs: list[Portion] = []
         for number in sorted(self._free.union(*(portion.numbers for portion in apart))):

@@ -39,13 +39,13 @@ SERVED = (
     PARTITIONING,
     SCRIPTING,
 )
-"""Of a job with a server."""
+"""Conversations of a job with a server."""
 BATCHED = (*SERVED, OPERATIONS)
-"""Of a job in batches, whose server operates on vectors."""
+"""Conversations of a job in batches, whose server operates on vectors."""
 SHARED = (*SERVED, SHARING)
-"""Of a job whose replicas share memory."""
+"""Conversations of a job whose replicas share memory."""
 GROUPED = (GROUPING, PARTITIONING, SCRIPTING)
-"""Of a job whose replicas reduce their gradients among themselves."""
+"""Conversations of a job whose replicas reduce their gradients among themselves."""
 CONVERSATIONS = (LINKING, *SERVED, OPERATIONS, SHARING, GROUPING)
 """All that there are."""
 MESSAGES: tuple[type[Message], ...] = tuple(
@@ -78,5 +78,5 @@ def heard_by(kind: Kind, conversations: Iterable[Conversation]) -> Mapping[type,
             others |= {*row.by}
         if kind in row.by:
             others |= {*row.to}
-    heard[events.Lost] = tuple(one for one in LINKED if one in others)
+    heard[events.Lost] = tuple(linked for linked in LINKED if linked in others)
     return heard | {event: (teller,) for event, teller in events.TELLERS.items()}

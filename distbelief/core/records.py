@@ -32,9 +32,9 @@ class Started(Record, frozen=True, tag=True, gc=False):
     done: int = -1
     """Epochs done before; -1 where the samples tell."""
     unit: str = "epoch"
-    """What is counted as one: an epoch, or an iteration, which may take all samples more than once."""
+    """Unit of progress: an epoch, or an iteration, which may take all samples more than once."""
     models: int = 1
-    """That are trained, each with an optimizer of its own."""
+    """Number of models that are trained, each with an optimizer of its own."""
 
 
 class Joined(Record, frozen=True, tag=True, gc=False):
@@ -76,7 +76,7 @@ class Forgotten(Record, frozen=True, tag=True, gc=False):
     role: str
     replica: str
     incarnation: int
-    """Of the replica."""
+    """Incarnation of the replica."""
     first: int
     last: int
 
@@ -137,7 +137,7 @@ class Tested(Record, frozen=True, tag=True, gc=False):
     took: float = 0.0
 
     def holds(self, accuracy: float, loss: float) -> bool:
-        """Whether it holds all targets that are set (0 for none); False where none is.
+        """Return whether it reaches all targets that are set (0 for none); False where none is.
 
         >>> tested = Tested(1, 0.2, 0.91)
         >>> tested.holds(0.9, 0.0), tested.holds(0.9, 0.1), tested.holds(0.0, 0.2), tested.holds(0.0, 0.0)
@@ -166,7 +166,7 @@ class Checkpointed(Record, frozen=True, tag=True, gc=False):
 
 
 class Applied(Record, frozen=True, tag=True, gc=False):
-    """What one shard applied in all."""
+    """All that one shard applied."""
 
     role: str
     updates: int
@@ -175,7 +175,7 @@ class Applied(Record, frozen=True, tag=True, gc=False):
 
 
 class StepsTimed(Record, frozen=True, tag=True, gc=False):
-    """What the steps of a replica were made of, in seconds, from its first gradient to its last."""
+    """Seconds of a replica by their use, from its first gradient to its last."""
 
     role: str
     steps: int
@@ -188,15 +188,15 @@ class StepsTimed(Record, frozen=True, tag=True, gc=False):
     wait: float
     """Until something arrives."""
     waits_for: str = ""
-    """Whose words ended the longest of these waits: shard, replica or coordinator."""
+    """Kind of role that ended the longest of these waits: shard, replica or coordinator."""
     overflows: int = 0
     """In fp16, minibatches that were computed again; in fixed point, values that were cut."""
     counted: int = 0
-    """Of so many."""
+    """Number that `overflows` is out of."""
 
 
 class BytesCounted(Record, frozen=True, tag=True, gc=False):
-    """What a role has sent, received, and read in memory that it shares, since it last told: bytes, by kind
+    """Bytes that a role has sent, received, and read in memory that it shares, since its last account, by kind
     (`core/messages`).
     """
 
@@ -218,7 +218,7 @@ class PartBuilt(Record, frozen=True, tag=True, gc=False):
 
     role: str
     of: int
-    """How many partitions the job begins with."""
+    """Number of partitions with which the job begins."""
 
 
 class Note(Record, frozen=True, tag=True, gc=False):
@@ -263,7 +263,7 @@ class Finished(Record, frozen=True, tag=True, gc=False):
     cause: Cause
     reason: str
     role: str = ""
-    """Whose death is the cause, where one role's is."""
+    """Role whose death is the cause, where there is one."""
 
     @classmethod
     def of(cls, cause: Cause, reason: str, role: str = "") -> Finished:

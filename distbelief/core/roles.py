@@ -20,7 +20,7 @@ _KNOWN = 1 << 16
 
 
 class Kind(StrEnum):
-    """What a role does."""
+    """Kind of a role, by its work."""
 
     REPLICA = "replica"
     """Computes gradients."""
@@ -79,18 +79,18 @@ def parse(text: str) -> Role:
     >>> parse("replica 3.1"), parse("shard 0").kind, parse("coordinator").index
     (Role(kind=<Kind.REPLICA: 'replica'>, index=3, partition=1), <Kind.SHARD: 'shard'>, -1)
     """
-    found = _FORM.fullmatch(text)
-    of = _KINDS.get(found[1]) if found else None
-    if found is None or of is None:
+    match = _FORM.fullmatch(text)
+    of = _KINDS.get(match[1]) if match else None
+    if match is None or of is None:
         raise RemoteProtocolError(
             f"{text[:80]!r} is no role: it is one such as 'replica 3', 'replica 3.1', 'shard 0' or 'coordinator'"
         )
-    if (found[2] is not None) != (of in _NUMBERED) or (found[3] is not None and of is not Kind.REPLICA):
+    if (match[2] is not None) != (of in _NUMBERED) or (match[3] is not None and of is not Kind.REPLICA):
         raise RemoteProtocolError(
             f"{text[:80]!r} is no role: {', '.join(_NUMBERED)} have a number, a replica may have a partition, no "
             "others do"
         )
-    return Role(of, *(-1 if number is None else int(number) for number in found.groups()[1:]))
+    return Role(of, *(-1 if number is None else int(number) for number in match.groups()[1:]))
 
 
 COORDINATOR = str(Role(Kind.COORDINATOR))
@@ -103,7 +103,7 @@ CLOCK = str(Role(Kind.CLOCK))
 
 
 def kind(role: str) -> Kind:
-    """What a role does.
+    """Return the kind of a role.
 
     >>> kind("shard 3")
     <Kind.SHARD: 'shard'>
@@ -122,7 +122,7 @@ def index_of(role: str) -> int:
 
 @lru_cache(_KNOWN)
 def partition_of(role: str) -> int:
-    """Which partition of a replica a role is; 0 where it is whole, or no replica.
+    """Return the partition of a replica that a role is; 0 where it is whole, or no replica.
 
     >>> partition_of("replica 3"), partition_of("replica 3.1")
     (0, 1)
@@ -137,12 +137,13 @@ def at_partition(role: str, partition: int) -> str:
     >>> at_partition("replica 3.0", 1), at_partition("replica 3", 1), at_partition("shard 0", 1)
     ('replica 3.1', 'replica 3', 'shard 0')
     """
-    one = parse(role)
-    return role if one.partition < 0 else str(Role(one.kind, one.index, partition))
+    parsed = parse(role)
+    return role if parsed.partition < 0 else str(Role(parsed.kind, parsed.index, partition))
 
 
 def lead_of(role: str) -> str:
-    """Who takes part in a job for the whole of a replica: its first partition; the role itself where it is whole.
+    """Return the role that acts in a job for the whole of a replica: its first partition, or the replica itself where
+    whole.
 
     >>> lead_of("replica 3.1"), lead_of("replica 3")
     ('replica 3.0', 'replica 3')
@@ -151,12 +152,12 @@ def lead_of(role: str) -> str:
 
 
 def is_lead(role: str) -> bool:
-    """Whether a role takes part in a job for the whole of its replica."""
+    """Return whether a role acts in a job for the whole of its replica."""
     return partition_of(role) == 0
 
 
 def is_replica(role: str) -> bool:
-    """Whether a role computes gradients."""
+    """Return whether a role computes gradients."""
     return parse(role).kind is Kind.REPLICA
 
 
@@ -180,7 +181,7 @@ def replicas(mesh: Mesh) -> tuple[str, ...]:
 
 
 def leads(mesh: Mesh) -> tuple[str, ...]:
-    """Of each replica of a mesh, who takes part in a job for the whole of it.
+    """Return the role of each replica of a mesh that acts in a job for the whole of it.
 
     >>> leads(Mesh(2)), leads(Mesh(2, 3))
     (('replica 0', 'replica 1'), ('replica 0.0', 'replica 1.0'))

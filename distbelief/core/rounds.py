@@ -24,7 +24,7 @@ HELD = Verdict(Action.HOLD, "its own push is in no round yet")
 
 
 def quorum_of(quorum: float, members: int) -> int:
-    """How many gradients a round of so many members waits for.
+    """Return the number of gradients that a round of so many members waits for.
 
     Args:
         quorum: below 1 a fraction of the members, rounded up; else their number.
@@ -69,6 +69,13 @@ class History:
         ]
 
 
+# Why one shard rules: if each closed a round by itself, two could take different pushes into it, where a replica dies
+# or is too late in between, and the model would be of no round. So the first shard that holds anything decides, and all
+# others follow its rulings.
+# `_decided` counts the rounds that are ruled, `floor` those that are made here: a ruling waits in `_queue` until the
+# pushes that it takes have come, since one replica's push reaches two shards at two times.
+# `_here` has every push that has come and is not settled. Of these `_fresh` are in no ruling yet (the ruler's only),
+# `_dropping` are to be dropped next. `_late` are dropped already, and have not come.
 class Rounds(Policy):
     """The policy of one shard in a synchronous job; its floor is the number of rounds it has made.
 
@@ -102,9 +109,9 @@ class Rounds(Policy):
         # a replica of which nothing has been heard yet is on its way: the first round waits for it too
         self._members = {*roles.leads(settings.mesh)}
         self._epoch = 0
-        """Of which minibatches are dealt, as far as any has said."""
+        """Newest epoch of which minibatches are dealt, as far as any replica has said."""
         self._resting: dict[str, int] = {}
-        """Of which epoch each has nothing more who is waited for again when the next begins."""
+        """Members that rest until the next epoch begins, each with the epoch of which it has no more minibatches."""
         self._known: dict[str, int] = {}
         self._dead: dict[str, int] = {}
         self._fresh: dict[str, Key] = {}
@@ -115,9 +122,9 @@ class Rounds(Policy):
         self._queue: deque[Ruling] = deque()
         self._untold: list[Ruling] = []
         self._turns: dict[Key, tuple[int, bool]] = {}
-        """Of each push that is here, which model it is of, and whether it is the first of a minibatch."""
+        """Model of each push that is here, and whether it is the first of a minibatch."""
         self._coming: set[str] = set()
-        """Who takes part once a minibatch begins."""
+        """Replicas that take part once a minibatch begins."""
         self._admitted: list[tuple[str, int]] = []
         self.history = History()
 
@@ -131,6 +138,8 @@ class Rounds(Policy):
         self._wake()
         if incarnation > self._known.get(who, 0):
             self._members.discard(who)
+        # what an earlier life pushed, and no ruling has taken, is dealt again to others: it must not be in a round any
+        # more
         if who in self._fresh and self._fresh[who].incarnation < incarnation:
             self._reject(self._fresh.pop(who))
         queued = {key for ruling in self._queue for key in ruling.taken}
@@ -142,6 +151,8 @@ class Rounds(Policy):
         self._known[who] = incarnation
         self._dead.pop(who, None)
         self._resting.pop(who, None)
+        # the others may be between two models of a minibatch, for whose first this replica has no push: it begins with
+        # the next
         if self._rules and self.models > 1 and who not in self._members:
             self._coming.add(who)
             self._decide()
@@ -151,9 +162,9 @@ class Rounds(Policy):
         return self._decided if self._rules else self.floor
 
     def admitted(self) -> list[tuple[str, int]]:
-        """Who takes part since this was last asked, and from which round on."""
-        told, self._admitted = self._admitted, []
-        return told
+        """Return the replicas admitted since the last call, each with the round from which on it takes part."""
+        newcomers, self._admitted = self._admitted, []
+        return newcomers
 
     def _open(self) -> None:
         """Count those in who wait for a minibatch to begin, where nobody is in the middle of one."""
@@ -200,12 +211,12 @@ class Rounds(Policy):
         self._turns[key] = model, opens
         for other in self._fresh.values():
             if tick == self._decided and self._turns[other] != (model, opens):
-                told = [
-                    f"{one.who} steps model {at}{' first' * first} in a minibatch"
-                    for one in (key, other)
-                    for at, first in (self._turns[one],)
+                orders = [
+                    f"{pushed.who} steps model {at}{' first' * first} in a minibatch"
+                    for pushed in (key, other)
+                    for at, first in (self._turns[pushed],)
                 ]
-                return f"round {tick}: {', and '.join(told)}; in rounds all step their models in one order"
+                return f"round {tick}: {', and '.join(orders)}; in rounds all step their models in one order"
         return ""
 
     def push(self, key: Key, tick: int, samples: int, staleness: int) -> Verdict:
@@ -265,16 +276,17 @@ class Rounds(Policy):
             ruled = self._queue[0]
             if not all(key in self._here or self._never(key) for key in ruled.taken):
                 return None
+            # a round whose pushes have all died is made of nothing, but it is counted: its number is the ruler's
             self._queue.popleft()
             self.floor = ruled.round + 1
-            taken = [key for key in ruled.taken if key in self._here]
-            if not taken:
+            keys = [key for key in ruled.taken if key in self._here]
+            if not keys:
                 continue
-            union = sum(self._here[key] for key in taken)
+            union = sum(self._here[key] for key in keys)
             alike = not union  # of no samples each weighs as much as the others
-            parts = tuple((key, (alike or self._weighed or self._here[key]) / (union or len(taken))) for key in taken)
-            model, _ = self._turns.get(taken[0], (0, True))
-            for key in taken:
+            parts = tuple((key, (alike or self._weighed or self._here[key]) / (union or len(keys))) for key in keys)
+            model, _ = self._turns.get(keys[0], (0, True))
+            for key in keys:
                 self._settle(key)
             return PlannedUpdate(union, 1.0, parts, f"round {ruled.round} of {union} samples", model)
         return None
@@ -302,24 +314,24 @@ class Rounds(Policy):
             self._decided = max(self._decided, ruled.round + bool(ruled.taken))
 
     def untold(self) -> list[Ruling]:
-        """What this shard has decided since it was last asked, for the others."""
-        told, self._untold = self._untold, []
-        return told
+        """Return what this shard has ruled since the last call, for the others."""
+        rulings, self._untold = self._untold, []
+        return rulings
 
     def _wanted(self, members: int) -> int:
-        """How many gradients a round of so many members waits for."""
         return quorum_of(self._quorum, members) if self._quorum else min(self._most, members)
 
     def _decide(self) -> None:
-        """Where this shard rules: close the round once it has all that it waits for."""
+        """Close the round once it has all gradients that it waits for, where this shard rules."""
         self._open()
         if not self._fresh or len(self._fresh) < self._wanted(len(self._members)):
             return
+        # a replica that rests or has left may have a push here, which its round takes: it counts as wanted while it has
         if len(self._fresh) >= self._wanted(len(self._members | self._fresh.keys())):
             # in the order of the replicas' numbers, so that a sum does not depend on who was first
-            taken = tuple(sorted(self._fresh.values(), key=lambda key: roles.index_of(key.who)))
+            keys = tuple(sorted(self._fresh.values(), key=lambda key: roles.index_of(key.who)))
             self._fresh.clear()
-            self._tell(Ruling(self._decided, taken, ()))
+            self._tell(Ruling(self._decided, keys, ()))
             self._decided += 1
             self._open()
 
@@ -337,5 +349,5 @@ class Rounds(Policy):
             del self._owing[key.who]
 
     def _never(self, key: Key) -> bool:
-        """Whether a push cannot arrive any more."""
+        """Return whether a push cannot arrive any more."""
         return key.incarnation < self._known.get(key.who, 0) or key.incarnation <= self._dead.get(key.who, -1)

@@ -60,7 +60,7 @@ def fixed_point(asked: str) -> FixedPointBits | None:
 
 
 class DataSettings(msgspec.Struct, frozen=True):
-    """How often the data are gone through, and in which minibatches."""
+    """Passes over the data, and their minibatches."""
 
     epochs: int = 1
     """Passes over the training set."""
@@ -69,7 +69,7 @@ class DataSettings(msgspec.Struct, frozen=True):
     drop_last: bool = False
     """A last minibatch that is smaller than the others is not dealt."""
     order: str = "shuffled"
-    """Of the samples: shuffled, or sequential, which gives each replica a contiguous part."""
+    """Order of the samples: shuffled, or sequential, which gives each replica a contiguous part."""
     own_data: bool = False
     """Each replica has data of its own."""
 
@@ -89,7 +89,7 @@ class DataSettings(msgspec.Struct, frozen=True):
 
 
 class Holder(Enum):
-    """Who holds the parameters of a job."""
+    """Holder of a job's parameters."""
 
     SHARDS = "shards"
     """Server shards, each a range."""
@@ -100,40 +100,39 @@ class Holder(Enum):
 
 
 class Own:
-    """What the rooms below strategies ask of the settings that are a strategy's own: what it is like."""
+    """Traits of a strategy, by its own settings: all that the rooms below strategies may ask of it."""
 
     __slots__ = ()
 
     name: str
-    """Of the strategy."""
+    """Name of the strategy."""
     held_by: ClassVar[Holder] = Holder.SHARDS
     rounds: ClassVar[bool] = False
-    """Whether shards make one update from one push of every replica that takes part."""
+    """True where shards make one update from one push of every replica that takes part."""
     attendance: ClassVar[bool] = False
-    """Whether shards must know which replicas take part."""
+    """True where shards must know which replicas take part."""
     gathers: ClassVar[bool] = False
-    """Whether shards make one update from several pushes."""
+    """True where shards make one update from several pushes."""
     one_moment: ClassVar[bool] = False
-    """Whether the parameters of all shards are of one moment, so that all go back to one checkpoint when one of them
-    dies.
-    """
+    """True where the parameters of all shards are of one moment: when one dies, all go back to one checkpoint."""
     slots: ClassVar[int] = 0
     """Gradient vectors that a replica holds where pushes are not waited for; 0: one for each that is on its way."""
     unit: ClassVar[str] = "epoch"
-    """What `Data.epochs` counts, in words."""
+    """Unit that `Data.epochs` counts."""
     deals_to_any: ClassVar[str] = ""
     """Why no replica can have minibatches of its own; "" where it can."""
     overlaps: ClassVar[bool] = False
-    """Whether a partition of a split replica may make an update by itself, while others are at minibatches before it or
-    after."""
+    """True where a partition of a split replica may make an update by itself, while others are at minibatches before it
+    or after.
+    """
     one_reader: ClassVar[bool] = False
-    """Whether one replica goes through all of the data, so that they may have any order."""
+    """True where one replica goes through all of the data, so that they may have any order."""
     spelled: ClassVar[Mapping[str, str]] = {}
     """The settings of the job that its options have another name for."""
 
     @property
     def pushing(self) -> Pushing:
-        """How replicas push and fetch; as Downpour does where it is nobody's choice."""
+        """Settings of pushes and fetches: those of Downpour where the strategy has none."""
         return Pushing()
 
     @property
@@ -143,7 +142,7 @@ class Own:
 
     @property
     def leaves_behind(self) -> bool:
-        """Whether rounds are made without those who are late."""
+        """True where rounds are made without late replicas."""
         return False
 
     @property
@@ -152,7 +151,7 @@ class Own:
         return 0
 
     def singular(self, settings: Settings) -> str:
-        """What of these settings means nothing in a job of several models; "" where all does."""
+        """Return what of these settings means nothing in a job of several models; "" where all does."""
         return f"strategy {self.name}"
 
     def check(self, settings: Settings) -> None:
@@ -167,7 +166,7 @@ class Own:
         return settings.data.batch_size
 
     def policy(self, settings: Settings, rules: bool) -> Policy:
-        """What a shard does with pushes and fetches.
+        """Make the policy by which a shard decides on pushes and fetches.
 
         Args:
             settings: of the job.
@@ -182,13 +181,11 @@ class StrategySettings(Own, msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str = ""
-    """Of the strategy."""
+    """Name of the strategy."""
 
 
 class Pushing(StrategySettings, frozen=True, kw_only=True):
-    """How replicas push gradients to shards and fetch parameters from them: what `server` and `replica` do for every
-    strategy on a parameter server.
-    """
+    """Settings of pushes and fetches, which `server` and `replica` follow for every strategy on a parameter server."""
 
     push_every: int = 1
     fetch_every: int = 1
@@ -197,7 +194,7 @@ class Pushing(StrategySettings, frozen=True, kw_only=True):
     prefetch: int = 0
     warm_start_steps: int = 0
     staleness_scaling: str = "none"
-    """How the learning rate of a push falls with its staleness."""
+    """Fall of a push's learning rate with its staleness: one of `SCALINGS`."""
 
     @property
     def pushing(self) -> Pushing:
@@ -253,7 +250,7 @@ class Settings(msgspec.Struct, frozen=True):
     partitions: int = 1
     """Processes over which each replica is split."""
     split: str = "auto"
-    """How it is: a way, or ways by patterns of modules."""
+    """Division of a replica: a way, or ways by patterns of modules."""
     microbatches: int = 1
     """Parts of a minibatch that go through the partitions of a replica by themselves."""
     schedule: str = "auto"
@@ -341,19 +338,19 @@ class Settings(msgspec.Struct, frozen=True):
         own_data, order = self.data.own_data, self.data.order
         if stream and order != SHUFFLED:
             raise UsageError(f"order {order} of a stream: it has one order, which is kept; leave it off")
-        asked = "--data own" if own_data else f"order {order}" if order != SHUFFLED else "a stream" if stream else ""
-        if not asked:
+        demand = "--data own" if own_data else f"order {order}" if order != SHUFFLED else "a stream" if stream else ""
+        if not demand:
             return
         if self.strategy.deals_to_any and (own_data or stream or not self.strategy.one_reader):
-            raise UsageError(f"{asked}: strategy {self.strategy.name} {self.strategy.deals_to_any}")
+            raise UsageError(f"{demand}: strategy {self.strategy.name} {self.strategy.deals_to_any}")
         if self.strategy.pushing.warm_start_steps:
             raise UsageError(
                 f"--warm-start-steps {self.strategy.pushing.warm_start_steps} has one replica take the first "
-                f"minibatches, and with {asked} each has its own: leave one of them off"
+                f"minibatches, and with {demand} each has its own: leave one of them off"
             )
         if (own_data or stream) and self.rate.follows:
             raise UsageError(
-                f"{asked}: nobody knows how many samples there will be, which --lr-schedule and --warmup-epochs "
+                f"{demand}: nobody knows how many samples there will be, which --lr-schedule and --warmup-epochs "
                 "follow; leave them off, and set the rate in a script (torch.optim.lr_scheduler)"
             )
         if stream and self.partitions > 1:
@@ -438,7 +435,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     @property
     def overlapping(self) -> bool:
-        """Whether partitions take minibatches forward while others are under way."""
+        """True where partitions take minibatches forward while others are under way."""
         return self.pipeline == "pipedream"
 
     def own(self, kind: type[OwnT]) -> OwnT:
@@ -453,7 +450,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     @property
     def mesh(self) -> Mesh:
-        """Who computes gradients."""
+        """Mesh of the replicas and partitions that compute gradients."""
         return Mesh(self.replicas, self.partitions)
 
     @property
@@ -475,12 +472,12 @@ class Settings(msgspec.Struct, frozen=True):
 
     @property
     def snapshots(self) -> bool:
-        """Whether there are checkpoints while an epoch is made: then there is one at the beginning too."""
+        """True where checkpoints are made within an epoch; then one is made at the beginning too."""
         return bool(self.snapshot_seconds or self.snapshot_pushes or self.snapshot_minibatches)
 
     @property
     def evaluates(self) -> bool:
-        """Whether the model is measured."""
+        """True where the model is measured."""
         return bool(self.evaluate_every or self.evaluate_minibatches)
 
     def unmeasured(self) -> Settings:
@@ -511,9 +508,9 @@ def know(name: str, kind: type[StrategySettings]) -> None:
     _known[name] = kind
 
 
-def read_own(kind: type, told: object) -> object:
-    """What a decoder makes of the settings that are a strategy's own: of the class that this process knows by the
-    strategy's name; nothing is imported because a message names it.
+def read_own(kind: type, decoded: object) -> object:
+    """Decode a strategy's own settings into the class that this process knows by the strategy's name. Nothing is
+    imported because a message names it.
 
     >>> know("downpour", Pushing)
     >>> told = msgspec.msgpack.encode(Settings(strategy=Pushing(name="downpour", push_every=3)))
@@ -523,19 +520,19 @@ def read_own(kind: type, told: object) -> object:
     if kind is not Own:
         # so a decoder is told that it has met a class of which nobody knows
         raise NotImplementedError(f"{kind.__name__} is read by nobody")
-    if isinstance(told, Own):
-        return told
-    name = told.get("name") if isinstance(told, dict) else None
+    if isinstance(decoded, Own):
+        return decoded
+    name = decoded.get("name") if isinstance(decoded, dict) else None
     if not isinstance(name, str) or name not in _known:
         raise ValueError(f"settings of strategy {name!r}, which is not known here")
-    return msgspec.convert(told, _known[name])
+    return msgspec.convert(decoded, _known[name])
 
 
-def read_own_or_name(kind: type, told: object) -> object:
-    """As `read_own`; of the settings of a strategy that this process does not know, only its name."""
-    if kind is Own and isinstance(told, dict) and told.get("name") not in _known:
-        return msgspec.convert(told, StrategySettings)
-    return read_own(kind, told)
+def read_own_or_name(kind: type, decoded: object) -> object:
+    """Decode as `read_own` does; a strategy that this process does not know is read as its name only."""
+    if kind is Own and isinstance(decoded, dict) and decoded.get("name") not in _known:
+        return msgspec.convert(decoded, StrategySettings)
+    return read_own(kind, decoded)
 
 
 PARTS: Mapping[str, type[msgspec.Struct]] = {"data": DataSettings, "rate": LearningRate}
@@ -570,12 +567,12 @@ def flat(settings: Settings) -> dict[str, object]:
     >>> flat(Settings(replicas=3))["replicas"], flat(Settings())["batch_size"]
     (3, 64)
     """
-    told: dict[str, object] = {}
+    table: dict[str, object] = {}
     for name in settings.__struct_fields__:
         value = msgspec.to_builtins(getattr(settings, name))
-        told |= value if name in PARTS or name == "strategy" else {name: value}
-    del told["name"]
-    return told
+        table |= value if name in PARTS or name == "strategy" else {name: value}
+    del table["name"]
+    return table
 
 
 def at_least(part: msgspec.Struct, bound: int, names: Iterable[str], spelled: Mapping[str, str]) -> None:
@@ -607,7 +604,7 @@ def fit(part: msgspec.Struct, spelled: Mapping[str, str]) -> None:
 
 
 def option(name: str) -> str:
-    """How a setting is spelled on the command line.
+    """Spell a setting as an option of the command line.
 
     >>> option("push_every")
     '--push-every'
@@ -615,13 +612,13 @@ def option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _within(model: Range, own: Range) -> Range:
-    start, stop = max(model.start, own.start), min(model.stop, own.stop)
+def _within(model: Range, held: Range) -> Range:
+    start, stop = max(model.start, held.start), min(model.stop, held.stop)
     return Range(start, stop) if start < stop else Range(model.start, model.start)
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What is settled once the first replica has told its layout: who holds what, and how much there is to do."""
+    """Agreement of a job once its first replica has told its layout: who holds what, and how much there is to do."""
 
     settings: Settings
     layout: Layout
@@ -633,23 +630,23 @@ class Plan(msgspec.Struct, frozen=True):
     left_out: int = 0
     """Samples of the training set that an epoch is without: those of a smaller last minibatch, with `drop_last`."""
     optimizers: tuple[Optimizer, ...] = ()
-    """Of each model, where a script names them; else all have that of the settings."""
+    """Optimizer of each model, where a script names them; else all have that of the settings."""
 
     @property
     def models(self) -> int:
-        """How many are trained, each with an optimizer of its own."""
+        """Number of models that are trained, each with an optimizer of its own."""
         return max(1, len(self.layout.models))
 
     def optimizer(self, model: int) -> Optimizer:
-        """What a model is stepped with."""
+        """Return the optimizer of a model."""
         return self.optimizers[model] if self.optimizers else self.settings.optimizer
 
     def parts(self, shard: int) -> tuple[Range, ...]:
-        """What moves of each model at a shard: a range without bytes, where its model begins, of one that it has
-        nothing of.
+        """Return the moving range of each model at a shard. It is empty, where the model begins, for a model of which
+        the shard holds nothing.
         """
-        own = self.assignments[shard].moving
-        return tuple(_within(model, own) for model in self.layout.models) or (own,)
+        held = self.assignments[shard].moving
+        return tuple(_within(model, held) for model in self.layout.models) or (held,)
 
     def factor(self, samples: int) -> float:
         """The factor on the learning rate after so many samples have been applied."""
@@ -657,7 +654,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def allotted(self) -> bool:
-        """Whether each replica has minibatches of its own."""
+        """True where each replica has minibatches of its own."""
         return not self.samples or self.settings.data.order == SEQUENTIAL
 
     @property
@@ -673,4 +670,4 @@ class Plan(msgspec.Struct, frozen=True):
     @property
     def ruler(self) -> int:
         """The shard that rules the rounds: the first that holds anything."""
-        return next(i for i, own in enumerate(self.assignments) if own.moving.size)
+        return next(i for i, assignment in enumerate(self.assignments) if assignment.moving.size)

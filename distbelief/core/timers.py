@@ -6,7 +6,7 @@ import msgspec
 
 
 class Timer(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """What has come, when it has."""
+    """Reason for a wake-up."""
 
 
 class CheckpointDue(Timer, frozen=True, array_like=True, tag=True):
@@ -21,14 +21,14 @@ class HoldOver(Timer, frozen=True, array_like=True, tag=True):
     """Replicas have held their pushes for long enough: what has not said that it does is not waited for."""
 
     number: int
-    """How many times pushes were held so far."""
+    """Number of times that pushes were held so far."""
 
 
 class ScriptOver(Timer, frozen=True, array_like=True, tag=True):
     """A replica has not saved what its script keeps for long enough: it is not waited for."""
 
     number: int
-    """Of the checkpoint."""
+    """Number of the checkpoint."""
 
 
 class DoubtOver(Timer, frozen=True, array_like=True, tag=True):

@@ -82,9 +82,9 @@ def check_fields(whole: object, **later: object) -> None:
     """
     kind: type = type(whole)
     for name, hint in _hints(kind, **later).items():
-        given = getattr(whole, name)
-        held = admit(given, hint, f"{type(whole).__name__}({name}={shown(given)})")
-        if held is given:
+        value = getattr(whole, name)
+        held = admit(value, hint, f"{type(whole).__name__}({name}={shown(value)})")
+        if held is value:
             continue
         if isinstance(whole, msgspec.Struct):
             msgspec.structs.force_setattr(whole, name, held)
@@ -133,17 +133,17 @@ def admit(value: object, hint: object, where: str) -> Any:
         if (held := _held(value, kind, where)) is not _NONE:
             return held
     if isinstance(value, type):
-        made = (
+        remedy = (
             f"; write {value.__name__}()"
             if any(isinstance(kind, type) and issubclass(value, kind) for kind in kinds)
             else ""
         )
-        raise UsageError(f"{where}: must be {_names(kinds)}, not a class{made}")
+        raise UsageError(f"{where}: must be {_names(kinds)}, not a class{remedy}")
     raise UsageError(f"{where}: must be {_names(kinds)}, not {_article(type(value).__name__)}")
 
 
 _NONE = object()
-"""What a value of another type is held as."""
+"""Mark of a value that is of another type."""
 
 
 def _held(value: object, kind: object, where: str) -> Any:
@@ -171,7 +171,6 @@ def _number(value: Real, where: str) -> float:
 
 
 def _names(kinds: tuple[object, ...]) -> str:
-    """What a value may be, in words."""
     *most, last = [_words(kind) for kind in kinds]
     return f"{', '.join(most)} or {last}" if most else last
 

@@ -82,9 +82,9 @@ class DownpourTraining:
         self._siblings = replica.siblings
         self._models = server.models
         self._stepped = {*range(len(server.models))}
-        """Of several models, those whose parameters are not at hand since they were stepped."""
+        """Models, of several, whose parameters are not at hand since they were stepped."""
         self._amid = False
-        """Whether a minibatch of several pushes has been begun, and is not over."""
+        """True while a minibatch of several pushes has been begun, and is not over."""
         self._pushing, self._bound = settings.strategy.pushing, settings.strategy.staleness_bound
         shards, slots = [role for role, _ in server.parts], settings.slots * len(server.models)
         self._pushes = Pushes(replica.incarnation, shards, slots, told=replica.siblings.follows)
@@ -195,8 +195,8 @@ class DownpourTraining:
         return True
 
     def _step_in_turn(self, batch: Batch) -> Steps[bool]:
-        """Of several models: step them one after another, each with a push of its own and a fetch of what that has made
-        of it, until the minibatch is over; whether there is to be another.
+        """Step several models one after another until the minibatch is over, each with a push and a fetch of its own.
+        Return whether there is to be another minibatch.
         """
         samples = 0
         while True:
@@ -327,8 +327,8 @@ class DownpourTraining:
             yield from self.wait()
 
     def _shrinks(self) -> Steps[float]:
-        """What the gradient of a step of a split replica is multiplied with, where the job clips it: by its norm, of
-        which each partition knows that of its part. A replica that is whole computes it clipped.
+        """Return the factor by which a split replica's gradient is clipped, from its norm, of which each partition
+        knows a part. A replica that is whole computes it clipped.
         """
         clip = self._settings.clip_norm
         if not clip or self._replica.split is None:
@@ -458,8 +458,8 @@ class DownpourTraining:
         self._tick = newest
 
     def _too_old(self, step: int, tick: int) -> bool:
-        """Whether the parameters at hand may not serve a step: by the user's cadence, or because the consistency asks
-        for newer ones.
+        """Return whether the parameters at hand may not serve a step: by the user's cadence, or because the consistency
+        asks for newer ones.
         """
         if self._in_rounds:
             return not self._steps
@@ -511,7 +511,7 @@ class DownpourTraining:
                 yield from self._act()
 
     def _is_told_to_act(self) -> bool:
-        """Whether a word that was taken may ask for more than to be noted, which it seldom does."""
+        """Return whether a message that was taken may ask for more than to be noted, which it seldom does."""
         replica = self._replica
         return (
             replica.split is not None or self._hold is not None or replica.welcome is not None or bool(self._links.lost)
@@ -553,7 +553,7 @@ class DownpourTraining:
         yield from pushes
 
     def waits(self) -> str:
-        """What it waits for: one sentence."""
+        """Say in one sentence what it waits for."""
         if self._replica.split is not None and (crosses := self._replica.split.waits()):
             return crosses
         if self._holding and self._steps == self._pushing.push_every:

@@ -17,7 +17,7 @@ from distbelief.replica.steps import Steps
 from distbelief.replica.vectors import Vectors
 
 TRIES = 20
-"""How often shards that are a round behind others are asked again, at most."""
+"""Most times that shards which are a round behind others are asked again."""
 
 
 class Evaluator:
@@ -34,7 +34,7 @@ class Evaluator:
         self._plan: Plan | None = None
 
     def waits(self) -> str:
-        """What it waits for, in one sentence."""
+        """Say in one sentence what it waits for."""
         if self._plan is None:
             return "to be welcomed by the coordinator"
         return self._links.waits_for_lives() or self._links.waits_for_answers() or "to be told to measure"

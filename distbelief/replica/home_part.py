@@ -26,14 +26,14 @@ WAYS = (Pass.FORWARD, Pass.BACKWARD)
 
 
 class HomeSchedule(NamedTuple):
-    """How minibatches go through a home."""
+    """Schedule of minibatches through a home."""
 
     transfers: tuple[Transfer, ...]
     """All that crosses between homes, in an order that all of them know."""
     schedule: str
     microbatches: int
     depth: int
-    """How many homes a microbatch is at, from this one on to where it turns."""
+    """Number of homes on a microbatch's way, from this one on to where it turns."""
 
     def order(self, microbatches: int) -> list[HomeTask]:
         """The home's tasks of a minibatch of so many microbatches."""
@@ -50,14 +50,14 @@ class HomeSchedule(NamedTuple):
         return [samples // count + (number < samples % count) for number in range(count)]
 
     def share(self, run: RunSegment, program: HomeProgram, samples: Sequence[int]) -> float:
-        """Of the work of a step of the whole replica, that of a segment, by the samples of each microbatch."""
+        """Return a segment's share of the work of a step of the whole replica, by the samples of each microbatch."""
         way = 1.0 if run.direction is Pass.FORWARD else BACKWARD
         part = samples[run.microbatch] / sum(samples)
         return part * way * run.segment.flops / (max(program.work, 1) * (1 + BACKWARD))
 
 
 def home_schedule(graph: SplitGraph, settings: Settings, home: int) -> HomeSchedule:
-    """How the minibatches of a job go through a home of a split model."""
+    """Make the schedule of a job's minibatches through a home of a split model."""
     transfers = tuple(sorted(graph.transfers.values(), key=lambda one: one.number))
     depths = depths_of(graph.partitions, ((one.source, one.target) for one in transfers))
     check_depths(settings.pipeline, depths)
@@ -83,30 +83,30 @@ class ModelPart:
         self.copies = device_copies(self.device)
         """Between the host and the device where it computes; None where that is the host."""
         self.samples: list[int] = []
-        """Of each microbatch of the step that is played."""
+        """Samples of each microbatch of the step that is played."""
         for layer in program.layers:
             layer.train()
 
     @property
     def depth(self) -> int:
-        """How many homes a minibatch is at, from this one on to where it turns."""
+        """Number of homes on a minibatch's way, from this one on to where it turns."""
         return self.way.depth
 
     def share(self, run: RunSegment) -> float:
-        """Of the work of a step, that of a segment for its microbatch."""
+        """Return the share of a step's work that a segment is for its microbatch."""
         return self.way.share(run, self.program, self.samples)
 
     def slot(self, asked: Give | Take) -> int:
-        """Which of all things that cross in a step it is."""
+        """Return its number among all things that cross in a step."""
         number = len(WAYS) * self._numbers[asked.transfer] + WAYS.index(asked.direction)
         return number * self.way.microbatches + asked.microbatch
 
     def size(self, asked: Give | Take) -> int:
-        """How many bytes cross."""
+        """Return the number of bytes that cross."""
         return asked.transfer.shape.bytes(self.samples[asked.microbatch])
 
     def encode(self, given: Give) -> torch.Tensor:
-        """What crosses, where this partition computes.
+        """Encode what crosses, where this partition computes.
 
         Raises:
             UsageError: it has another shape than the samples give it.
@@ -122,7 +122,7 @@ class ModelPart:
         return given.tensor
 
     def shape(self, asked: Give | Take) -> tuple[int, ...]:
-        """Of what crosses."""
+        """Return the shape of what crosses."""
         return asked.transfer.shape.at(self.samples[asked.microbatch])
 
     def decode(self, wanted: Take, data: bytearray) -> torch.Tensor:
@@ -148,7 +148,7 @@ class ScriptedPart(ModelPart):
     """One home's part of each step, as a user's own loop asks for it."""
 
     def play(self, _: Batch) -> PartSteps:
-        """What the loop asks for, one story after another, until its step."""
+        """Play what the loop asks for, one story after another, until its step."""
         while not isinstance(asked := (yield AskScript()), Computed | NoneType):
             yield from asked
         return asked

@@ -63,16 +63,16 @@ class ShardLinks:
         return False
 
     def waits_for_lives(self) -> str:
-        """Whose next lives are waited for, in words; "" where none are."""
+        """Name the shards whose next lives are waited for; "" where there are none."""
         return f"for the next life of {roles.named(sorted(self.lost, key=roles.index_of))}" if self.lost else ""
 
     def waits_for_answers(self) -> str:
-        """Who has not answered, in words; "" where all have."""
+        """Name the shards that have not answered; "" where all have."""
         asked = sorted((shard for shard, asked in self._asked.items() if asked), key=roles.index_of)
         return f"for parameters from {roles.named(asked)}" if asked else ""
 
     def asks(self, shard: str, kind: type[Message]) -> bool:
-        """Whether a shard has been asked something of a kind, and has not answered."""
+        """Return whether a shard has been asked something of a kind, and has not answered."""
         return any(type(message) is kind for message, _ in self._asked.get(shard, ()))
 
     def lose(self, shard: str, event: Lost) -> None:
@@ -118,11 +118,11 @@ class ShardLinks:
         return reached
 
     def lives(self) -> tuple[int, ...]:
-        """Which life of each shard it is linked to."""
+        """Life of each shard to which it is linked."""
         return tuple(place.incarnation for place in self._places.values())
 
     def incarnation_of(self, shard: str) -> int:
-        """Which life of a shard it is linked to."""
+        """Return the life of a shard to which it is linked."""
         return self._places[shard].incarnation
 
     def stale(self, arrival: Arrival) -> bool:

@@ -1,6 +1,4 @@
-"""What a replica knows of the parameters that it holds: which version of each shard they are, and what these
-contain.
-"""
+"""Versions of the parameters that a replica holds, and what these contain."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ class Parameters:
 
     def __init__(self, shards: Iterable[str]) -> None:
         self.versions = dict.fromkeys(shards, Version(0, 0))
-        """Of each shard, in use."""
+        """Version of each shard, in use."""
         self.floor = 0
         """The tick below which they contain every push."""
         self._arrived = dict(self.versions)
@@ -41,7 +39,7 @@ class Parameters:
         return self._arrived[shard]
 
     def land(self) -> None:
-        """What has arrived is in use from now on."""
+        """Use what has arrived from now on."""
         self.versions, self.floor = dict(self._arrived), min(self._floors.values())
 
     @property

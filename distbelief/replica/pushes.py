@@ -12,7 +12,7 @@ class _OwedPush:
     def __init__(self, slot: int, steps: int, samples: int, sent: dict[str, Send]) -> None:
         self.slot, self.steps, self.samples, self.dropped = slot, steps, samples, False
         self.sent = sent
-        """What was sent to those who have not acknowledged it."""
+        """Messages to shards that have not acknowledged them."""
 
 
 class Pushes:
@@ -27,22 +27,22 @@ class Pushes:
 
     def __init__(self, incarnation: int, shards: Iterable[str], slots: int, told: bool = False) -> None:
         self.clock = 0
-        """How many were made."""
+        """Number of pushes that were made."""
         self.busy = [0] * slots
-        """How many shards still read each slot."""
+        """Number of shards that still read each slot."""
         self.acknowledged = dict.fromkeys(shards, 0)
-        """By shard, the clock of the last one that it acknowledged."""
+        """Clock of the last push that each shard acknowledged."""
         self._incarnation = incarnation
         self._waiting: deque[_OwedPush] = deque()
         self._steps = self._samples = self._pushes = 0
         self._dropped: list[tuple[int, int]] = []
         self._lacking = False
-        """Whether one was dropped since steps were last done."""
+        """True where a push was dropped since steps were last done."""
         self._told, self._finished = told, list[tuple[int, bool]]()
 
     @property
     def waiting(self) -> bool:
-        """Whether any is not acknowledged by all."""
+        """True while any push is not acknowledged by all."""
         return bool(self._waiting)
 
     def make(self, slot: int, steps: int, samples: int, sent: dict[str, Send], parts: Mapping[str, Send]) -> list[Send]:
@@ -108,13 +108,15 @@ class Pushes:
         self._samples += samples
 
     def finished(self) -> list[tuple[int, bool]]:
-        """Which are done since this was last asked, where somebody is told of that, and whether each was dropped."""
+        """Return the pushes that are done since the last call, where somebody is told of that, and whether each was
+        dropped.
+        """
         done, self._finished = self._finished, []
         return done
 
     def take(self) -> tuple[int, int, int, tuple[tuple[int, int], ...]]:
-        """What was done since this was last asked: steps, samples, pushes, and of each that was dropped, after how many
-        steps, and how many.
+        """Return what was done since the last call: steps, samples, pushes, and for each dropped push the count of
+        steps before it and its own.
         """
         done = self._steps, self._samples, self._pushes, tuple(self._dropped)
         self._steps = self._samples = self._pushes = 0

@@ -1,4 +1,4 @@
-"""What a user's script keeps, as the story of its replica saves it."""
+"""State that a user's script keeps, as the story of its replica saves it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class KeptScript(Protocol):
     """A script that keeps something."""
 
     in_step: bool
-    """Whether it waits in its step, and has not done with its minibatch."""
+    """True while it waits in its step, and has not done with its minibatch."""
 
     def part(self) -> Mapping[str, Payload]:
         """All that it keeps now, as a part of a checkpoint."""

@@ -56,7 +56,7 @@ class ModelView:
         self.outgoing: list[list[Payload]] = [
             [vectors.outgoing(slot, part) for _, part in parts] for slot in range(slots)
         ]
-        """What leaves of each slot, to each shard."""
+        """Payloads that leave each slot, one for each shard."""
         self.held = Parameters(role for role, part in parts if part.size)
 
 
@@ -79,7 +79,7 @@ class ServerView:
             if plan.layout.home_of(own.moving) == own_home
         ]
         self.parts: list[tuple[str, Range]] = [(role, own.moving) for role, own, _ in shards if own.moving.size]
-        """What moves, and at which shard."""
+        """Ranges that move, with the shard of each."""
         self.whole = [part for _, own, parts in shards for part in (*parts, own.frozen) if part.size]
         self.models = [
             ModelView(
@@ -89,7 +89,7 @@ class ServerView:
         ]
         self.moving = [part for model in self.models for part in model.moving]
         self.held = self.models[0].held
-        """Of the only model, or the first."""
+        """Parameters of the only model, or the first."""
         self._links, self._incarnation = links, incarnation
         self._initial = [(part, role) for role, own, _ in shards for part in (own.moving, own.frozen) if part.size]
         self._holders = {
@@ -133,7 +133,7 @@ class ServerView:
 
 
 class Training(Protocol):
-    """How a replica trains: an algorithm, and what it knows since it was welcomed, or since all went back."""
+    """Training of a replica: an algorithm, and what it knows since it was welcomed, or since all went back."""
 
     server: ServerView
     work: WorkQueue
@@ -155,12 +155,12 @@ class Training(Protocol):
         ...
 
     def waits(self) -> str:
-        """What it waits for, beside lost shards: one sentence, or ""."""
+        """Say in one sentence what it waits for, beside lost shards; "" where for nothing."""
         ...
 
     @property
     def clock(self) -> int:
-        """How far it is."""
+        """Number of pushes that it has made."""
         ...
 
 
@@ -200,7 +200,7 @@ class ServedReplica:
         self.split = split
         self.siblings = split.siblings if split else Siblings(role, incarnation)
         self.superior = self.siblings.superior
-        """Who deals to it, and is told what it has done: the coordinator, or the partition that leads."""
+        """Role that deals to it, and is told what it has done: the coordinator, or the partition that leads."""
         self.role, self.vectors, self.incarnation, self.keeps = role, vectors, incarnation, keeps
         self.partition = roles.partition_of(role)
         self.step = 0
@@ -209,14 +209,14 @@ class ServedReplica:
         self.welcome: membership.Welcome | None = None
         """The newest, until it is obeyed."""
         self.generation = 0
-        """Of the job, since all went back last."""
+        """Generation of the job, since all went back last."""
         self.ending = self.wanted_away = self.left = False
-        """Whether the job ends; whether this replica is to leave it; whether it has."""
+        """Three flags: the job ends; this replica is to leave it; this replica has left it."""
         self._excused = self._finishing = False
         self.stops = False
-        """Whether its script ends the job for all."""
+        """True where its script ends the job for all."""
         self.start: dealing.StreamStart | None = None
-        """Of its stream, until the coordinator is told."""
+        """Beginning of its stream, until the coordinator is told."""
         self.script = script
         self.asked: int | None = None
         """The checkpoint for which it is to save what its script keeps."""
@@ -374,7 +374,7 @@ class ServedReplica:
         return self._training.work.coming(most) if self._training is not None else []
 
     def waits(self) -> str:
-        """What it waits for, where it does: one sentence."""
+        """Say in one sentence what it waits for, where it does."""
         if self._training is None:
             return (
                 "to be welcomed by the coordinator"

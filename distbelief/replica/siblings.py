@@ -18,7 +18,7 @@ from distbelief.replica.steps import Steps
 from distbelief.sharding.layout import Layout, check_same
 
 PARTED_SECONDS = 30.0
-"""How long a partition waits without its link to another: where that one has died, it is ended itself before that."""
+"""Limit for a partition's wait without its link to another: where that one has died, it is ended itself before that."""
 Said = TypeVar("Said", partitioning.AtRound, partitioning.PartNorm)
 
 
@@ -37,47 +37,47 @@ class Siblings:
         self._all = roles.partitions_of(role, partitions)
         self.partition = roles.partition_of(role)
         self.superior = roles.COORDINATOR if self.partition == 0 else self._all[0]
-        """Who deals to this partition, and is told what it has done."""
+        """Role that deals to this partition, and is told what it has done."""
         self.followers = self._all[1:] if self.partition == 0 else ()
         """Those that this one leads."""
         self._permitted = 0
         """The push up to which this partition may push, where it follows."""
         self._asked: list[membership.Rejoin] = []
-        """What followers ask about shards that they have lost."""
+        """Questions of followers about shards that they have lost."""
         self._places: tuple[Address, ...] = ()
         self._greeted: set[str] = set()
         self.joined: dict[str, membership.Join | grouping.Enter] = {}
-        """What those that this one leads have joined it with."""
+        """Messages with which the followers of this one have joined it."""
         self._awaited: set[str] = set()
         """Followers that have not done yet what they were told."""
         self._lives: tuple[int, ...] = ()
-        """Of the shards that followers are initialising."""
+        """Lives of the shards that followers are initialising."""
         self.left: set[str] = set()
         """Followers whose scripts have left the loop, and that do nothing more."""
         self.ending = False
-        """Whether it comes to its end, as the others do, of whom none is missed any more."""
+        """True once it comes to its end, as the others do, of whom none is missed any more."""
         self._gone: dict[str, str] = {}
         """Those whose links are gone, and how."""
         self._doubted: set[str] = set()
-        """Of these, those whom the clock is asked about."""
+        """Those of them about whom the clock is asked."""
         self._generation = self._exchange = 0
         self._said: dict[str, partitioning.AtRound | partitioning.PartNorm] = {}
-        """What others have last said in an exchange."""
+        """Last messages of others in an exchange."""
         self._unheard: Sequence[str] = ()
-        """Who is still to say something in this one."""
+        """Partitions that are still to be heard in this exchange."""
 
     @property
     def follows(self) -> bool:
-        """Whether another partition leads this one."""
+        """True where another partition leads this one."""
         return self.superior != roles.COORDINATOR
 
     @property
     def busy(self) -> bool:
-        """Whether followers have not done yet what they were told."""
+        """True while followers have not done what they were told."""
         return bool(self._awaited)
 
     def waits(self) -> str:
-        """Which of them is waited for, in words; "" where none is."""
+        """Name those of them that are waited for; "" where none is."""
         if self._gone:
             return f"to be started anew with {roles.named(sorted(self._gone))}, which is gone"
         away = self._awaited or {*self._unheard}
@@ -118,7 +118,7 @@ class Siblings:
                 unwanted(self.role, arrival)
 
     def has(self, role: str) -> bool:
-        """Whether a role is one of them."""
+        """Return whether a role is one of them."""
         return role in self._all
 
     def role_of(self, partition: int) -> str:
@@ -132,7 +132,7 @@ class Siblings:
         self._unheard = ()
 
     def may_push(self, clock: int) -> bool:
-        """Whether a push may be made now: one that follows waits for its lead."""
+        """Return whether a push may be made now: one that follows waits for its lead."""
         return not self.follows or clock <= self._permitted
 
     def takes(self, arrival: Arrival) -> bool:
@@ -253,7 +253,7 @@ class Siblings:
         return told
 
     def _hear(self, kind: type[Said], others: Sequence[str], wait: Callable[[], Steps[None]]) -> Steps[list[Said]]:
-        """What others say in this exchange, which is of one kind of words."""
+        """Return the others' messages of one kind in this exchange."""
         now = self._generation, self._exchange
         while away := [one for one in others if not self._has_said(one, now)]:
             self._unheard = away
@@ -292,5 +292,5 @@ class Siblings:
 
 
 def lives_of(welcome: membership.Welcome) -> tuple[int, ...]:
-    """Which life of each shard a welcome names."""
+    """Return the life of each shard that a welcome names."""
     return tuple(place.incarnation for place in welcome.shards)

@@ -1,5 +1,5 @@
-"""How a partition of a split replica computes its part of a step: it runs what it can, gives others what crosses to
-them, and takes what crosses to it.
+"""Computation of a split replica's step at one partition: it runs what it can, gives others what crosses to them, and
+takes what crosses to it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ class SplitPart(Protocol):
     copies: DeviceCopies | None
     """Between the host and the device where it computes; None where that is the host, or nothing is computed."""
     samples: list[int]
-    """Of each microbatch of the step that is played; of one that is gone on with, whoever plays several puts it
-    back."""
+    """Samples of each microbatch of the step that is played; whoever plays several steps puts back those of the one
+    that goes on.
+    """
 
     @property
     def depth(self) -> int:
-        """How many homes a minibatch is at, from this one on to where it turns."""
+        """Number of homes on a minibatch's way, from this one on to where it turns."""
         ...
 
     @property
@@ -52,27 +53,27 @@ class SplitPart(Protocol):
         ...
 
     def share(self, run: RunSegment) -> float:
-        """Of the work of a step, that of a segment."""
+        """Return a segment's share of the work of a step."""
         ...
 
     def slot(self, asked: Give | Take) -> int:
-        """Which of all things that cross in a step it is."""
+        """Return its number among all things that cross in a step."""
         ...
 
     def size(self, asked: Give | Take) -> int:
-        """How many bytes cross."""
+        """Return the number of bytes that cross."""
         ...
 
     def encode(self, given: Give) -> torch.Tensor | None:
-        """What crosses, where this partition computes; None where nothing is computed."""
+        """Encode what crosses, where this partition computes; None where nothing is computed."""
         ...
 
     def shape(self, asked: Give | Take) -> tuple[int, ...]:
-        """Of what crosses."""
+        """Return the shape of what crosses."""
         ...
 
     def decode(self, wanted: Take, data: bytearray) -> torch.Tensor | None:
-        """What has crossed, of its bytes, where this partition computes; None where nothing is computed."""
+        """Decode what has crossed, where this partition computes; None where nothing is computed."""
         ...
 
 
@@ -80,9 +81,9 @@ class CrossingKey(NamedTuple):
     """Something that crosses between two partitions."""
 
     generation: int
-    """Of the job."""
+    """Generation of the job."""
     step: int
-    """Of the replica, since then."""
+    """Step of the replica, since then."""
     transfer: int
     microbatch: int
     backward: bool
@@ -93,13 +94,13 @@ class StepUnderWay:
     """A step of which this partition has played some."""
 
     number: int
-    """Of the replica, since it began."""
+    """Number of the step, since the replica began."""
     batch: Batch
     play: PartSteps
     asked: HomeEffect | AskScript | None = None
-    """What it asks for next, where it was stopped there."""
+    """Effect that it asks for next, where it was stopped there."""
     samples: list[int] = field(default_factory=list)
-    """Of each microbatch, then."""
+    """Samples of each microbatch, then."""
 
 
 class SplitCompute:
@@ -122,12 +123,12 @@ class SplitCompute:
 
     @property
     def depth(self) -> int:
-        """How many steps may be under way here."""
+        """Number of steps that may be under way here."""
         return self._part.depth
 
     @property
     def flying(self) -> int:
-        """How many steps went forward and are not back."""
+        """Number of steps that went forward and are not back."""
         return len(self._flying)
 
     def begin(self, generation: int) -> list[Send]:
@@ -147,7 +148,7 @@ class SplitCompute:
         return Send(self.siblings.role_of(home), Crossed())
 
     def waits(self) -> str:
-        """What it waits for, in words; "" where for nothing."""
+        """Say what it waits for; "" where for nothing."""
         if self._waits_for is None:
             return ""
         transfer, way = self._waits_for.transfer, self._waits_for.direction

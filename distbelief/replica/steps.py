@@ -9,4 +9,4 @@ from distbelief.core.effects import Effect
 
 Returned = TypeVar("Returned")
 Steps = Generator[Effect, Any, Returned]
-"""What an effect is answered with depends on the effect, which the type of a generator cannot say."""
+"""Generator of a story: the answer to an effect depends on the effect, which the type of a generator cannot say."""

@@ -1,4 +1,4 @@
-"""What a story asks of the flat vectors of its replica: the arithmetic of Algorithm 1.1, in place."""
+"""Flat vectors of a replica as its story uses them: the arithmetic of Algorithm 1.1, in place."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Vectors(Protocol):
         """One step of plain SGD on the model's own parameters with the step's gradient."""
 
     def norm(self) -> float:
-        """Of the step's gradient, in float64."""
+        """Return the norm of the step's gradient, in float64."""
         ...
 
     def carry_buffers(self, slot: int, model: int = 0) -> None:
@@ -49,7 +49,7 @@ class Vectors(Protocol):
         ...
 
     def covered(self, slot: int, part: Range) -> tuple[Range, ...]:
-        """What of a range has a gradient in a slot, buffers too, in order."""
+        """Return the parts of a range that have a gradient in a slot, buffers too, in order."""
         ...
 
     def free(self, slot: int) -> None:
@@ -75,7 +75,7 @@ class PhantomVectors:
         """Nothing to step."""
 
     def norm(self) -> float:
-        """Of nothing."""
+        """Return the norm of nothing."""
         return 0.0
 
     def carry_buffers(self, slot: int, model: int = 0) -> None:

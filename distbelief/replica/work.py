@@ -21,7 +21,7 @@ REPORTS = 1000
 
 
 def report_seconds(replicas: int) -> float:
-    """How long each of so many replicas computes between two reports.
+    """Return the seconds that each of so many replicas computes between two reports.
 
     >>> report_seconds(8), report_seconds(2000)
     (0.25, 2.0)
@@ -30,7 +30,7 @@ def report_seconds(replicas: int) -> float:
 
 
 class Made(Protocol):
-    """Who counts what was made of the work."""
+    """Counter of what was made of the work."""
 
     def take(self) -> tuple[int, int, int, tuple[tuple[int, int], ...]]:
         """Since this was last asked: steps, samples, pushes, and of each that was dropped, after how many steps, and
@@ -49,9 +49,9 @@ class WorkQueue:
 
     def __init__(self) -> None:
         self.asked = False
-        """Whether more was asked for, and is not here."""
+        """True where more was asked for, and is not here."""
         self.seconds = 0.0
-        """Of computing, since the last report."""
+        """Seconds of computing, since the last report."""
         self._portions: deque[Portion] = deque()
         self._ended = -1  # the last epoch of which there is no more
         self._returned: list[Portion] = []
@@ -81,12 +81,12 @@ class WorkQueue:
 
     @property
     def runs_out(self) -> bool:
-        """Whether it is time to ask for more: one portion is kept in reserve."""
+        """True where it is time to ask for more: one portion is kept in reserve."""
         return not self.asked and len(self._portions) < 2
 
     @property
     def returns(self) -> bool:
-        """Whether something was given back that no report has told of: none of what follows it is begun before."""
+        """True where something was given back that no report has told of: none of what follows it is begun before."""
         return bool(self._returned)
 
     def next(self) -> Batch | None:
@@ -109,7 +109,7 @@ class WorkQueue:
         return list(islice(dealt, most))
 
     def add(self, report: Progress) -> None:
-        """What another partition of the replica has done goes into the next report."""
+        """Add another partition's work to the next report."""
         self._loss += report.loss
         self._losses += report.losses
 
@@ -119,7 +119,9 @@ class WorkQueue:
         self._losses += 1
 
     def report(self, made_by: Made, wants: bool, start: StreamStart | None = None) -> Progress:
-        """What was done since the last report; `wants` asks for more; how a stream began, where that is to be told."""
+        """Make the report of what was done since the last one; `wants` asks for more. `start` is how a stream began,
+        where that is to be told.
+        """
         self.asked |= wants
         steps, samples, made, dropped = made_by.take()
         report = Progress(steps, samples, made, self._loss, self._losses, wants, dropped, tuple(self._returned), start)

@@ -15,7 +15,7 @@ from distbelief.transport.base import NetworkEndpoint
 
 
 class Clock(Protocol):
-    """What the driver asks of a clock."""
+    """Clock of a driver."""
 
     def now(self) -> float:
         """Seconds since some fixed moment."""
@@ -33,7 +33,7 @@ class Clock(Protocol):
 
 Argument = TypeVar("Argument")
 Coming = list[tuple[float, int, Callable[[Any], None], Any]]
-"""What is to be called, and when: a heap."""
+"""Heap of the calls to come: their moments, their order, and what is called with what."""
 
 
 class WallClock:
@@ -41,7 +41,7 @@ class WallClock:
 
     def __init__(self, endpoint: NetworkEndpoint) -> None:
         self.endpoint = endpoint
-        """Where it waits."""
+        """Endpoint at which it waits."""
         self.now = time.monotonic
         self._order = 0
         self._coming: Coming = []
@@ -72,7 +72,7 @@ class WallClock:
 _ONE = (None,)
 """Told by every event."""
 Call = tuple[float, int, Callable[[Any], None], Any, "deque[Any] | None"]
-"""What is to be called, when, and the queue that it stands in."""
+"""Call to come: its moment, its order, what is called with what, and the queue in which it stands."""
 
 
 class VirtualClock:
@@ -99,7 +99,7 @@ class VirtualClock:
 
     @property
     def pending(self) -> bool:
-        """Whether anything is to come."""
+        """True where any call is to come."""
         return bool(self._coming)
 
     def call_later(self, delay: float, function: Callable[[Argument], None], argument: Argument) -> None:
@@ -152,7 +152,7 @@ class VirtualClock:
             queue.clear()
 
     def glance(self) -> None:
-        """What has arrived by now is delivered already."""
+        """Do nothing: what has arrived by now is delivered already."""
 
     def turn(self) -> None:
         """Jump to the next event."""

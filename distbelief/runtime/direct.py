@@ -32,9 +32,9 @@ from distbelief.transport.locks import Locks
 from distbelief.transport.shared import SharedEndpoint
 
 PATIENCE_SECONDS = 10e-3
-"""How long a replica waits for a lock before it hears what else there is, and tries again."""
+"""Limit for a replica's wait for a lock, before it hears what else there is and tries again."""
 LISTEN_SECONDS = 1e-3
-"""How long what others say may lie unheard, where a replica has its answers without them: to look takes 5 us."""
+"""Limit for messages of others to lie unheard, where a replica has its answers without them. To look takes 5 us."""
 
 Memory = Callable[[int], torch.Tensor]
 """So many bytes that all processes of the job share (1-D uint8), zeroed in the beginning."""
@@ -42,6 +42,9 @@ Memory = Callable[[int], torch.Tensor]
 _encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(ShardState).decode
 
 
+# A turn is: take the lock; read the note, if another has published a change since; let the machine handle what is due;
+# publish; give the lock back. All that a change makes counts from its one publishing store on. So whoever dies, or
+# fails, before that has changed nothing, and the next turn begins from the last published change.
 class SharedShard:
     """A shard's machine on memory that others play it on too, each in its process.
 
@@ -54,7 +57,7 @@ class SharedShard:
     def __init__(self, shard: Shard, held: PassedSlice, locks: Locks) -> None:
         self.shard, self.held, self._locks, self._numbers = shard, held, locks, (shard.index,)
         self.known, self._note = -1, b""
-        """Which change the machine is as far as, and the note that it wrote or read with it."""
+        """Number of the change that this machine last wrote or read, and the note that came with it."""
 
     def take(self, told: Callable[[], bool]) -> bool:
         """Have the lock, and be as far as whoever had it last; False where `told` says so first."""
@@ -85,7 +88,7 @@ class SharedShard:
         self._locks.give(self._numbers)
 
     def held_by(self) -> str:
-        """Who has the lock, and since when, where another process has it for longer than a turn takes."""
+        """Name the process that has the lock, and for how long, where another has it; else ""."""
         if not self._locks.is_held(self._numbers[0]):
             return ""
         place, began = self.held.signed()
@@ -107,8 +110,8 @@ class SharedShard:
 
 
 class OwnedShard:
-    """What the process of a shard plays on the direct path: the machine that replicas play too, for everybody else; of
-    several models, with a slice of its own, for all.
+    """Machine of a shard's process on the direct path, for all but the replicas, which play it too. Of several models
+    it has a slice of its own, and plays for all.
 
     In its first life it begins as any shard; in a later one it goes on from the memory, which has outlived the process:
     nothing that was applied is lost.
@@ -160,11 +163,11 @@ class OwnedShard:
             return self._shard.begin_life(incarnation)
 
     def waits(self) -> str:
-        """What it waits for, in one sentence."""
+        """Say in one sentence what the shard waits for."""
         return self._shard.waits() or (self._shared.held_by() if self._shared else "")
 
     def standing(self) -> dict[str, object]:
-        """What is applied, and of whom; where somebody else has the lock, as of the last that this process has seen."""
+        """Return the counts of the shard; where somebody else has the lock, as this process last saw them."""
         if self._shared is not None and self._shared.take(lambda: True):
             self._shared.give()
         return self._shard.standing()
@@ -180,8 +183,8 @@ def _kept(effect: Effect) -> Effect:
 
 
 def reads_only(settings: Settings, layout: Layout) -> bool:
-    """Whether a replica never writes to its parameters between two fetches, and fetches before each step: then it can
-    compute where it made its update. A model's buffers are written by its forward passes.
+    """Return whether a replica fetches before each step and writes to its parameters nowhere else: then it can compute
+    where it made its update. A model's buffers are written by its forward passes.
     """
     cadence = settings.strategy.pushing
     fetches = cadence.fetch_every == 1 and not cadence.prefetch and not cadence.local_lr
@@ -189,7 +192,7 @@ def reads_only(settings: Settings, layout: Layout) -> bool:
 
 
 def pushes_each(settings: Settings) -> bool:
-    """Whether a push is the gradient of one step, and an update is made with it alone."""
+    """Return whether a push is the gradient of one step, and an update is made with it alone."""
     return settings.strategy.pushing.push_every == 1 and not settings.strategy.gathers
 
 
@@ -203,14 +206,15 @@ class DirectEndpoint(SharedEndpoint):
         self._shards: Mapping[str, SharedShard] = {}
         self._due: dict[str, deque[tuple[messages.Message, Payload | None]]] = {}
         self._seen: dict[str, int] = {}
-        """Of a shard that could not answer what is due yet: the changes there, which it waits to be more."""
+        """Number of changes at each shard that could not answer what is due: it is asked again when there are more."""
         self._answers: deque[Arrival] = deque()
         self._until = self._listened = 0.0
         self._buffers: list[torch.Tensor] = []
         """The flat vectors of this replica in the memory."""
         self._in_place = False
         self._lands_in: int | None = None
-        """Which of them holds what is being fetched, where the model computes there; None while nothing is."""
+        """Number of the vector that holds what is being fetched, where the model computes there; None while nothing is.
+        """
 
     def share(
         self, plan: Plan, memory: Memory, locks: Locks, make: Callable[[int, Callable[[Plan, int], PassedSlice]], Shard]
@@ -245,7 +249,7 @@ class DirectEndpoint(SharedEndpoint):
 
     @property
     def adds(self) -> bool:
-        """Whether an update is an addition at every shard: it can read a gradient wherever that lies."""
+        """True where an update is an addition at every shard: it can read a gradient wherever that lies."""
         return all(shared.held.adds for shared in self._shards.values())
 
     def _landed(self, _: int) -> int:
@@ -355,6 +359,6 @@ class DirectEndpoint(SharedEndpoint):
 
 
 DIRECT: Sequence[type] = (pushing.Push, pushing.Fetch, attendance.Attend, attendance.SitOut)
-"""What a replica has answered where it is."""
+"""Messages to a shard that a replica's own process answers."""
 ANSWERS: Sequence[type] = (pushing.Pushed, pushing.Fetched, attendance.Admitted, attendance.Excused)
 """The answers."""

@@ -53,9 +53,12 @@ from distbelief.transport.base import Endpoint
 GLANCE_SECONDS = 10e-3
 """A story that does not wait has its links looked at when this long has passed since they last were."""
 FAREWELL_SECONDS = 1.0
-"""How long a machine that had ended as it died listens when it has come again."""
+"""Time for which a machine that had ended as it died listens when it has come again."""
 
 
+# Who goes on when: a machine is handed each arrival as it is delivered, and answers at once. A story may compute for
+# long, so that what arrives for it is queued. It goes on after the turn, in `run_while`, since a transport is not
+# polled while it delivers.
 class Driver:
     """Plays one role or many until they have ended.
 
@@ -68,7 +71,7 @@ class Driver:
     def __init__(self, clock: Clock, sink: Callable[[float, str, Record], None], lasts: bool = False) -> None:
         self.clock, self._sink, self._lasts = clock, sink, lasts
         self.coordinator = ""
-        """Where it listens."""
+        """Address of the coordinator."""
         self._players: dict[str, Player] = {}
         self._reducing: list[Player] = []
         """Stories whose workers reduce: they are asked again and again, and links are carried in between."""
@@ -214,7 +217,7 @@ class Driver:
         self._ready.append(None)
 
     def plays(self, role: str) -> bool:
-        """Whether a role is being played: it was added, and has not ended."""
+        """Return whether a role is being played: it was added, and has not ended."""
         return role in self._players
 
     def waiting_since(self, role: str) -> float | None:
@@ -463,7 +466,7 @@ class Driver:
         return answer
 
     def _answer(self, player: Player, effect: Effect) -> Any:
-        """What a story asks for beside sending, receiving and computing."""
+        """Perform what a story asks for beside sending, receiving and computing."""
         assert player.worker is not None
         player.endpoint.flush()
         if isinstance(effect, Measure):
@@ -502,7 +505,7 @@ class Driver:
 DOING: Mapping[type[Effect], str] = {
     Compute: COMPUTE, Work: SHARE, Update: UPDATE, ReduceGradients: WORK, Connect: WORK, Rest: WORK, RecordEffect: WORK,
 }  # fmt: skip
-"""What a replica does that asks for something else than messages; the others are no part of a step."""
+"""Use of a replica's time by what it asks for, beside messages; the others are no part of a step."""
 PERFORMS: Mapping[type[Effect], Callable[[Driver, Player, Any], None]] = {
     RecordEffect: Driver._perform_record,
     End: Driver._perform_end,
@@ -515,4 +518,4 @@ PERFORMS: Mapping[type[Effect], Callable[[Driver, Player, Any], None]] = {
     Become: Driver._perform_become,
     Wake: Driver._perform_wake,
 }
-"""How each effect of a machine is performed, beside sending."""
+"""Performance of each effect of a machine, beside sending."""

@@ -1,4 +1,4 @@
-"""What a script keeps from one attempt or life to the next (`replica.keep()`): its objects and values, as bytes of a
+"""State of a script that goes on in the next attempt or life (`replica.keep()`): its objects and values, as bytes of a
 checkpoint and back. Nothing is pickled.
 """
 
@@ -29,10 +29,10 @@ TAKES = (
 
 @runtime_checkable
 class HasState(Protocol):
-    """What has a state that it gives and takes: a scheduler, a module, a scaler."""
+    """Object with a state to save and to load: a scheduler, a module, a scaler."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What it is to go on with."""
+        """Return the state with which it is to go on."""
         ...
 
     def load_state_dict(self, state_dict: Any) -> object:
@@ -46,9 +46,9 @@ class KeptState(msgspec.Struct, frozen=True):
     epoch: int
     """-1 where it has no loop over epochs."""
     groups: Any
-    """Of each optimizer, in each group: the rate, and what a scheduler has added."""
+    """Options of each group of each optimizer: the rate, and what a scheduler has added."""
     states: dict[str, Any]
-    """Of objects, by their names."""
+    """States of objects, by their names."""
     values: dict[str, Any]
 
 
@@ -85,7 +85,7 @@ def packed(value: object, where: str) -> Any:
 
 
 def unpacked(tree: Any, device: torch.device) -> Any:
-    """What `packed` has packed, a tensor that was not in the host's memory on a device.
+    """Undo `packed`. A tensor that was not in the host's memory is made on a device.
 
     >>> unpacked(["dict", [["best", ["tuple", [1, 0.5]]]]], torch.device("cpu"))
     {'best': (1, 0.5)}
@@ -135,7 +135,7 @@ class KeptValues(SimpleNamespace):
 
 
 class KeptObjects:
-    """What one script keeps.
+    """Objects and values that one script keeps.
 
     Args:
         device: where it computes.
@@ -144,7 +144,7 @@ class KeptObjects:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.asked = False
-        """Whether it keeps anything, if only the rates of its optimizers."""
+        """True where it keeps anything, if only the rates of its optimizers."""
         self._objects: dict[str, HasState] = {}
         self._values: dict[str, KeptValues] = {}
 
@@ -256,7 +256,7 @@ class KeptObjects:
 
 
 def kept_of(part: Mapping[str, torch.Tensor], checkpoint: str) -> KeptState | None:
-    """What a script has kept, of the part of a checkpoint; None where that has none.
+    """Decode a script's part of a checkpoint; None where there is none.
 
     Raises:
         CheckpointError: it is something else.

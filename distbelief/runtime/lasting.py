@@ -28,12 +28,12 @@ from distbelief.transport.base import Endpoint
 SEEK_SECONDS = 0.1
 """Between two tries to reach a coordinator that is away."""
 AWAY_SECONDS = 20.0
-"""How long it may be away."""
+"""Limit for the coordinator's absence."""
 KEPT = 256
 """Messages that the coordinator keeps for each role: it asks little of one at a time."""
 RETURN_SECONDS = 60.0
-"""How long a coordinator that has come again waits for guests whom it knew: a step may take long, and nobody else tells
-of their deaths.
+"""Time that a coordinator which has come again gives the guests that it knew: a step may take long, and nobody else
+tells of their deaths.
 """
 
 
@@ -55,15 +55,15 @@ class Caller:
         self.away: float | None = None
         """Since when the coordinator is; None while it is there."""
         self.ended = False
-        """Whether the role is played no more."""
+        """True once the role is played no more."""
         self._last = False
         self.then: Callable[[], None] = lambda: None
-        """What is done once the coordinator is back, or given up."""
+        """Function called once the coordinator is back, or given up."""
         self._gone = Lost("it is away")
 
     @property
     def waits(self) -> bool:
-        """Whether something is kept for a coordinator that is away."""
+        """True while messages are kept for a coordinator that is away."""
         return self.away is not None and not self.ended
 
     def open(self) -> None:
@@ -88,7 +88,7 @@ class Caller:
         self._endpoint.send(to, message, payload)
 
     def takes(self, event: Event) -> bool:
-        """Whether what comes from the coordinator is for the role."""
+        """Return whether an event from the coordinator is for the role."""
         if type(event) is Lost:
             if not self._last:
                 self._seek(event)
@@ -143,6 +143,9 @@ class Caller:
         self.then()
 
 
+# An event counts once it stands in the journal, and the coordinator is handed it only then. So the life that comes
+# again has heard all that the last one acted on. It counts what it says as it goes through the journal, and sends
+# nothing: each role then names what it has heard, and is sent the rest.
 class LastingHost:
     """The coordinator's side of the links to all others.
 
@@ -174,12 +177,12 @@ class LastingHost:
         self._over: dict[str, int] = {}
         self._awaited: dict[str, int] = {}
         self.records = 0
-        """That it has made, in all its lives."""
+        """Number of records that it has made, in all its lives."""
         self.wakes: list[Wake] = []
-        """What it has asked the clock for, and was not told yet."""
+        """Wakes that it has asked the clock for, and that have not come."""
         self._replays = False
         self.ended = False
-        """Whether it had ended: whoever comes back is told so, and it takes nothing more."""
+        """True once it had ended: whoever comes back is told so, and it takes nothing more."""
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
         """Send a message; to a life of a role that has said something to the coordinator."""
@@ -192,7 +195,7 @@ class LastingHost:
                 self._endpoint.send(to, message, payload)
 
     def takes(self, arrival: Arrival) -> Iterator[Arrival]:
-        """What the coordinator is to be handed of something that has come, each once it stands in the journal.
+        """Yield the events that the coordinator is handed for an arrival, each once it stands in the journal.
 
         Raises:
             RemoteProtocolError: a role cannot have heard what it says that it has.
@@ -237,7 +240,7 @@ class LastingHost:
         }
 
     def missing(self) -> list[tuple[str, int]]:
-        """Who has not come back, and which life of it, of those whose deaths nobody else tells of."""
+        """Return the roles, with their lives, that have not come back, and of whose deaths nobody else tells."""
         return [(role, incarnation) for role, incarnation in self._awaited.items() if role not in self._watched]
 
     def _remember(self) -> bytes:

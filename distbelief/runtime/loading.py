@@ -1,5 +1,5 @@
-"""What a user's loop reads: data sets and loaders of every kind, of which minibatches are had by the numbers of their
-samples, in this process or by a loader's workers ahead of the step; a stream is read in its order.
+"""Data of a user's loop: data sets and loaders of every kind. Minibatches are had by the numbers of their samples, in
+this process or by a loader's workers ahead of the step; a stream is read in its order.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Source(Protocol):
     """Data of which minibatches are had by number."""
 
     dataset: object
-    """As the user made it."""
+    """Data set, as the user made it."""
     samples: int
     """In an epoch."""
     batch_size: int
-    """That the user names; 0 where that is the job's."""
+    """Batch size that the user names; 0 where it is the job's."""
 
     def load(self, wanted: Wanted, ahead: Iterable[Wanted], seed: int) -> tuple[object, int]:
         """A minibatch, and how many samples it holds. Its chance is drawn from the job's seed and its own number. Those
@@ -147,7 +147,7 @@ class _Feed:
 
     def __init__(self) -> None:
         self.given: deque[Batch] = deque()
-        """What is on its way, in order."""
+        """Minibatches on their way, in order."""
         self.waiting: deque[tuple[Batch, _Numbers]] = deque()
 
     def want(self, wanted: Wanted, seed: int) -> None:
@@ -169,7 +169,7 @@ class _Feed:
 
 
 class _Stacked:
-    """What stacks the samples of a data set."""
+    """Stacks the samples of a data set."""
 
     def __init__(self, dataset: object) -> None:
         self._kind = type(dataset).__name__
@@ -300,7 +300,7 @@ def _of_loader(loader: DataLoader[object], batch_size: int) -> Source | Stream:
 
 
 def in_order(data: object) -> bool:
-    """Whether data are a loader that has a data set in order."""
+    """Return whether data are a loader that has a data set in order."""
     return (
         isinstance(data, DataLoader)
         and type(data.sampler) is SequentialSampler
@@ -337,7 +337,7 @@ def worker_traceback(error: BaseException) -> str:
 
 
 def said(error: BaseException) -> str:
-    r"""What an error says; what one in a loader's worker says there, without its traceback.
+    r"""Return the text of an error; of one in a loader's worker its own text, without the traceback.
 
     >>> said(ValueError("no"))
     'no'
@@ -389,18 +389,18 @@ class Batches:
 
     @property
     def dataset(self) -> Any:
-        """As it was given."""
+        """Data set, as it was given."""
         return self.source.dataset
 
     @property
     def epoch(self) -> int:
-        """Of the minibatch at hand, from 0."""
+        """Epoch of the minibatch at hand, from 0."""
         return self.at.epoch
 
     @property
     def last(self) -> bool:
-        """Whether the minibatch at hand is the last of this replica's epoch: of one replica, or of an order that is
-        kept, or of data of its own.
+        """True where the minibatch at hand is the last of this replica's epoch. It is known of one replica, of an order
+        that is kept, and of data of its own.
 
         Raises:
             UsageError: nobody knows.

@@ -55,7 +55,7 @@ from distbelief.transport.base import Arena, Endpoint
 
 
 class StepPadding(Protocol):
-    """Who knows how long to sleep after a step."""
+    """Source of the pauses by which a replica is made slower."""
 
     def rest(self, elapsed: float) -> float:
         """Seconds to sleep after a step that took `elapsed` seconds."""
@@ -63,7 +63,7 @@ class StepPadding(Protocol):
 
 
 class Played(HasStory, Protocol):
-    """What a replica plays, as far as its loop sees it."""
+    """Player of a replica, as its loop sees it."""
 
     step: int
     stops: bool
@@ -95,11 +95,11 @@ keeps something.
 
 
 def as_it_is(_: nn.Module) -> None:
-    """Of a job that begins with the weights that a script gives its models."""
+    """Leave a model with the weights that its script gave it."""
 
 
 def tell_nobody(_: Record) -> None:
-    """Of a job of which nobody keeps a record."""
+    """Drop a record of a job of which nobody keeps any."""
 
 
 class Replica:
@@ -138,14 +138,14 @@ class Replica:
         self._fill, self._tell = fill, tell
         self._split: SplitModel | None = None
         self._void = False
-        """Whether the job went on without the minibatch at hand: what is computed of it counts for nothing."""
+        """True where the job went on without the minibatch at hand: what is computed of it counts for nothing."""
         self._make, self._store, self._settings = make, store, settings
         self.stepped = settings.optimizer
-        """What the job steps with."""
+        """Optimizer of the job."""
         self._padding = padding
         self.role, self.clip_norm, self._incarnation = role, 0.0, incarnation
         self.device = device
-        """Where `--device` would have this replica compute: `model.to(replica.device)`."""
+        """Device on which `--device` would have this replica compute: `model.to(replica.device)`."""
         self._driver, self._endpoint = driver, endpoint
         self._models: list[tuple[nn.Module, Groups, Optimizer | None]] = []
         """With the groups of each, and the optimizer that it names."""
@@ -162,11 +162,11 @@ class Replica:
         self._began = 0.0
         self._reported: Batch | None = None
         self._script = ScriptStory(role, driver, endpoint, settings, device, store, self._moment)
-        """Where the job is, and what the script keeps."""
+        """Knowledge of where the job is, and what the script keeps."""
         self._loader: Loader | None = None
         self._compared = False
-        """Whether it was told how its stream began. A life of it says so once: later its generators may be elsewhere
-        than those of one that has come again.
+        """True once the story knows the beginning of its stream. A life tells it once: later its generators may be
+        elsewhere than those of one that has come again.
         """
         self._batches_of: Batches | None = None
         self._gone_through: int | None = None
@@ -175,41 +175,41 @@ class Replica:
         self._left_in = -1
         """The epoch whose loop the script has left, which ends its part."""
         self._between = False
-        """Whether the script has gone through the minibatches of its epoch."""
+        """True where the script has gone through the minibatches of its epoch."""
         self._without = -1
         """The epoch at hand, where it had no minibatch in it."""
         self._steps, self._stopping = 0, False
         self._inside, self._turns = False, 0
-        """Whether the script is in a minibatch, and how many steps it has made in it."""
+        """True while the script is in a minibatch, and the number of steps that it has made in it."""
         self.over = False
-        """Whether it went through all of its minibatches: what its script does now comes after the training."""
+        """True where it went through all of its minibatches: what its script does now comes after the training."""
         self._process = os.getpid()
         self._missing: set[str] = set()
         """The parameters that were said to have no gradient."""
 
     @property
     def here(self) -> bool:
-        """Whether this is the process that trains, and not one that was forked from it."""
+        """True in the process that trains, and False in one that was forked from it."""
         return self._process == os.getpid()
 
     @property
     def joined(self) -> bool:
-        """Whether this process has asked for minibatches."""
+        """True where this process has asked for minibatches."""
         return self._story is not None
 
     @property
     def index(self) -> int:
-        """Which replica this is: 0, 1, ..."""
+        """Number of this replica: 0, 1, ..."""
         return roles.index_of(self.role)
 
     @property
     def partition(self) -> int:
-        """Which part of a split replica this process is: 0, 1, ...; 0 of a whole one."""
+        """Number of this process's part of a split replica: 0, 1, ...; 0 of a whole one."""
         return roles.partition_of(self.role)
 
     @property
     def replicas(self) -> int:
-        """How many the job began with."""
+        """Number of replicas with which the job began."""
         return self._settings.replicas
 
     @property
@@ -755,7 +755,7 @@ class Replica:
         return "a standby steps all together (--standby)" if settings.standby else ""
 
     def _written(self) -> bool:
-        """Whether the script has written to its parameters since they were fetched.
+        """Return whether the script has written to its parameters since they were fetched.
 
         Raises:
             UsageError: the shards cannot follow it.

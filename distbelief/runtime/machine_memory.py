@@ -20,7 +20,7 @@ _MANY: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, set, dequ
 
 
 def remember(value: Any, kinds: Mapping[str, type]) -> object:
-    """What a value holds: numbers, words, and lists that begin with the name of what they are.
+    """Turn a value into plain data: numbers, words, and lists that begin with the name of what they are.
 
     Args:
         value: a machine, or what one holds.
@@ -52,7 +52,7 @@ def remember(value: Any, kinds: Mapping[str, type]) -> object:
 
 
 def recall(memory: object, kinds: Mapping[str, type], now: object = None) -> object:
-    """What was remembered; where `now` is an object of its class, that becomes it, so that whoever shares it does.
+    """Undo `remember`. Where `now` is an object of the class, that becomes it, so that whoever shares it sees it.
 
     >>> from distbelief.core.lives import Lives
     >>> lives, other = Lives(restarts=1), Lives(restarts=1)

@@ -1,4 +1,4 @@
-"""Who is played: a machine or a story, with whoever computes and keeps checkpoints for it."""
+"""Players of roles: a machine or a story, with whoever computes and keeps checkpoints for it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from distbelief.split.play import HomeSteps
 from distbelief.transport.base import Arena, Endpoint, NetworkEndpoint
 
 INTERRUPTS = (grouping.Halt, membership.Stop, events.Lost)
-"""What a story is told in the middle of a reduction that need not go on then."""
+"""Events that interrupt a reduction, which need not go on then."""
 
 
 Answer = Callable[[Computed | HomeSteps[object] | None], None]
@@ -37,7 +37,7 @@ BecomeRole = Callable[[str, int, Shard], None]
 
 
 def cannot(what: str) -> Callable[..., NoReturn]:
-    """Of a worker that is never asked for something: it is an error of the caller."""
+    """Make a function for what a worker is never asked to do: to ask is an error of the caller."""
 
     def refuse(*_: object) -> NoReturn:
         raise LocalProtocolError(f"this worker cannot {what}")
@@ -46,21 +46,21 @@ def cannot(what: str) -> Callable[..., NoReturn]:
 
 
 def attach_nothing(_plan: Plan, _arena: Arena) -> None:
-    """Of a worker that needs no vectors."""
+    """Attach nothing, for a worker that needs no vectors."""
 
 
 def rest_at_once() -> None:
-    """Of a worker that takes turns with nobody."""
+    """Do nothing, for a worker that takes turns with nobody."""
 
 
 def work_at_once(_share: float, _begins: bool, _answer: Callable[[bool], None]) -> bool:
-    """Of a worker that is not simulated."""
+    """Take no time, for a worker that is not simulated."""
     return True
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """Who computes for a story, by what it can do; what it cannot is refused.
+    """Functions that compute for a story; those that are left out refuse.
 
     Another that does one of these otherwise is `dataclasses.replace(worker, compute=...)`.
     """
@@ -92,10 +92,10 @@ class Worker:
 
 
 class Shown(Protocol):
-    """Who plays a role, as far as a status shows it."""
+    """Player of a role, as far as a status shows it."""
 
     def waits(self) -> str:
-        """What it waits for, in one sentence; empty where for nothing."""
+        """Say in one sentence what it waits for; "" where for nothing."""
         ...
 
     def standing(self) -> dict[str, object]:
@@ -104,7 +104,7 @@ class Shown(Protocol):
 
 
 class HasStory(Shown, Protocol):
-    """What has a story."""
+    """Player with a story."""
 
     def story(self) -> Story:
         """Its effects, one by one."""
@@ -112,14 +112,14 @@ class HasStory(Shown, Protocol):
 
 
 class Part(NamedTuple):
-    """What a replica or an evaluator plays: a story, and who computes for it."""
+    """Player of a replica or an evaluator, and its worker."""
 
     player: HasStory
     worker: Worker
 
 
 class Store(Protocol):
-    """Where checkpoints are kept."""
+    """Store of checkpoints."""
 
     def save_part(self, number: int, part: str, arrays: dict[str, torch.Tensor], facts: Json) -> object:
         """Write one shard's part."""
@@ -148,7 +148,7 @@ class Player:
         self.role, self.endpoint, self._ready = role, endpoint, ready
         self.inbox: deque[Arrival] = deque()
         self.ended = False
-        """Whether it is played no more."""
+        """True once it is played no more."""
         self.waits = False
         self.since: float | None = None
         self.stalled: float | None = None
@@ -164,7 +164,7 @@ class Player:
         self.caller: Caller | None = None
         self.host: LastingHost | None = None
         self.past: Iterator[JournalEntry] | None = None
-        """What is left of its journal, while it goes through that."""
+        """Entries of its journal that are left, while it goes through that."""
         self.known = 0
         """Records that it had made in its past, and that are written down."""
 
@@ -183,7 +183,9 @@ class Player:
         return self.since if self.waits else None
 
     def asking(self, now: Callable[[], float]) -> Callable[[], bool]:
-        """What a worker that waits asks again and again; from the first time on the story waits, for whoever looks."""
+        """Return the question that a waiting worker asks again and again. From the first time on the story counts as
+        waiting.
+        """
 
         def told() -> bool:
             if self.stalled is None:
@@ -193,7 +195,7 @@ class Player:
         return told
 
     def told(self) -> bool:
-        """Whether a story that is busy has been told something that it must know now."""
+        """Return whether a busy story has been told something that it must know now."""
         if isinstance(self.endpoint, NetworkEndpoint):
             self.endpoint.poll(0)
         return self._interrupted()
@@ -229,5 +231,5 @@ class Player:
 
 
 def stay(role: str, _incarnation: int, _machine: object) -> None:
-    """Of a role that becomes no other."""
+    """Refuse to become another role."""
     raise LocalProtocolError(f"nobody here knows how to become {role}")

@@ -1,4 +1,4 @@
-"""How a script begins: it asks where the job is before it takes part in it, and goes on with what was kept."""
+"""Beginning of a script: it asks where the job is before it takes part, and goes on with what was kept."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class ScriptStory:
     ) -> None:
         self._role, self._driver, self._endpoint, self._store = role, driver, endpoint, store
         self._own = roles.lead_of(role) in roles.leads(settings.mesh)
-        """Whether the job has started it: a guest may not have the run folder at hand."""
+        """True where the job has started it: a guest may not have the run folder at hand."""
         self._kept, self._moment = KeptObjects(device), moment
         self.in_step = False
-        """Whether it waits in its step."""
+        """True while it waits in its step."""
         self._reached: JobReached | None = None
         self._saved: KeptState | None = None
         self._gone = ""
@@ -63,7 +63,7 @@ class ScriptStory:
 
     @property
     def saves(self) -> bool:
-        """Whether it keeps something that goes into checkpoints."""
+        """True where it keeps something that goes into checkpoints."""
         return self._kept.asked and self._own
 
     def keep(self, objects: Mapping[str, object], optimizers: Sequence[ServerOptimizer]) -> KeptValues:
@@ -83,7 +83,7 @@ class ScriptStory:
         return min(kept if kept >= 0 else reached.epoch, number - 1)
 
     def part(self) -> dict[str, torch.Tensor]:
-        """What the script keeps, as a part of a checkpoint."""
+        """Return all that the script keeps, as a part of a checkpoint."""
         return self._kept.part(*self._moment())
 
     def check(self, optimizers: Sequence[ServerOptimizer]) -> None:
@@ -111,7 +111,7 @@ class ScriptStory:
         self.end_pause()
 
     def _ask(self) -> JobReached:
-        """Where the job is, and what was kept, once: the first part of the story."""
+        """Ask once where the job is, and what was kept: the first part of the story."""
         if self._reached is None:
             worker = Worker(compute=self.pause)
             self._driver.add_story(self._role, self._play(), self._endpoint, worker, self._store)
@@ -152,7 +152,7 @@ class ScriptStory:
 
     @property
     def paused(self) -> bool:
-        """Whether the story waits for the script, which goes on meanwhile."""
+        """True while the story waits for the script, which goes on meanwhile."""
         return self._paused is not None
 
     def pause(self, _: Batch, answer: Answer) -> Computed | None:

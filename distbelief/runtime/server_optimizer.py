@@ -16,7 +16,7 @@ from distbelief.errors import UsageError
 from distbelief.tasks.flat import FlatModule
 
 SEEN = "_distbelief_seen"
-"""Of a gradient whose samples were counted, or which was pushed or zeroed: its version then."""
+"""Attribute of a gradient whose samples were counted, or which was pushed or zeroed: its version then."""
 
 
 ON_SHARDS = (
@@ -36,7 +36,7 @@ class _OnShards(dict[Any, Any]):
 
 
 class ServerOptimizer(torch.optim.Optimizer):
-    """What a user's loop steps instead of an optimizer of its own.
+    """Optimizer that a user's loop steps in the place of its own.
 
     The rate of a parameter group (`lr`, as `torch.optim.lr_scheduler` sets it) goes with each push, as a factor of the
     rate that the job began with; so does what else a script sets there that is a number.
@@ -98,7 +98,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As of any optimizer of torch; what was not pushed is gone, with its samples."""
+        """Zero the gradients as any optimizer does; what was not pushed is gone, with its samples."""
         inspect.unwrap(torch.optim.Optimizer.zero_grad)(self, set_to_none)
         self._held = 0
         self._mark_seen()
@@ -135,7 +135,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         return self._options
 
     def changes(self) -> tuple[float, tuple[GroupOption, ...]]:
-        """What the script has made of the job's rate, as a factor of it, and of its groups' other options.
+        """Return the script's changes: of the job's rate, as a factor of it, and of other options of its groups.
 
         Raises:
             UsageError: the shards cannot have it.
@@ -172,7 +172,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         return GroupOption(self._first_group + group, name, values)
 
     def _changed_options(self) -> Iterator[GroupOption]:
-        """What the script has changed, but the rate.
+        """Yield the options that the script has changed, but the rate.
 
         Raises:
             UsageError: it is no number, or begins something that the optimizer does not keep.
@@ -204,7 +204,7 @@ class ServerOptimizer(torch.optim.Optimizer):
                 yield self._option(number, name, tuple(float(one) for one in values))
 
     def _factor(self, rates: Sequence[tuple[float, float]]) -> float:
-        """What the rates are of those that the job began with, as one factor; -1 where each has its own.
+        """Return the rates as one factor of those that the job began with; -1 where each group has its own.
 
         Raises:
             UsageError: they are no multiple of those, or the job's to say.
@@ -265,7 +265,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         return [one for one in self._gradients if getattr(one, SEEN, -1) != one._version]
 
     def _forget_dropped(self) -> None:
-        """Where no gradient is left that was seen (`model.zero_grad()`), what was held over is gone.
+        """Forget what was held over where no gradient is left that was seen (`model.zero_grad()`).
 
         One that goes back through a graph of its own (`create_graph`) is new whenever it is added to.
         """

@@ -39,7 +39,7 @@ class Session:
         self.kept.append(message)
 
     def missed(self, heard: int) -> list[Message]:
-        """What the other side, which has heard so many, is to be told again.
+        """Return the messages that the other side, which has heard so many, must be sent again.
 
         Raises:
             RemoteProtocolError: it has heard more than was said, or so much less that it is kept no more.

@@ -40,20 +40,20 @@ LayOut = Callable[[nn.Module, SplitGraph], Layout]
 
 
 class Cut(NamedTuple):
-    """What is left of a model at a home."""
+    """Part of a model that is left at a home."""
 
     part: ScriptedPart
     settings: Settings
     batch_size: int
     """Most samples of a call."""
     likes: list[object]
-    """What each argument of a call is like."""
+    """Kind of each argument of a call, as `_like` has it."""
     gives: object
     """The shapes of what a call gives."""
     inputs: int
-    """How many arguments the model was traced with."""
+    """Number of arguments with which the model was traced."""
     signature: inspect.Signature
-    """Of the model's forward."""
+    """Signature of the model's forward."""
 
 
 class SplitModel(nn.Module):
@@ -86,9 +86,9 @@ class SplitModel(nn.Module):
         self._called: Batch | None = None
         """The minibatch of the last call."""
         self._goes_back = False
-        """Whether nothing has gone back from that yet."""
+        """True until something has gone back from that."""
         self._anchor = torch.zeros((), requires_grad=True)
-        """What autograd comes to behind what a call gives."""
+        """Leaf that autograd must reach, so that it goes back through what a call gives."""
         self._adopt(whole)
 
     @property
@@ -157,7 +157,7 @@ class SplitModel(nn.Module):
     # a call
 
     def forward(self, *arguments: object, **named: object) -> object:
-        """What the whole model gives, at every partition; of a split with a loss, that.
+        """Compute the output of the whole model, at every partition; with a loss, compute that.
 
         Raises:
             UsageError: there is no minibatch, it was called in it before, or with other arguments than it was traced
@@ -312,7 +312,7 @@ class SplitModel(nn.Module):
 
 
 class _HandedOut(torch.autograd.Function):
-    """What a partition was given, and what is to be done when autograd comes back to it."""
+    """Function whose outputs a script is given, and whose backward pass calls `back`."""
 
     @staticmethod
     def forward(
@@ -353,7 +353,7 @@ def _chance_kept(device: torch.device) -> Iterator[None]:
 
 
 def _zeros(here: Cut) -> object:
-    """What stands for an output that nobody computes any more."""
+    """Make zeros in the form of an output that nobody computes any more."""
 
     def zeros(shape: object) -> object:
         if not isinstance(shape, Shape):
@@ -364,7 +364,7 @@ def _zeros(here: Cut) -> object:
 
 
 def _samples(arguments: object) -> int:
-    """Of the first tensor that has any."""
+    """Return the number of samples of the first tensor that has any."""
     for leaf in pytree.tree_leaves(arguments):
         if isinstance(leaf, torch.Tensor) and leaf.ndim:
             return len(leaf)
@@ -372,7 +372,9 @@ def _samples(arguments: object) -> int:
 
 
 def _like(leaf: object) -> object:
-    """What does not differ between minibatches: of a tensor its dtype and the sides of a sample."""
+    """Return the part of an argument that does not differ between minibatches: of a tensor its dtype and the sides of a
+    sample.
+    """
     if not isinstance(leaf, torch.Tensor):
         return leaf
     return f"{str(leaf.dtype).removeprefix('torch.')} {['n', *leaf.shape[1:]] if leaf.ndim else []}"

@@ -1,4 +1,4 @@
-"""What the steps of a replica are made of: computing, updating, communicating and waiting."""
+"""Times of a replica's steps: computing, updating, communicating and waiting."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from distbelief.core import records, roles
 from distbelief.core.effects import Arrival, Computed
 
 COMPUTE, SHARE, UPDATE, WORK, WAIT, ASIDE = "compute", "share", "update", "work", "wait", "aside"
-"""What a replica may be doing: a gradient, a share of one, an update of what it shares, work of its own that brings its
-step on, a wait, or what is no part of a step, such as measuring its model.
+"""Uses of a replica's time: a gradient, a share of one, an update of what it shares, other work for its step, a wait,
+or what is no part of a step, such as measuring its model.
 """
 PARTS = (COMPUTE, SHARE, UPDATE, WORK, WAIT)
 
@@ -36,7 +36,7 @@ class StepTimes:
     def __init__(self, role: str, now: Callable[[], float], worked: Callable[[], float] | None) -> None:
         self._role, self._now, self._worked = role, now, worked
         self.doing = ""
-        """What it does now; "" before its first gradient."""
+        """Present use of its time; "" before its first gradient."""
         self._since = self._first_worked = self._before = 0.0
         self._spent = dict.fromkeys((*PARTS, ASIDE), 0.0)
         self._waited: dict[str, float] = {}
@@ -59,7 +59,7 @@ class StepTimes:
         self.doing = doing
 
     def go_on(self, answer: object = None, sender: str = "") -> None:
-        """What it asked for is answered: it goes on with its own work."""
+        """Note that what it asked for is answered, and that it goes on with its own work."""
         if not self.doing or self.doing == SHARE:  # what is a share is computed in the story itself
             return
         before, self.doing = self.doing, WORK

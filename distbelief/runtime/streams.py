@@ -57,9 +57,9 @@ class Stream:
         self._items: Iterator[tuple[object, int, int]] | None = None
         self._epoch = self._next = self._seed = self._number = 0
         self._first = True
-        """Whether the first minibatch of each epoch is its own."""
+        """True where the first minibatch of each epoch is its own."""
         self.start: StreamStart | None = None
-        """How it began, where all replicas read the same and that is known."""
+        """Beginning of the stream, where all replicas read the same and it is known."""
         self._compared = False
         self._collate = StreamCollate(loader.collate_fn, loader.batch_size is None)
 
@@ -125,7 +125,7 @@ class Stream:
 
 
 class StreamPart(IterableDataset[object]):
-    """Of an iterable, sample `index` and every n-th after it: all, where it is the first of one.
+    """Part of an iterable: sample `index` and every n-th after it.
 
     Args:
         stream: the iterable.
@@ -137,7 +137,7 @@ class StreamPart(IterableDataset[object]):
     def __init__(self, stream: Any, index: int = 0, replicas: int = 1, compared: int = 0) -> None:
         self.stream, self._index, self._replicas, self._compared = stream, index, replicas, compared
         self.digest = 0
-        """Of its first samples; 0 before these were read."""
+        """Digest of its first samples; 0 before these were read."""
 
     def __iter__(self) -> Iterator[object]:
         samples = iter(self.stream)
@@ -157,7 +157,9 @@ class StreamPart(IterableDataset[object]):
 
 
 def _bytes_of(leaf: object) -> bytes:
-    """What tells two leaves of samples apart: their values, or their kind where these are of no plain type."""
+    """Return bytes by which two leaves of samples are told apart: their values, or their kind where these are of no
+    plain type.
+    """
     if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
         leaf = leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
     if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
@@ -214,7 +216,7 @@ class CountedCollate:
         self._collate = collate
 
     def __call__(self, items: list[object]) -> tuple[object, int]:
-        """What it makes, and how many samples that holds."""
+        """Make a minibatch, and count its samples."""
         made = self._collate(items)
         return made, held(made, items)
 
@@ -242,10 +244,10 @@ class StreamCollate:
         self.epoch = self.minibatches = 0
         """Made in this process, of an epoch."""
         self.chance: Chance | None = None
-        """Of the stream, in this process."""
+        """Generators of the stream, in this process."""
 
     def __call__(self, items: Any) -> tuple[object, int, int]:
-        """What it makes, how many samples that holds, and the digest of the stream that it is of, 0 where unknown."""
+        """Make a minibatch, count its samples, and return the digest of its stream, 0 where unknown."""
         self.chance, info = _chance(), get_worker_info()
         worker, of = (info.id, info.num_workers) if info else (0, 1)
         mtrand.set_bit_generator(APART)
@@ -259,8 +261,8 @@ class StreamCollate:
 
 
 def held(made: object, items: list[object]) -> int:
-    """How many samples a minibatch holds that was made of `items`: those that are there (no None), and were not left
-    out. They were, where all tensors have one length, which is less, and in it the shape of a sample.
+    """Count the samples in a minibatch that was made of `items`: those that are there (no None), and were not left out.
+    They were, where all tensors have one length, which is less, and in it the shape of a sample.
 
     >>> held(torch.ones(2, 5), [torch.ones(5)] * 3), held(torch.ones(2, 3), [torch.ones(2)] * 3), held(None, [1, 2])
     (2, 3, 0)
@@ -283,9 +285,9 @@ def _length(made: object) -> int:
 
 
 Chance = tuple[torch.Tensor, Any, Any]
-"""What torch, Python and numpy draw from: of numpy the generator itself, whose state takes 100 us to copy."""
+"""Generators of torch, Python and numpy; numpy's is the generator itself, whose state takes 100 us to copy."""
 APART = np.random.MT19937(0)
-"""What numpy draws from in a `collate_fn` of a stream."""
+"""Generator of numpy in a `collate_fn` of a stream."""
 
 
 def _chance() -> Chance:

@@ -39,7 +39,7 @@ class Layers:
             optimizer.cut(parameter, parts)
 
     def squares(self) -> Squares:
-        """What the parts that are here add to the squared norms of the layers that are cut."""
+        """Return what the parts that are here add to the squared norms of the layers that are cut."""
         self._made = self._optimizer.squares()
         made = self._made.tolist()  # at once: it may be on a device
         return tuple((number, *made[row]) for number, row in self._rows.items())

@@ -48,8 +48,8 @@ class Layerwise(torch.optim.Optimizer):
 
     @torch.no_grad()
     def squares(self) -> Tensor:
-        """Of each part, in the order of the parameters: the squared norms of the weights, and of what moves them;
-        float64, shape (parts, 2).
+        """Return the squared norms of each part, in the order of the parameters: of the weights, and of what moves
+        them; float64, shape (parts, 2).
         """
         rows = []
         self._moves = {}
@@ -82,11 +82,11 @@ class Layerwise(torch.optim.Optimizer):
         return zip(p.split(sizes), move.split(sizes), (wide for _, wide in parts), strict=True)
 
     def _move(self, group: Group, p: Tensor) -> Tensor:
-        """What moves a parameter, of which the norm is taken."""
+        """Return what moves a parameter, of which the norm is taken."""
         raise NotImplementedError
 
     def _scaled(self, group: Group, p: Tensor, move: Tensor) -> Tensor:
-        """What the trust ratio scales, in memory of its own."""
+        """Return what the trust ratio scales, in memory of its own."""
         raise NotImplementedError
 
     def _ratio(self, group: Group, weights: float, moves: float) -> float:

@@ -1,6 +1,4 @@
-"""What the machines have in common: each takes the events that it has an answer to, from the roles that have a say in
-them.
-"""
+"""Common part of the machines: each takes events that it has an answer to, from roles that have a say in them."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ class Answers:
     ) -> None:
         self._who, self._heard, self._by_event = who, heard, by_event
         self._senders: dict[type, set[str]] = {event: set() for event in by_event}
-        """Who has said an event of each kind, and had a say in it."""
+        """Roles that have sent an event of each kind, and had a say in it."""
         if untold := by_event.keys() - heard.keys():
             raise LocalProtocolError(
                 f"{who} answers {', '.join(sorted(one.__name__ for one in untold))}, which no table lets it hear"

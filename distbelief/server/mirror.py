@@ -45,9 +45,9 @@ class Mirror:
     def __init__(self, standby: str) -> None:
         self.standby = standby
         self.place: Address | None = None
-        """Where the standby is; None where there is none."""
+        """Address of the standby; None where there is none."""
         self.vectors: tuple[Payload, ...] = ()
-        """What it sends from; none where payloads are phantoms."""
+        """Vectors that it sends from; none where payloads are phantoms."""
         self._size = LEAST_SLOT
         self._incarnation = 0
         self._free: list[int] = []
@@ -107,12 +107,12 @@ class Mirror:
 
     @property
     def pending(self) -> bool:
-        """Whether the standby has not confirmed all that the shard has done."""
+        """True while the standby has not confirmed all that the shard has done."""
         return self._number > self._kept
 
     def covers(self, floor: int) -> bool:
-        """Whether the standby would go on from this floor of the policy, or there is none: what nobody else knows is
-        not to be relied on.
+        """Return whether the standby would go on from this floor of the policy, or there is none. A floor that nobody
+        else knows is not to be relied on.
         """
         return self.place is None or floor <= self._floor
 

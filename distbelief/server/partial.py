@@ -30,7 +30,7 @@ class StepPart(NamedTuple):
 
 
 class _Apart(NamedTuple):
-    """What is not stepped with the rest, as it is before that."""
+    """Values that are not stepped with the rest, as they are before that."""
 
     part: StepPart
     left_out: bool
@@ -81,7 +81,7 @@ def _missed(optimizer: torch.optim.Optimizer, part: StepPart) -> int:
 
 
 def _state(optimizer: torch.optim.Optimizer, part: StepPart, copy: bool = False) -> dict[str, Tensor]:
-    """What an optimizer keeps of each element of a part: views, or a copy."""
+    """Return an optimizer's state of each element of a part: views, or a copy."""
     held = {
         key: value[part.elements]
         for key, value in optimizer.state.get(part.parameter, {}).items()

@@ -46,7 +46,7 @@ class _Kept(NamedTuple):
 
 
 class PassedLayout:
-    """Where everything lies in the memory of all shards of a job.
+    """Layout of the memory of all shards of a job.
 
     Shard by shard a page with its word, then the notes, two each; then two times what the shards' optimizers keep; then
     the buffers: a whole flat vector each, so that a model can live in one.
@@ -61,7 +61,7 @@ class PassedLayout:
     def __init__(self, plan: Plan) -> None:
         self.plan, self._shards = plan, len(plan.assignments)
         self.places = plan.settings.replicas + 1
-        """Who has buffers: each replica, and behind them the shard."""
+        """Number of holders of buffers: each replica, and behind them the shard."""
         self.kept = [_kept(plan, shard) for shard in range(self._shards)]
         beside = [_paged(size) for _, size in self.kept]
         self._offsets = [0, *accumulate(beside)]
@@ -90,7 +90,7 @@ class PassedLayout:
         return memory[start : start + self.plan.layout.total]
 
     def beside(self, memory: torch.Tensor, shard: int, half: int) -> torch.Tensor:
-        """What a shard keeps beside its parameters, one of two: 1-D uint8."""
+        """Return one of two areas for what a shard keeps beside its parameters: 1-D uint8."""
         start = self._beside + half * self._offsets[-1] + self._offsets[shard]
         return memory[start : start + self.kept[shard][1]]
 
@@ -115,7 +115,7 @@ def _kept(plan: Plan, shard: int) -> tuple[list[_Kept], int]:
 
 
 def _is_missed(name: str) -> bool:
-    """Whether an array says how many steps each element has missed."""
+    """Return whether an array counts the steps that each element has missed."""
     return name.endswith(f".{MISSED}")
 
 
@@ -149,7 +149,7 @@ class PassedSlice:
         """The buffer in which a change is under way; -1 for none."""
         self._options: Sequence[GroupOption] = ()
         self.adds = not self._kept and self._at(self._own[0]).adds
-        """Whether an update is an addition, and needs no copy of the newest."""
+        """True where an update is an addition, and needs no copy of the newest."""
         self.lying: Callable[[int], Sequence[torch.Tensor]] = _nothing
         """The gradients of a slot that were left where they were made; none where they lie in the slot."""
 
@@ -157,7 +157,7 @@ class PassedSlice:
 
     @property
     def changes(self) -> int:
-        """How many have been published; 0 where the memory holds nothing yet."""
+        """Number of changes that were published; 0 where the memory holds nothing yet."""
         return int(self._words[0]) >> 32
 
     @property
@@ -166,19 +166,19 @@ class PassedSlice:
         return (int(self._words[0]) & 0xFFFF) - 1
 
     def note(self) -> bytes:
-        """What was published with the newest change."""
+        """Return the note that was published with the newest change."""
         room = self._notes[self._note_half]
         size = int.from_bytes(room[:8], "little")
         return bytes(room[8 : 8 + size])
 
     @property
     def _note_half(self) -> int:
-        """Which of two holds the note that is published."""
+        """Half, of two, with the published note."""
         return int(self._words[0]) >> 16 & 1
 
     @property
     def _kept_half(self) -> int:
-        """Which of two holds what the optimizer keeps: that of the change under way, else the one that is published."""
+        """Half, of two, with the optimizer's state: that of the change under way, else the published one."""
         published = int(self._words[0]) >> 17 & 1
         return published if self._changed < 0 else 1 - published
 
@@ -215,7 +215,7 @@ class PassedSlice:
 
     @property
     def changed(self) -> bool:
-        """Whether something was changed that is not published."""
+        """True where something was changed that is not published."""
         return self._changed >= 0
 
     def sign(self, moment: int) -> None:
@@ -255,12 +255,12 @@ class PassedSlice:
 
     @property
     def _uneven(self) -> bool:
-        """Whether some parameters have made fewer steps than others."""
+        """True where some parameters have made fewer steps than others."""
         return bool(self._words[10 + self._kept_half])
 
     @property
     def _is_stepped(self) -> bool:
-        """Whether the optimizer's state is in use."""
+        """True where the optimizer's state is in use."""
         return bool(self._words[8 + self._kept_half])
 
     @_is_stepped.setter
@@ -291,8 +291,8 @@ class PassedSlice:
 
     @property
     def _idle(self) -> int:
-        """Where the next change is made; the first, before anybody has a part in the memory, where the first replica
-        goes on: the shard's own buffers take no memory until somebody else's pushes are made there.
+        """Buffer in which the next change is made. Before anybody has a part in the memory it is the first, where the
+        first replica goes on: the shard's own buffers take no memory until another's pushes are made there.
         """
         if self.newest < 0:
             return 0
@@ -342,7 +342,7 @@ class PassedSlice:
         return self._own
 
     def holds(self, start: int, stop: int) -> bool:
-        """Whether bytes of the flat vector are those that move."""
+        """Return whether bytes of the flat vector are those that move."""
         return (start, stop) == (self._range.start, self._range.stop)
 
     def bring(self, buffer: int) -> None:
@@ -394,7 +394,7 @@ class PassedSlice:
         self._options = options
 
     def squares(self) -> Squares:
-        """Of the layers that are cut: none, since no others hold parts of them."""
+        """Return no norms of cut layers: no other shard holds parts of them."""
         return ()
 
     @property
@@ -403,7 +403,7 @@ class PassedSlice:
         return self._at(self._own[0]).sum_size
 
     def sum(self) -> Payload:
-        """What was gathered: of nobody's here.
+        """Refuse to give what was gathered.
 
         Raises:
             LocalProtocolError: always: it is for a standby, which needs the pushes themselves.
@@ -411,7 +411,7 @@ class PassedSlice:
         raise LocalProtocolError("a slice that replicas update themselves has no sums: a standby needs --path served")
 
     def take_sum(self, payload: Payload, parts: int) -> None:
-        """As `sum`."""
+        """Refuse, as `sum` does."""
         self.sum()
 
     def moving(self) -> Payload:

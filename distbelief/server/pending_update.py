@@ -28,7 +28,7 @@ class PendingUpdate(NamedTuple):
     stale: tuple[int, ...]
 
     def has(self, key: Key) -> bool:
-        """Whether a push is in it."""
+        """Return whether a push is in it."""
         return any(key == taken for taken, _ in self.taken)
 
     def mirrored(self, mirror: Mirror, held: Slice, floor: int, norms: Squares) -> list[Effect]:
@@ -61,7 +61,7 @@ def pushed(who: str, push: pushing.Push, version: Version, dropped: bool = False
 
 
 def taken(who: str, push: pushing.Push) -> PushTaken:
-    """What a standby is told of a push that was taken."""
+    """Make the standby's notice of a push that was taken."""
     return PushTaken(who, push.partition, push.incarnation, push.clock)
 
 
@@ -85,7 +85,7 @@ def waiting(
 def standing(
     ledger: Iterable[PushTaken], latest: Mapping[str, tuple[int, int]], waits: Mapping[str, str]
 ) -> dict[str, dict[str, object]]:
-    """Of each replica, what of it is applied and why it waits."""
+    """Return what is applied of each replica, and why it waits."""
     of: dict[str, dict[str, object]] = {one.who: {"clock": one.clock} for one in ledger}
     for role, (version, staleness) in latest.items():
         of[role] |= {"version": version, "staleness": staleness}

@@ -63,19 +63,19 @@ Handlers = Mapping[type, Callable[..., list[Effect]]]
 
 
 class HeldRange:
-    """What a shard holds, from when its range is known."""
+    """Range of a shard, with what follows from it, from when the shard is told."""
 
     def __init__(self, plan: Plan, index: int, held: Slice) -> None:
         self.plan, self.slice = plan, held
         self.moving, self.frozen = plan.assignments[index].moving, plan.assignments[index].frozen
         self.parts = plan.parts(index)
-        """What moves of each model."""
+        """Moving range of each model."""
         self.ranges = (self.moving, self.frozen, *self.parts)
         """All that may be asked for."""
         self.covers = [(part,) for part in self.parts]
-        """What a push of each covers at most."""
+        """Ranges that a push of each model covers at most."""
         self.skips = not plan.settings.standby
-        """Whether what it does not cover is left out: a standby steps all."""
+        """True where ranges that a push does not cover are left out: a standby steps all."""
         self.home = plan.layout.home_of(self.moving)
         """The partition of each replica that pushes here."""
         self.exchange = Exchange(plan, index)
@@ -83,7 +83,7 @@ class HeldRange:
 
 
 def _covers_part(ranges: Sequence[Range], whole: Range) -> bool:
-    """Whether ranges are in order, within a whole."""
+    """Return whether ranges are in order, within a whole."""
     ends = [whole.start, *(end for one in ranges for end in (one.start, one.stop)), whole.stop]
     return bool(ranges) and ends == sorted(ends)
 
@@ -94,9 +94,7 @@ def _unvaried(_samples: int) -> float:
 
 
 class ShardState(msgspec.Struct, array_like=True, frozen=True):
-    """What a shard knows beside its slice, between two events: everything that another, which has its slice, goes on
-    from.
-    """
+    """Knowledge of a shard beside its slice, between two events: with it, another that has the slice goes on."""
 
     version: Version
     began: int
@@ -108,15 +106,15 @@ class ShardState(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Sums(Protocol):
-    """What becomes of what replicas send a shard, where that is no push: the part that a strategy gives it then."""
+    """Part of a shard that takes what replicas send where that is no push; a strategy gives it."""
 
     conversations: Iterable[Conversation]
     """In which shard and standby take part."""
     repeated: tuple[type, ...]
-    """What a standby is told that its shard has done, beside what every shard may do."""
+    """Messages to a standby about what its shard has done, beside those of every shard."""
 
     def handlers(self, shard: Shard) -> Handlers:
-        """How the shard answers to those who send it gradients, and to who says what becomes of these."""
+        """Return the answers to those who send it gradients, and to whoever decides about these."""
         ...
 
     def measured(self, shard: Shard) -> Payload:
@@ -124,7 +122,7 @@ class Sums(Protocol):
         ...
 
     def state(self, shard: Shard) -> tuple[dict[str, torch.Tensor], mirroring.Summing, list[tuple[Make, Payload]]]:
-        """What its standby is sent: arrays, how far it is, and what is sent beside."""
+        """Return the state for its standby: arrays, how far it is, and what is sent beside."""
         ...
 
     def repeat(self, shard: Shard, whole: bool, event: Any, payload: Payload | None) -> None:
@@ -169,7 +167,7 @@ class Shard:
         self._blank: set[Range] = set()
         self._latest: dict[str, tuple[int, int]] = {}
         self._stepped: deque[int] = deque(maxlen=RECENT)
-        """Of several models, which were stepped last."""
+        """Models that were stepped last, of several."""
         self.mirror = Mirror(roles.standby(index))
         self._inherits: tuple[int, list[agreement.Ruling], Iterable[agreement.Norms]] | None = None
         self._pending: PendingUpdate | None = None
@@ -261,7 +259,7 @@ class Shard:
         self._govern(plan)
 
     def state(self) -> ShardState:
-        """How far it is, with pushes of which each is applied at once, and no fetch that waits."""
+        """Return the state, with pushes each of which is applied at once, and no fetch that waits."""
         return ShardState(
             self.version,
             self._began,
@@ -384,11 +382,11 @@ class Shard:
         return [*told, *self.mirror.after([pushed(sender, event, self.version, dropped)]), *freed]
 
     def _holds(self, key: Key) -> bool:
-        """Whether a push that was taken waits to be applied."""
+        """Return whether a push that was taken waits to be applied."""
         return key in self._pushes or (self._pending is not None and self._pending.has(key))
 
     def _model(self, here: HeldRange, sender: str, event: pushing.Push, payload: Payload | None) -> int:
-        """Which model a push is of.
+        """Return the model that a push is of.
 
         Raises:
             RemoteProtocolError: it is none that this shard can apply.
@@ -492,7 +490,7 @@ class Shard:
         return [Send(sender, answer, held)]
 
     def may_fetch(self, who: str, tick: int) -> bool:
-        """Whether a step may begin with the parameters as they are."""
+        """Return whether a step may begin with the parameters as they are."""
         return (
             self._pending is None
             and self.mirror.covers(self.policy.floor)
@@ -550,7 +548,7 @@ class Shard:
         return told + self.mirror.after(made.acknowledged(self.version))
 
     def _hear_norms(self, sender: str, event: agreement.Norms, payload: Payload | None) -> list[Effect]:
-        """What a shard adds to the norms of a round, or what all of them do."""
+        """Take what a shard adds to the norms of a round, or their sums over all."""
         told = [*self.own.exchange.take(sender, event), *self._finish()]
         if self._pending is None:
             told += self._settle() + self.let_go()
@@ -696,18 +694,18 @@ class Shard:
         return waiting(self.policy, self._fetches, self._pushes)
 
     def waits(self) -> str:
-        """What it waits for, in one sentence."""
+        """Say in one sentence what it waits for."""
         if self._own is None:
             return "to be told its range"
         return "to be sent its first parameters" if self._blank else ""
 
     def standing(self) -> dict[str, object]:
-        """What it has applied, and of whom."""
+        """Return what it has applied, and of whom."""
         return {"version": self.version.updates, "of": standing(self.ledger.taken(), self._latest, self.waiting())}
 
     @property
     def own(self) -> HeldRange:
-        """What it holds.
+        """Range that it holds.
 
         Raises:
             RemoteProtocolError: nobody has told it its range.
@@ -722,7 +720,7 @@ class Shard:
         return self.own.slice
 
     def _which(self, sender: str, asked: Range) -> bool:
-        """Whether a range is the frozen one; it must be that or a moving one."""
+        """Return whether a range is the frozen one; it must be that or a moving one."""
         own = self._own
         if own is None or asked not in own.ranges:
             raise RemoteProtocolError(

@@ -28,13 +28,13 @@ MASTERED = (torch.bfloat16, torch.float16)
 
 
 class Slice(Protocol):
-    """What a shard holds; a phantom one holds nothing and only counts."""
+    """Slice of the parameters that a shard holds; a phantom one holds nothing and only counts."""
 
     lasts: bool
-    """Whether it outlives the process of the shard."""
+    """True where it outlives the process of the shard."""
 
     def of(self, model: int) -> Slice:
-        """What it holds of one of several models, which is stepped by itself."""
+        """Return the slice of one of several models, which is stepped by itself."""
         ...
 
     def fill(self, payload: Payload, frozen: bool) -> None:
@@ -73,7 +73,7 @@ class Slice(Protocol):
         ...
 
     def sum(self) -> Payload:
-        """What was gathered for the next `step`, as bytes: a copy."""
+        """Return what was gathered for the next `step`, as bytes: a copy."""
 
     def take_sum(self, payload: Payload, parts: int) -> None:
         """Take what `sum` gave of so many pushes, in the place of gathering them."""
@@ -106,11 +106,11 @@ class _TrainedPiece:
 
     @property
     def summed(self) -> bool:
-        """Whether what is pushed for it can be summed or averaged: all but buffers of whole numbers."""
+        """True where pushes can be summed or averaged: of all but buffers of whole numbers."""
         return self.parameter is not None or self.tensor.is_floating_point()
 
     def working(self) -> torch.Tensor:
-        """Where what is pushed is summed; made when it is first needed."""
+        """Vector in which pushes are summed; made when it is first needed."""
         if self.gradient is None:
             self.gradient = torch.zeros_like(self.tensor if self.parameter is None else self.parameter)
         return self.gradient
@@ -185,7 +185,7 @@ class TorchSlice:
         self._factor = 1.0
         self._gathered, self._average = 0, False
         self._weight, self._lacks = 0.0, dict[int, list[float]]()
-        """Of what was gathered: the weight, and the weights of the pushes that do not cover a parameter."""
+        """Weight of what was gathered, and the weights of the pushes that do not cover a parameter."""
         stepped = plan.optimizer(model)
         self._whole_steps = stepped.name in WHOLE_STEPS or bool(stepped.options.get("dampening"))
         self._missing: Collection[int] = ()
@@ -227,7 +227,7 @@ class TorchSlice:
             piece.tensor.copy_(value)
 
     def squares_with(self, sender: str, slot: int, payload: Payload) -> Squares:
-        """What `squares` says, with a push."""
+        """Return `squares`, with a push."""
         self._take_gradients(self._typed(sender, slot, payload)[0])
         return self._layers.squares() if self._layers else ()
 
@@ -292,7 +292,7 @@ class TorchSlice:
 
     @property
     def uneven(self) -> bool:
-        """Whether some parameters have made fewer steps than others."""
+        """True where some parameters have made fewer steps than others."""
         return self._optimizer is not None and any(MISSED in state for state in self._optimizer.state.values())
 
     def miss(self) -> None:
@@ -330,7 +330,7 @@ class TorchSlice:
                 _average(piece.working(), value, self._gathered)
 
     def squares(self) -> Squares:
-        """Of the layers that are cut: the squared norms of the parts that are here."""
+        """Return the squared norms of the parts that are here of the layers that are cut."""
         self._direct(1.0)
         return self._layers.squares() if self._layers else ()
 
@@ -377,7 +377,7 @@ class TorchSlice:
         self._gathered, self._average = parts, True
 
     def _sums(self) -> list[torch.Tensor]:
-        """Where pushes are summed, and the values that are not."""
+        """Vectors in which pushes are summed, and the values that are not summed."""
         return [piece.working() if piece.summed else piece.tensor for piece in self._pieces]
 
     def moving(self) -> Payload:
@@ -434,7 +434,7 @@ class TorchSlice:
 
     @property
     def adds(self) -> bool:
-        """Whether a step adds the gradient, times the learning rate, and nothing else: it keeps no state, and no
+        """True where a step adds the gradient, times the learning rate, and nothing else. Then it keeps no state and no
         masters, and nothing is rounded.
         """
         plain = ("momentum", "weight_decay", "nesterov", "maximize")
@@ -443,8 +443,8 @@ class TorchSlice:
         ) and not any(piece.master for piece in self._trained)  # fmt: skip
 
     def apply_to(self, other: TorchSlice, sender: str, slot: int, payload: Payload, factor: float) -> None:
-        """Where a step `adds`: be what another slice is after the step that `apply` would make there; the other stays
-        as it is.
+        """Become what another slice is after the step that `apply` would make there, where a step `adds`; the other
+        stays as it is.
         """
         gradients, values = self._typed(sender, slot, payload)
         for piece, before, gradient, rate in zip(self._trained, other._trained, gradients, self._rates, strict=True):
@@ -454,11 +454,11 @@ class TorchSlice:
 
     @functools.cached_property
     def _parameters(self) -> list[_PartOfParameter]:
-        """What it has of each parameter, made when an update is first made of them one by one."""
+        """Parts of parameters in it, made when an update is first made of them one by one."""
         return list(_parameters_of(self._layout, self._trained))
 
     def add_to(self, other: TorchSlice, gradients: Sequence[torch.Tensor], factor: float) -> None:
-        """As `apply_to`, of a model without buffers, with the gradient of each parameter where that was made."""
+        """Do as `apply_to`, of a model without buffers, with the gradient of each parameter where that was made."""
         for mine, before in zip(self._parameters, other._parameters, strict=True):
             gradient = mine.of(gradients)
             torch.add(before.tensor, gradient, alpha=-self._rates[mine.piece] * factor, out=mine.tensor)
@@ -477,15 +477,15 @@ class TorchSlice:
 
 
 class _PartOfParameter(NamedTuple):
-    """What lies in a slice of one parameter: all of it, or some of its elements, which are then one after another."""
+    """Part of one parameter in a slice: all of it, or some of its elements, which are then one after another."""
 
     number: int
-    """Of the parameter, among those that are trained."""
+    """Number of the parameter, among those that are trained."""
     elements: slice | None
     tensor: torch.Tensor
     piece: int
     span: Range
-    """Where it lies in the flat vector."""
+    """Range of it in the flat vector."""
     within: slice
     """Its elements among those of the piece."""
 
@@ -544,7 +544,7 @@ class SlicesOfModels(TorchSlice):
         ]
 
     def of(self, model: int) -> TorchSlice:
-        """What it has of one of them."""
+        """Return the slice of one of them."""
         return self._models[model]
 
     def moved(self) -> None:

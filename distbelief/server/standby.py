@@ -34,7 +34,7 @@ STATE_LEAST = 1 << 16
 
 
 class Following:
-    """What a standby holds of one life of its shard, from when it is told to follow that.
+    """Copy of one life of a shard, from when its standby is told to follow that.
 
     Args:
         plan: of the job.
@@ -46,7 +46,7 @@ class Following:
         self.plan, self.incarnation, self.shard = plan, incarnation, shard
         self.held = shard.hold(plan).slice
         self.whole = False
-        """Whether it holds all that its shard has acknowledged."""
+        """True once it holds all that its shard has acknowledged."""
         self.floor = 0
         own, limit = shard.own, shard.sums.state_limit(plan) if shard.sums else STATE_LIMIT
         self._state = Unpacking(STATE_LEAST + limit * (own.moving.size + own.frozen.size))
@@ -59,7 +59,7 @@ class Following:
         self._state.take(event, payload)
 
     def take_whole(self, sender: str, event: mirroring.StateSent, payload: Payload | None) -> None:
-        """That was all of it."""
+        """Take the end of the state."""
         shard, arrays = self.shard, self._state.arrays
         if arrays:
             self.held.load(arrays)
@@ -191,11 +191,11 @@ class Standby:
         return [Send(self._of, mirroring.Confirmed(self.incarnation, event.number, slot))]
 
     def waits(self) -> str:
-        """What it waits for, in one sentence."""
+        """Say in one sentence what it waits for."""
         return "" if self.following and self.following.whole else "to be sent what its shard holds"
 
     def standing(self) -> dict[str, object]:
-        """What it has applied."""
+        """Return what it has applied."""
         now = self.following
         return {"version": now.shard.version.updates} if now and now.whole else {}
 

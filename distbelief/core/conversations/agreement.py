@@ -36,18 +36,18 @@ class Follow(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 Squares = tuple[tuple[int, float, float], ...]
-"""Of layers, by their number in the layout: the squared norms of the weights, and of what moves them."""
+"""Squared norms of layers, by their number in the layout: of the weights, and of what moves them."""
 
 
 class Norms(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """What the parts of cut layers on a shard add to the norms of a round; back from the shard that rules, what all of
-    them add up to.
+    """Squared norms that a shard's parts of cut layers add to a round; back from the shard that rules, their sums over
+    all shards.
     """
 
     round: int
     of: Squares
     whole: bool = False
-    """Whether it is told what they add up to, as the ruler of before did."""
+    """True for sums over all shards, repeated as the ruler before had them."""
 
 
 class Ruler(Message, frozen=True, array_like=True, tag=True, gc=False):

@@ -41,7 +41,7 @@ class Return(Message, frozen=True, array_like=True, tag=True, gc=False):
     incarnation: int
     clock: int
     partition: int = 0
-    """Of the replica, 0 where it is whole."""
+    """Partition of the replica; 0 where it is whole."""
 
 
 class Departed(Message, frozen=True, array_like=True, tag=True, gc=False):

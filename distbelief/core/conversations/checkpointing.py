@@ -48,7 +48,7 @@ class SaveScript(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class ScriptSaved(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """What a script keeps is on disk, or the error that kept it from there."""
+    """The state that a script keeps is on disk, or the error that kept it from there."""
 
     number: int
     error: str
@@ -63,7 +63,7 @@ class Describe(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Description(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """What a shard has applied: updates, and how many pushes had each staleness."""
+    """A shard's account: the updates that it has applied, and how many pushes had each staleness."""
 
     version: Version
     samples: int
@@ -71,7 +71,7 @@ class Description(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class CheckpointStage(TextEnum):
-    """How far a checkpoint is."""
+    """Stage of a checkpoint."""
 
     NONE = "none"
     HOLDING = "holding"

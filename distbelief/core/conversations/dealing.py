@@ -19,8 +19,8 @@ class StreamStart(NamedTuple):
 
 
 class Progress(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """What a replica has done since its last report; `wants` asks for a portion. Of each `dropped` push: after how many
-    of `steps`, and its steps. What it has `returned` it was dealt, and has not begun.
+    """The work of a replica since its last report; `wants` asks for a portion. A `dropped` push is given as the count
+    of `steps` before it, and its own steps. Portions that it has `returned` are not begun.
     """
 
     steps: int

@@ -28,7 +28,7 @@ class Evaluated(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class EvaluatorStanding(TextEnum):
-    """How far the evaluator is, as the coordinator knows."""
+    """State of the evaluator, as the coordinator knows it."""
 
     EXPECTED = "expected"
     JOINED = "joined"

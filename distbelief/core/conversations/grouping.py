@@ -38,9 +38,10 @@ class Member(NamedTuple):
     role: str
     place: Address
     needs: bool
-    """Whether it does not have the parameters with which the group begins."""
+    """True where it lacks the parameters with which the group begins."""
     store: str
-    """Where others reach what adds up its gradients, or a group meets whose first member it is: as its carrier has it.
+    """Address, in the terms of its carrier: others reach there what adds up its gradients, or the group of which it is
+    the first member meets there.
     """
     parts: tuple[PartPlace, ...] = ()
     """The partitions that follow, in their order."""
@@ -54,9 +55,9 @@ def column(members: tuple[Member, ...], partition: int) -> tuple[Member, ...]:
     ('replica 0.1', 'unix:@b')
     """
     return tuple(
-        Member(at_partition(one.role, partition), one.parts[partition - 1].place, one.needs,
-               one.parts[partition - 1].store)
-        for one in members
+        Member(at_partition(member.role, partition), member.parts[partition - 1].place, member.needs,
+               member.parts[partition - 1].store)
+        for member in members
     )  # fmt: skip
 
 
@@ -75,7 +76,7 @@ class Enter(Message, frozen=True, array_like=True, tag=True, gc=False):
     store: str = ""
     epochs: int = 0
     parts: tuple[PartPlace, ...] = ()
-    """Of a split replica, the partitions that follow."""
+    """The partitions of a split replica that follow its lead."""
 
 
 class Halted(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -86,7 +87,7 @@ class Halted(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class RoundsMade(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """How many rounds a replica has made in all; of the steps since its last report the sum of the losses."""
+    """The rounds that a replica has made in all, and the sum of the losses of its steps since its last report."""
 
     group: int
     rounds: int
@@ -151,7 +152,7 @@ class Kept(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Updates by how many others were made between the forward pass that each was computed with and itself, where
     minibatches overlap: of all partitions. Else none was."""
     script: bool = False
-    """Whether what a script keeps is on disk too."""
+    """True where what a script keeps is on disk too."""
 
 
 # partition to partition of one replica: beside these, the lead is to the others what the coordinator is to it
@@ -180,8 +181,8 @@ class UpdatePart(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class PartSquares(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """What the parts of cut layers at a partition add to the norms of a round; back from the lead, before any makes the
-    update, what all of them add up to.
+    """Squared norms that a partition's parts of cut layers add to a round; back from the lead, before any makes the
+    update, their sums over all partitions.
     """
 
     group: int
@@ -190,8 +191,8 @@ class PartSquares(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class PartValues(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """What a partition holds of the flat vector, for its lead to measure the whole: from byte `start` on; `left` is how
-    many messages come after this one.
+    """A partition's part of the flat vector, from byte `start` on, for its lead to measure the whole; `left` messages
+    come after this one.
     """
 
     group: int
@@ -210,13 +211,13 @@ class AskReceipt(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Receipt(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """What was sent before the `AskReceipt` of this number is taken."""
+    """All that was sent before the `AskReceipt` of this number is taken."""
 
     number: int
 
 
 class GroupHello(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Who opens a link to another member of a group says so, so that the other can use it."""
+    """A member opens a link to another of its group: the first thing on it, so that the other can use it."""
 
     group: int
 
@@ -274,7 +275,7 @@ class State(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class GroupPhase(TextEnum):
-    """How far a job is."""
+    """Phase of a job in groups."""
 
     GATHERING = "gathering"
     TRAINING = "training"
@@ -302,7 +303,7 @@ GROUP_PHASES = States(
 
 
 class GroupMay(TextEnum):
-    """What a coordinator of groups may do in some phases only."""
+    """Action of a coordinator of groups that only some phases allow."""
 
     GATHER = "wait for all replicas, to begin with all"
     DEAL = "deal minibatches, begin checkpoints, and let the job end"
@@ -316,11 +317,11 @@ GROUP_ALLOWED: Mapping[GroupPhase, frozenset[GroupMay]] = {
     GroupPhase.CLOSING: frozenset({GroupMay.REGROUP}),
     GroupPhase.LEAVING: frozenset({GroupMay.DISMISS}),
 }
-"""What a coordinator of groups may do in each phase."""
+"""Actions of a coordinator of groups that each phase allows."""
 
 
 class Duty(TextEnum):
-    """What the first member of a group does for all, and what is done when nothing else is left to be."""
+    """Task of the first member of a group, done for all: the last things of a job."""
 
     MEASURE = "measure"
     KEEP = "keep"
@@ -356,8 +357,8 @@ GROUPING = Conversation(
         Says(Stop, by=(Kind.SUPERVISOR,), to=(Kind.COORDINATOR,)),
         Says(Stop, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
         *(
-            Says(one, by=(Kind.REPLICA,), to=(Kind.REPLICA,))
-            for one in (
+            Says(message, by=(Kind.REPLICA,), to=(Kind.REPLICA,))
+            for message in (
                 Enter,
                 Assemble,
                 RoundBatch,

@@ -24,7 +24,7 @@ class Restore(Message, frozen=True, array_like=True, tag=True, gc=False):
     members: tuple[tuple[str, int], ...] = ()
     """Replicas, and which life of each."""
     ruler: Address = Address("", 0)
-    """Where the shard that rules the rounds is."""
+    """Address of the shard that rules the rounds."""
 
 
 class Restored(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -32,14 +32,14 @@ class Restored(Message, frozen=True, array_like=True, tag=True, gc=False):
 
     loaded: bool
     lasts: bool = False
-    """Whether what it holds outlives its process: then nothing is lost when that dies."""
+    """True where its parameters outlive its process: its death loses nothing."""
 
 
 class Initialise(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     """The initial values of a range of the vector."""
 
     replaces: bool = False
-    """Whether they take the place of what is there: the script of the only replica has written to its parameters."""
+    """True where these values replace the shard's: the script of the only replica has written to its parameters."""
 
 
 class Initialised(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -55,7 +55,7 @@ class Ready(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class ShardStanding(TextEnum):
-    """How far a shard is, as the coordinator knows."""
+    """State of a shard, as the coordinator knows it."""
 
     AWAY = "away"
     HERE = "here"

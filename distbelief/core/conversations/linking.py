@@ -24,9 +24,9 @@ class Resumed(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 LINKED = (Kind.REPLICA, Kind.SHARD, Kind.STANDBY, Kind.COORDINATOR, Kind.EVALUATOR)
-"""Who has links; whether one may have one to another is a matter of what they have to say."""
+"""Kinds of role that have links; which two may have one follows from the messages between them."""
 CALLERS = tuple(kind for kind in LINKED if kind is not Kind.COORDINATOR)
-"""Who has a link to the coordinator."""
+"""Kinds of role with a link to the coordinator."""
 
 LINKING = Conversation(
     "Linking",

@@ -15,7 +15,7 @@ class Here(Message, frozen=True, array_like=True, tag=True, gc=False):
 
     incarnation: int = 0
     address: str = ""
-    """Where others reach it."""
+    """Address at which others reach it."""
 
 
 class Join(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -32,7 +32,7 @@ class Join(Message, frozen=True, array_like=True, tag=True, gc=False):
     order: str = ""
     optimizers: tuple[Optimizer, ...] = ()
     keeps: bool = False
-    """Whether its script keeps something that goes into checkpoints."""
+    """True where its script keeps something that goes into checkpoints."""
 
 
 class Welcome(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -60,7 +60,7 @@ class Rejoin(Message, frozen=True, array_like=True, tag=True, gc=False):
     """
 
     lost: tuple[tuple[str, int], ...] = ()
-    """Which, and the life of each to which the link is gone."""
+    """Shards that it has lost, each with the life to which the link is gone."""
 
 
 class Anew(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -79,9 +79,9 @@ class Leave(Message, frozen=True, array_like=True, tag=True, gc=False):
     """A replica has nothing more to do and asks to go in peace."""
 
     for_good: bool = False
-    """Whether it could not take up work again: its own loop is over."""
+    """True where its own loop is over, so that it could not take up work again."""
     stops: bool = False
-    """Whether its script ends the job for all."""
+    """True where its script ends the job for all."""
 
 
 class Farewell(Message, frozen=True, array_like=True, tag=True, gc=False):

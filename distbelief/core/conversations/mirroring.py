@@ -58,7 +58,7 @@ class BeginMirroring(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Unmirrored(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """That life of your standby will not take your place: acknowledge what it has not confirmed."""
+    """A life of your standby will not take your place: acknowledge what it has not confirmed."""
 
     incarnation: int
 
@@ -67,7 +67,7 @@ class Unmirrored(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Mirrored(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """That life of its standby holds all that the shard has acknowledged, and will."""
+    """A life of a shard's standby holds all that the shard has acknowledged, and will."""
 
     incarnation: int
 
@@ -95,9 +95,7 @@ class StatePart(Bulk, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Summing(msgspec.Struct, frozen=True, array_like=True):
-    """How far a shard that descends is: its newest operation and the scalars of that, and the sum of its newest
-    evaluation.
-    """
+    """State of a shard that descends: its newest operation with its scalars, and the sum of its newest evaluation."""
 
     operation: int
     scalars: tuple[float, ...]
@@ -110,7 +108,7 @@ class Summing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StateSent(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """That was all of its state but these counts, and the pushes that its ledger has taken."""
+    """The end of a shard's state: these counts, and the pushes that its ledger has taken."""
 
     incarnation: int
     number: int
@@ -125,7 +123,7 @@ class StateSent(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class CopyUse(StrEnum):
-    """What a standby is to do with a copy of a gradient."""
+    """Use of a copy of a gradient by a standby."""
 
     APPLY = "apply"
     GATHER = "gather"
@@ -144,17 +142,17 @@ class Copied(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     staleness: tuple[int, ...]
     samples: int
     factor: float
-    """Of the learning rate."""
+    """Factor on the learning rate."""
     weight: float = 1.0
     floor: int = 0
-    """Of its policy, after that."""
+    """Floor of the shard's policy after it."""
     norms: Squares = ()
-    """Of the layers that are cut."""
+    """Norms of the layers that are cut."""
 
 
 class Decided(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """What has no bytes: an update with what was gathered, a push that was dropped, a ruling; and the floor of its
-    policy, after that.
+    """A decision without bytes: an update with what was gathered, a push that was dropped, or a ruling. `floor` is that
+    of the shard's policy after it.
     """
 
     incarnation: int
@@ -185,7 +183,7 @@ class WorkUnitTaken(Bulk, frozen=True, array_like=True, tag=True, gc=False):
 
 
 Numbered = StatePart | StateSent | Copied | Decided | OperationsDone | WorkUnitTaken
-"""What a standby confirms, of the life of its shard that it follows."""
+"""Messages that a standby confirms, of the life of the shard that it follows."""
 
 # standby to shard
 
@@ -201,7 +199,7 @@ class Confirmed(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class StandbyStanding(TextEnum):
-    """How far a standby is, as the coordinator knows."""
+    """State of a standby, as the coordinator knows it."""
 
     AWAY = "away"
     HERE = "here"

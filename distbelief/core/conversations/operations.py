@@ -90,8 +90,7 @@ AnyCommand = Zero | Copy | Scale | Add | Combine | Dots | AbsoluteNorms | Gather
 
 
 def scalars(command: AnyCommand) -> tuple[str, ...]:
-    """How the shards' answers to a command make one: for each of its scalars, whether they are summed or the largest is
-    taken.
+    """Return how the shards' answers to a command become one: for each scalar "sum", or "max" for the largest.
 
     >>> scalars(Dots((("x", "x"), ("x", "g")))), scalars(Zero("g"))
     (('sum', 'sum'), ())
@@ -191,6 +190,6 @@ OPERATIONS = Conversation(
         Says(Contribute, by=(Kind.REPLICA,), to=(Kind.SHARD,)),
         Says(Contributed, by=(Kind.SHARD,), to=(Kind.REPLICA,), answers=Contribute),
         Says(Done, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,), answers=Assign),
-        *(Says(one, by=(Kind.REPLICA,), to=(Kind.REPLICA,)) for one in (Assign, Withdraw, Done)),
+        *(Says(message, by=(Kind.REPLICA,), to=(Kind.REPLICA,)) for message in (Assign, Withdraw, Done)),
     ),
 )

@@ -22,7 +22,7 @@ class PartitionHere(Message, frozen=True, array_like=True, tag=True, gc=False):
     """A partition is there: the first thing that it says."""
 
     place: Address
-    """Where the others reach it, and which life of its replica this is: all its partitions share one."""
+    """Address at which the others reach it, and the life of its replica, which all its partitions share."""
 
 
 class Meet(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -53,10 +53,10 @@ class AtRound(Message, frozen=True, array_like=True, tag=True, gc=False):
 
     generation: int
     exchange: int
-    """Which of the exchanges of such words since then."""
+    """Number of this exchange of such messages since then."""
     tick: int
     settled: bool = False
-    """Whether all partitions hold those of this round."""
+    """True where all partitions hold the parameters of this round."""
 
 
 class PartNorm(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -78,13 +78,13 @@ class Boundary(Message, frozen=True, array_like=True, tag=True, gc=False):
 
     generation: int
     step: int
-    """Of the replica, since then."""
+    """Step of the replica, counted since then."""
     transfer: int
-    """Which of those of the split model."""
+    """Number of the transfer among those of the split model."""
     microbatch: int
     backward: bool
     left: int
-    """How many parts of it are still to come."""
+    """Parts of it that are still to come."""
     data: bytes
 
 
@@ -97,8 +97,8 @@ PARTITIONING = Conversation(
         Says(Boundary, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(Crossed, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         *(
-            Says(one, by=(Kind.REPLICA,), to=(Kind.REPLICA,))
-            for one in (
+            Says(message, by=(Kind.REPLICA,), to=(Kind.REPLICA,))
+            for message in (
                 Join,
                 Welcome,
                 Refused,

@@ -16,7 +16,7 @@ from distbelief.core.events import Lost, Saved
 
 
 class Phase(TextEnum):
-    """How far a job is."""
+    """Phase of a job with a server."""
 
     GATHERING = "gathering"
     RESTORING = "restoring"
@@ -27,7 +27,7 @@ class Phase(TextEnum):
 
 
 _ENDS = (Ready, Restored, Progress, StreamEnded, Done, Operated, Evaluated, Saved, Stop, Leave, Lost)
-"""What may be the last thing that a job does, or the end of it."""
+"""Events that may be the last thing a job does, or end it."""
 
 PHASES = States(
     "a job",
@@ -53,7 +53,7 @@ PHASES = States(
 
 
 class May(TextEnum):
-    """What a coordinator may do in some phases only."""
+    """Action of a coordinator that only some phases allow."""
 
     GATHER = "tell all shards their ranges, once they are there together"
     LOAD = "have the shards load a checkpoint, or learn that there is none"
@@ -74,4 +74,4 @@ ALLOWED: Mapping[Phase, frozenset[May]] = {
     Phase.LEAVING: frozenset({May.REPLACE, May.WELCOME, May.DISMISS, May.AWAIT}),
     Phase.CLOSING: frozenset({May.WELCOME, May.DISMISS, May.CLOSE}),
 }
-"""What a coordinator may do in each phase."""
+"""Actions of a coordinator that each phase allows."""

@@ -16,7 +16,7 @@ from distbelief.sharding.layout import Range
 
 DENSE = "dense"
 ENCODINGS = (DENSE,)
-"""How the bytes of a push may encode its part of the flat vector: dense, as they are."""
+"""Encodings of a push's part of the flat vector: dense, as it is."""
 
 
 class Push(Bulk, frozen=True, array_like=True, tag=True, gc=False):
@@ -34,9 +34,9 @@ class Push(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     samples: int
     tick: int = 0
     partition: int = 0
-    """Of the replica, 0 where it is whole."""
+    """Partition of the replica; 0 where it is whole."""
     ranges: tuple[Range, ...] = ()
-    """What it covers of the flat vector, in order."""
+    """Ranges of the flat vector that it covers, in order."""
     encoding: str = DENSE
     """One of `ENCODINGS`."""
     rate: float = 1.0

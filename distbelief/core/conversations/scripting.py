@@ -17,7 +17,7 @@ class JobReached(Message, frozen=True, array_like=True, tag=True, gc=False):
     epoch: int
     checkpoint: str
     resumed: bool
-    """Whether the job goes on from an attempt before."""
+    """True where the job goes on from an earlier attempt."""
 
 
 SCRIPTING = Conversation(

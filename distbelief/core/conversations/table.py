@@ -46,6 +46,7 @@ class Transition(NamedTuple):
 class TextEnum(StrEnum):
     """An enum of which each member is as quick a key as its text."""
 
+    # the hash of an Enum is a Python function, and machines look into their tables with every message
     __hash__ = str.__hash__
 
 

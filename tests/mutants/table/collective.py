@@ -68,7 +68,7 @@ MUTANTS = [
         "        self._direct(weight)\n        self._optimize(factor)",
         (f"{LARGE}::test_lars_and_lamb_are_those_of_the_papers_wherever_a_layer_is_cut",), 10),
     Mutant("a-piece-of-a-layer-steps-by-its-own-norm", PAPERS, "core/norms.py",
-        "(numbers[one.entry.tensor.name], one.part)", "(one.number, one.part)",
+        "(numbers[layer.entry.tensor.name], layer.part)", "(layer.number, layer.part)",
         (f"{LARGE}::test_lars_and_lamb_are_those_of_the_papers_wherever_a_layer_is_cut",), 10),
     Mutant("a-standby-steps-by-the-norms-of-its-own-part", PAPERS, "server/standby.py",
         "self.held.step(event.factor, event.weight, event.norms)", "self.held.step(event.factor, event.weight)",

@@ -193,7 +193,7 @@ MUTANTS = [
         "        return role not in self._behind\n", "        return True\n",
         (BY_SEED,)),
     Mutant("the-data-does-not-go-back", TOGETHER, "coordination/shard_holders.py",
-        "        job.data = job.work.begin(job)\n        again, told", "        again, told",
+        "        job.data = job.work.begin(job)\n        again, notes", "        again, notes",
         (BY_SEED,)),
     Mutant("who-comes-back-is-told-everything-again", JOURNAL, "runtime/lasting.py",
         "missed = session.missed(heard)", "missed = session.missed(0)",

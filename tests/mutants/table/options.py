@@ -47,7 +47,7 @@ MUTANTS = [
         "return int(value) if isinstance(value, Integral) else _NONE",
         (f"{VALUES}::test_a_value_of_a_wrong_type_is_refused_at_the_door",)),
     Mutant("what-stands-for-a-value-stays-what-it-was", TYPED, "core/values.py",
-        "        if held is given:\n", "        if held == given:\n",
+        "        if held is value:\n", "        if held == value:\n",
         (f"{VALUES}::test_what_stands_for_a_value_becomes_it",)),
     Mutant("a-test-set-is-tried-after-an-epoch", TOLD, "places/simulated/simulation.py",
         "        check_measure(self.task, evaluated.module)\n", "",
