@@ -397,7 +397,7 @@ def test_what_is_no_tensor_does_not_cross_and_is_refused_by_name_with_the_remedy
     [
         lambda h: 1.0 / h.shape[0], lambda h: h.shape[0] / 7, lambda h: h.size(0) ** 0.5, lambda h: h.numel(),
         lambda h: h.size(0) // 2, lambda h: h.size(0) ** 2, lambda h: h.size(0) * h.shape[0], lambda h: h.size(0) % 3,
-        lambda h: (2 * h.size(0) + 1) * 3 - 2, lambda h: h.size(0) // 2 + 1,
+        lambda h: (2 * h.size(0) + 1) * 3 - 2, lambda h: h.size(0) // 2 + 1, lambda h: h.size(0) * 0.5,
     ],
 )  # fmt: skip
 def test_a_number_of_samples_is_that_of_each_call(number):
