@@ -10,9 +10,9 @@ from distbelief.errors import UsageError
 
 AUTO = "auto"
 CHOSEN = ("--replicas", "--partitions", "--shards")
-"""What the plan chooses."""
+"""Options that the plan chooses."""
 PLAIN = {"device": "cpu", "threads": 1, "precision": "float32", "fixed_point": ""}
-"""What the candidates of a plan are run with."""
+"""Options with which the candidates of a plan are run."""
 
 
 def chosen(task: str, rest: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""How a plan is shown."""
+"""Tables of a plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from distbelief.lab.plan.plan import Row, TrainingPlan
 PARTS = ("compute", "update", "communicate", "wait")
 COLUMNS = ("", "what", "samples/s", "step, ms", *PARTS, "for", "memory, GB", "MB a step")
 PRICED = ("", "what", "predicted", "measured", "error", "step, ms", *PARTS, "memory, GB", "binds")
-"""Where some are priced."""
+"""Columns where some are priced."""
 
 
 def show_plan(plan: TrainingPlan) -> None:

@@ -26,7 +26,7 @@ KEPT = ("--out", "--resume", "--seed", "--target-loss", "--keep-checkpoints", "-
         "--target-accuracy", "--json", "--quiet")  # fmt: skip
 """Options that are the study's, in none of its arms."""
 COMMANDS = {"local": "train", "simulated": "simulate"}
-"""That run an arm by itself, by its place."""
+"""Commands that run an arm by itself, by its place."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""What reads results and starts jobs, and is never part of one."""
+"""Rooms that read results and start jobs, and are never part of one."""

@@ -263,7 +263,7 @@ class Supervisor:
         return []
 
     def _failed_late(self, role: str, word: Failed) -> list[Effect]:
-        """Return what a script raises after its part of the job costs nobody the training: it is told at the end."""
+        """Keep the error of a script whose part of the job was done until the end: it costs nobody the training."""
         for life in self._here.get(role, ()):
             life.left = True
         if self._late is None:

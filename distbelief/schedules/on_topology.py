@@ -1,4 +1,4 @@
-"""What is sent over a topology, as text: the loads of its links, and which is the busiest."""
+"""Loads of a topology's links as text, and which is the busiest."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from distbelief.schedules.price import LinkModel, price_on
 from distbelief.schedules.schedule import Schedule
 
 Traffic = Mapping[str, tuple[int, int, float]]
-"""By who sends to whom: the hosts of both, and how much."""
+"""Hosts of sender and receiver, and how much is sent, by who sends to whom."""
 NAMED = 8
-"""Of those who share the busiest link, so many are named."""
+"""Number of those who share the busiest link that are named."""
 
 
 def draw_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: LinkModel | None = None) -> list[str]:

@@ -248,7 +248,7 @@ class _Tidied:
     def _number(
         self, node: fx.Node, values: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]
     ) -> Any:
-        """Return what is no tensor is linear in the number of samples, or computed as it was."""
+        """Return a number that is linear in the number of samples, or a node that computes it as before."""
         pairs = [*zip(*map(pytree.tree_leaves, values), strict=True)]
         known = all(isinstance(one, int) or (isinstance(one, float | None) and one == other) for one, other in pairs)
         depends = self._depends(node)

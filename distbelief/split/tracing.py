@@ -170,7 +170,7 @@ class _Tracer(fx.Tracer):
 
 
 def _by_fx(model: nn.Module, inputs: tuple[object, ...]) -> tuple[nn.Module, fx.Graph]:
-    """Return what cannot be traced becomes a leaf, from the inside out, until the rest can."""
+    """Trace by fx. Modules that cannot be traced become leaves, from the inside out, until the rest can."""
     leaves: set[str] = set()
     while True:
         tracer = _Tracer(leaves)

@@ -74,7 +74,7 @@ class ProcessSpec(Protocol):
 
     @property
     def device(self) -> str:
-        """Return where replicas compute."""
+        """Return the device on which replicas compute."""
         ...
 
 
@@ -183,7 +183,7 @@ class Context:
         return SplitCompute(siblings, self.part, self._crossings(self.part))
 
     def _crossings(self, part: SplitPart) -> Crossings | None:
-        """Return where partitions find what crosses between them, each replica in a part of what they share."""
+        """Return the memory in which partitions find what crosses, each replica in a part of what they share."""
         if self.crossings is None or not in_order():
             return None
         homes = self.settings.partitions

@@ -24,7 +24,7 @@ from distbelief.tasks.worker import load
 PROCESS = "process"
 """The kind of memory that Python, torch and the data hold before there is a model."""
 MARGIN, SPARE = 1.15, 4e6
-"""What a process needs for what a trace counts: so many times as much, and so many bytes more. The benchmark has seen
+"""Memory of a process beside what a trace counts: so many times as much, and so many bytes more. The benchmark has seen
 1.13 times (convolutions need room to work in) and 2.4 MB.
 """
 MOST_BATCH = 1 << 20

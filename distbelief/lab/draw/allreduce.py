@@ -10,7 +10,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def draw(schedule: Schedule, link: LinkModel, inside: LinkModel | None = None) -> str:
-    """What a schedule sends, step by step, and what each rank holds after that; with the price of a megabyte.
+    """Draw what a schedule sends, step by step, and what each rank holds after that; with the price of a megabyte.
 
     A cell is one part of the vector, and holds a letter for each rank whose elements are in its sum; `=` is the whole.
 
@@ -61,7 +61,7 @@ def _letters(held: SymbolicSum) -> str:
 
 
 def _price(schedule: Schedule, link: LinkModel, inside: LinkModel | None) -> str:
-    """That of a megabyte, whatever the length of the schedule is."""
+    """Say the price of a megabyte, whatever the length of the schedule."""
     scale = schedule.length * 4 / 1e6
     scaled = LinkModel(link.latency, link.bandwidth * scale, link.reduction)
     within = LinkModel(inside.latency, inside.bandwidth * scale, inside.reduction) if inside else None

@@ -14,7 +14,7 @@ ROW, LABEL, WIDTH = 26, 64, 1000
 
 
 def draw_pipeline(pipeline: Pipeline) -> str:
-    """Who computes what when, if every segment takes as long either way: a row for each home, a column for that time.
+    """Draw who computes what when: a row for each home, a column for the time of a segment, as long either way.
 
     `F2` is microbatch 2 on its way forward, `B2` on its way back, and `.` waits. A home's segments stand side by side.
 
@@ -52,7 +52,7 @@ def _name(task: SegmentTask) -> str:
 
 
 def draw_svg(pipeline: Pipeline, price: PipelinePrice) -> str:
-    """Who computes what when, to the scale of time: a picture as SVG.
+    """Draw who computes what when, to the scale of time: a picture as SVG.
 
     Args:
         pipeline: what was priced.

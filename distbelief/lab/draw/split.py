@@ -78,7 +78,7 @@ Place = tuple[int, int]
 
 
 def _places(graph: SegmentGraph) -> list[Place]:
-    """Of each segment of the schedule."""
+    """Return the place of each segment of the schedule."""
     counts = [0] * graph.homes
     found = []
     for segment in graph.segments:
@@ -88,7 +88,7 @@ def _places(graph: SegmentGraph) -> list[Place]:
 
 
 def _arrivals(programs: Sequence[HomeProgram]) -> dict[Place, list[Transfer]]:
-    """What comes to a home for each segment first."""
+    """Return what comes to a home for each segment first."""
     found: dict[Place, list[Transfer]] = {}
     for program in programs:
         here = set[Transfer]()

@@ -1,1 +1,1 @@
-"""Which way of training is best for a model on some machines: candidates, their prices, and why one is first."""
+"""Plans of the best way to train a model on some machines: candidates, their runs and prices, and why one is first."""

@@ -1,4 +1,4 @@
-"""What may be done on some machines: strategies and how many replicas and shards they have, and the memory of each."""
+"""Candidates of a plan: strategies with their numbers of replicas and shards, and the memory of each."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class PlanCandidate:
 
     @property
     def replicas(self) -> int:
-        """How many there are; 1 where one process plays everything."""
+        """Number of replicas; 1 where one process plays everything."""
         return self.strategy.replicas if isinstance(self.strategy, Replicated) else 1
 
     @property

@@ -32,22 +32,22 @@ from distbelief.tasks import Task
 FINALISTS, TURNS = 3, 2
 """Candidates of the last rung at most, and runs of each there."""
 LEAST_SECONDS, LEAST_STEPS = 0.5, 3
-"""Of training in each run."""
+"""Least training in each run."""
 MOST_EPOCHS = 1_000_000
 """A run ends by its budget, long before these."""
 LOCK = "\0distbelief-plan"
 """Name in the kernel that a plan holds while it measures; it ends with the process."""
 SPIN_SECONDS, BLOCK = 0.3, bytes(1 << 20)
-"""Of looking whether the cores are free, and what is hashed meanwhile."""
+"""Time of looking whether the cores are free, and the bytes that are hashed meanwhile."""
 
 
 class Measurements(NamedTuple):
-    """What was measured, by candidates as they are written."""
+    """Measurements by candidates, as these are written."""
 
     terms: dict[str, Terms]
     """The best first: those of a later rung before those that were left behind."""
     failed: dict[str, str]
-    """Why others have no measurement."""
+    """Reasons of the candidates without a measurement."""
 
 
 def measure(
@@ -95,7 +95,7 @@ def measure(
 
 
 def _rungs(count: int) -> list[int]:
-    """How many candidates each rung has.
+    """Count the candidates of each rung.
 
     >>> _rungs(9), _rungs(30), _rungs(2)
     ([9, 3], [30, 10, 4, 2], [2])

@@ -31,11 +31,11 @@ from distbelief.tasks.worker import Trainer, build_model, load, with_data
 from distbelief.transport.virtual import MEMORY, NetworkModel
 
 SECONDS, SPLIT_SECONDS = 30.0, 3.0
-"""Of all runs together, and of measuring each way to split for prices."""
+"""Limits of all runs together, and of measuring each way to split for prices."""
 LONGEST_NUMBERS = 20
 """Characters of what says how many machines there are."""
 CONTENDERS = 5
-"""Of the best candidates, those that are priced again where something else were so."""
+"""Number of the best candidates that are priced again for what would change the answer."""
 UNSEEN = "time to accuracy is not planned: samples a second say how fast steps are, not what they are worth"
 
 
@@ -53,7 +53,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     memory: int
     """Bytes of its largest process."""
     predicted: Terms | None = None
-    """By the virtual cluster, where other machines than this one are planned for."""
+    """Price by the virtual cluster, where other machines than this one are planned for."""
     measured: Terms | None = None
     """On this machine."""
     reason: str = ""
@@ -61,7 +61,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def terms(self) -> Terms | None:
-        """What is known best."""
+        """Best known terms: measured, else predicted."""
         return self.measured or self.predicted
 
     @property
@@ -76,7 +76,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What was planned."""
+    """Plan of the training of a task."""
 
     task: str
     machines: str
@@ -84,19 +84,19 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: str
     """Its name."""
     seconds: float
-    """That the plan took."""
+    """Seconds that the plan took."""
     max_memory: float | None = None
     """Bytes that a process may hold, where that was limited."""
     rows: list[Row]
     """The best first; then those that cannot be done; then those of this machine by which prices are graded."""
     why: str
     changes: list[str]
-    """What would change the answer, and what would not."""
+    """Sentences on what would change the answer, and what would not."""
     notes: list[str]
 
     @property
     def first(self) -> Row:
-        """What to do."""
+        """Row of the best candidate."""
         return self.rows[0]
 
 
@@ -257,7 +257,7 @@ class _Needs:
 
 
 def _busy() -> list[str]:
-    """How much of the time the cores were free, where something else has them."""
+    """Say how much of the time the cores were free, where something else has them."""
     if (times := halving.busy()) <= BUSY:
         return []
     return [f"this machine is busy with something else: its cores compute {1 / times:.0%} of the time"]
@@ -363,7 +363,7 @@ def _changes(
     best: Sequence[Row], asked: Mapping[str, PlanCandidate], pricing: Pricing, cluster: PricedCluster,
     tell: Callable[[str], None],
 ) -> list[str]:  # fmt: skip
-    """What the answer would be with another network, and with a slow replica."""
+    """Say what the answer would be with another network, and with a slow replica."""
     tell("what would change the answer")
     network, told = cluster.network, []
     straggler = "without a straggler" if cluster.slow else "with a straggler (replica 0 half as fast)"

@@ -45,7 +45,7 @@ TOUCHED = 2
 
 
 STRAGGLER = "a straggler"
-"""What binds where a replica is slower than the others: they wait for it, or it brings fewer samples."""
+"""Bound of a step where a replica is slower than the others: they wait for it, or it brings fewer samples."""
 PARTS = ("compute", "update", "communicate", "wait")
 """What a step is made of."""
 
@@ -75,21 +75,21 @@ class Terms(msgspec.Struct, frozen=True):
     """A step of one replica, in seconds, as the sum of what it is made of."""
 
     compute: float
-    """Of its minibatch."""
+    """Gradient of its minibatch."""
     update: float
-    """Of parameters that it updates itself, in memory that it shares or has alone."""
+    """Update of parameters by the replica itself, in memory that it shares or has alone."""
     communicate: float
     """Its other work: copying, sending, taking what arrives, adding it up."""
     wait: float
     """Until something arrives."""
     samples_per_second: float
-    """Of all replicas."""
+    """Samples a second of all replicas."""
     bytes_per_step: float
-    """Of gradients, parameters and what crosses between partitions: sent, or read in memory that processes share."""
+    """Bytes of gradients, parameters and what crosses between partitions: sent, or read in shared memory."""
     network: str = ""
-    """Of a topology, which link is the busiest, and who shares it."""
+    """Busiest link of a topology, and who shares it."""
     waits_for: str = ""
-    """Whose words end the longest waits: shard, replica or coordinator."""
+    """Sender whose messages end the longest waits: shard, replica or coordinator."""
     spared: dict[str, float] = {}
     """Seconds by which a priced step would be shorter: without a network, with messages and updates that cost nothing,
     without a straggler, and without the waits that are left then.
@@ -102,7 +102,7 @@ class Terms(msgspec.Struct, frozen=True):
 
     @property
     def binds(self) -> str:
-        """What a step would be shorter without, most of all."""
+        """Bound without which a step would be shortest."""
         return max(self.spared, key=lambda name: self.spared[name], default="")
 
 
@@ -142,22 +142,22 @@ def terms_of(result: Json, candidate: PlanCandidate, batch_size: int) -> Terms:
 
 @dataclass(frozen=True)
 class PricedCluster:
-    """What candidates are priced on."""
+    """Cluster on which candidates are priced."""
 
     machines: Machines
     network: NetworkModel
     step: float
     """Seconds of a minibatch's gradient, as one process of this machine takes them."""
     handling: Handling
-    """What messages between processes cost, and memory that another process has written: the carriers' figures."""
+    """Costs of messages between processes, and of memory that another process has written: the carriers' figures."""
     own: Handling
-    """What memory costs that no other process writes."""
+    """Cost of memory that no other process writes."""
     together: float = 1.0
     """The speed of a core while all cores of its host compute, of that of one that computes alone."""
     slow: tuple[tuple[int, float], ...] = ()
     """Replicas that are slower, and how many times."""
     splits: Mapping[int, SplitCost | str] = field(default_factory=dict)
-    """What a model that is split over so many processes of one host costs, or why it cannot be split so."""
+    """Cost of a model that is split over so many processes of one host, or why it cannot be split so."""
     topology: str = ""
     """Between hosts; none where it is empty."""
 
@@ -177,7 +177,7 @@ class Pricing:
         self._task, self._batch_size = dataclasses.replace(task, model=lambda: model, test=None), batch_size
 
     def terms(self, candidate: PlanCandidate, cluster: PricedCluster) -> Terms:
-        """What a step takes, part by part.
+        """Price a candidate's step, part by part.
 
         Raises:
             UsageError: it cannot run there.
@@ -191,7 +191,7 @@ class Pricing:
         return msgspec.structs.replace(found, spared=spared)
 
     def _spared(self, candidate: PlanCandidate, cluster: PricedCluster, found: Terms) -> dict[str, float]:
-        """What a step would be shorter by without each, on machines that are alike."""
+        """Return the seconds by which a step would be shorter without each bound, on machines that are alike."""
         samples = candidate.replicas * self._batch_size
         seconds = samples / found.samples_per_second
         free = dataclasses.replace(cluster, network=NO_NETWORK, topology="")
@@ -205,7 +205,7 @@ class Pricing:
             "waiting": bare - compute}  # fmt: skip
 
     def price(self, candidate: PlanCandidate, cluster: PricedCluster) -> Terms:
-        """What the steps of a candidate are made of there.
+        """Return the parts of a candidate's steps on a cluster.
 
         Raises:
             UsageError: it cannot run there.
@@ -228,7 +228,7 @@ class Pricing:
 
     @functools.cached_property
     def _examples(self) -> Data:
-        """What the split model is traced with."""
+        """Samples with which the split model is traced."""
         return as_data(self._train())
 
     def _job(self, candidate: PlanCandidate, split: SplitCost | str | None = None) -> Job:
@@ -270,15 +270,16 @@ _FREE = Handling(0.0, math.inf)
 
 
 def _handling(candidate: PlanCandidate, cluster: PricedCluster) -> Handling:
-    """What a candidate's messages and memory cost: without shards, one replica alone finds nothing in its memory that
-    another process has written.
+    """Return the costs of a candidate's messages and memory.
+
+    Without shards, one replica alone finds nothing in its memory that another process has written.
     """
     alone = not candidate.shards and candidate.replicas == 1
     return Handling(cluster.handling.message, (cluster.own if alone else cluster.handling).memory)
 
 
 def memory_speed(optimizer: Optimizer, elements: int, seconds: float) -> Handling:
-    """How fast a process's own memory is, by the seconds of an update of so many elements.
+    """Derive the speed of a process's own memory from the seconds of an update of so many elements.
 
     >>> round(memory_speed(Optimizer(), 100_000, 1e-4).memory)
     8000000000

@@ -36,7 +36,7 @@ class Prepared:
     run: Callable[..., Json]
     """Runs the job; or, without one, compresses the model of a run folder into a file."""
     command: str
-    """That does it by itself, but for the run that is compressed."""
+    """Command that does it by itself, but for the run that is compressed."""
     job: Job | None = None
 
 

@@ -197,7 +197,7 @@ def greeting(port: int, mark: str) -> Greeting:
 
 
 def look(asked: Look) -> Looked:
-    """Return whether the data of a task are here."""
+    """Return why the data of a task are not here, "" where they are."""
     lacks = ""
     if asked.task:
         from distbelief.tasks import available  # with torch

@@ -266,7 +266,7 @@ class Cluster(Local):
         return SlurmSteps({host.name: host.slots for host in self.named})
 
     def check(self, task: str = "", data_dir: str = "", every_two: bool = False) -> list[HostReport]:
-        """Return whether the hosts are ready for a job: what each is like, and what is wrong there, with what to do.
+        """Report what each host is like before a job, and what is wrong there, with what to do.
 
         Args:
             task: whose data are looked for; "" for none.

@@ -70,7 +70,7 @@ class Allreduce(Splittable, Scaled):
         return PLAYERS
 
     def needs_memory(self, settings: Settings, carrier: str) -> bool:
-        """Return where gradients are added up in it."""
+        """Return whether gradients are added up in shared memory."""
         return carrier == "shared"
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:

@@ -37,7 +37,7 @@ class WholeModel:
 
     @functools.cached_property
     def _vector(self) -> torch.Tensor:
-        """Return where the parameters are; what the model was built with is gone."""
+        """Return the vector of the parameters; what the model was built with is gone."""
         vector = zeros_on_disk(self._layout.total)
         self._flat.bind([], [vector])
         self._flat.swap(0)
@@ -58,7 +58,7 @@ class WholeModel:
             vector[start : start + len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
     def measure(self) -> Measured:
-        """Return what was collected, on the test set."""
+        """Measure what was collected, on the test set."""
         with torch.no_grad():
             self._flat.swap(0)  # pieces of tensors that are cut are copied
         return measure(self._task, self._flat.module)

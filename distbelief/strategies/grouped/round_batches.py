@@ -143,5 +143,5 @@ class RoundBatches(Epochs):
         return lost
 
     def position(self) -> Position:
-        """Return where the data stands, nothing being dealt and not done."""
+        """Return the position of the data, where nothing is dealt and not done."""
         return Position(self._epoch, self._batch, tuple(self._again))

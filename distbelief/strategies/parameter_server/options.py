@@ -96,7 +96,7 @@ class Synchronous(ServedWithOptimizer, Scaled):
     part (0.75), which follows deaths; else their number; 0 waits for all."""
 
     def needs_memory(self, settings: Settings, carrier: str) -> bool:
-        """Return where replicas find the parameters in the shards' own, which nobody steps while one of them computes,
+        """Return whether replicas find the parameters in the shards' own memory: nobody steps them while one computes,
         since a round waits for all. One that is written elsewhere may have others play them.
         """
         waits = not settings.strategy.leaves_behind and not settings.standby

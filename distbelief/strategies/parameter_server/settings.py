@@ -30,7 +30,7 @@ class SynchronousSettings(Pushing, frozen=True, kw_only=True):
 
     @property
     def leaves_behind(self) -> bool:
-        """Return where a round does not wait for all."""
+        """Return whether a round does not wait for all."""
         return bool(self.backup_workers or self.quorum)
 
     def check(self, settings: Settings) -> None:

@@ -54,7 +54,7 @@ class BatchWork:
         return work
 
     def again(self, shard: str) -> list[Effect]:
-        """Return what was told since all shards had answered."""
+        """Send a shard the operations since all shards had answered."""
         return [Send(shard, told) for told in self._told]
 
     def defers(self) -> bool:
@@ -63,7 +63,7 @@ class BatchWork:
         return not self._resting
 
     def end(self, job: Coordinator) -> list[Effect]:
-        """Return what a line search was trying out is not the model: go back to where it began."""
+        """Go back to where a line search began: what it was trying out is not the model."""
         _dealt(job).abandon()
         return self._operate(job, (Copy(X0, X),))
 

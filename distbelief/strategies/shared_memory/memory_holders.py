@@ -53,7 +53,7 @@ class MemoryHolders:
         return [Send(first, initialising.Restore(job.plan, job.saving.newest))]
 
     def without(self, job: Coordinator, replica: str, reason: str) -> list[Effect]:
-        """Return what it was asked for, another is."""
+        """Ask another replica for what one that is gone was asked for."""
         saving, closing = job.saving, job.closing
         described = replica in closing.describing
         closing.describing.discard(replica)

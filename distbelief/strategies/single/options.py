@@ -39,7 +39,7 @@ class Single(Partitioned, Scaled):
 
     @property
     def alone(self) -> bool:
-        """Return where the model is whole."""
+        """Return whether the model is whole."""
         return self.partitions == 1
 
     def replica_roles(self) -> tuple[str, ...]:
