@@ -46,11 +46,7 @@ BENCHES: Mapping[str, Bench] = {
         Bench("start", "StartOptions", "seconds from starting a job to its first step, beside importing torch"),
         Bench("memory", "MemoryOptions", "flat vectors that a replica and a shard hold"),
         Bench("cost", "CostBenchOptions", "steps and memory of processes, beside what `cost` predicts"),
-        Bench(
-            "plan",
-            "PlanBenchOptions",
-            "the first of a plan beside the best of its candidates",
-        ),
+        Bench("plan", "PlanBenchOptions", "the first of a plan beside the best of its candidates"),
         Bench("split", "SplitBenchOptions", "a split model, beside the whole one with one thread and two"),
         Bench("simulator", "SimulatorOptions", "messages per second of the virtual cluster, without payloads"),
         Bench("sandblaster", "SandblasterOptions", "an iteration of L-BFGS, its ceiling, and torch's"),

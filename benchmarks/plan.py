@@ -11,12 +11,22 @@ from functools import partial
 from typing import ClassVar, NamedTuple
 
 from benchmarks.parts import workloads
-from benchmarks.parts.timing import Figure, check_models, check_repeats, figure, finish, interleave, spread
+from benchmarks.parts.timing import (
+    BenchOptions,
+    Figure,
+    check_models,
+    check_repeats,
+    figure,
+    finish,
+    interleave,
+    spread,
+)
 from distbelief.cli.tables import number, show
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Json
 from distbelief.job import Job
 from distbelief.lab.plan.candidates import PLANNED, PlanCandidate, candidates
+from distbelief.lab.plan.halving import MOST_EPOCHS
 from distbelief.lab.plan.plan import SECONDS, plan, this_machine
 from distbelief.record.machine import machine
 
@@ -26,8 +36,6 @@ LONGEST = 45.0
 """Seconds in which the MLP and LeNet are to be planned."""
 WORKLOADS = "benchmarks.parts.workloads:"
 BATCH, SGD = 64, optim("sgd", lr=0.01)
-MOST_EPOCHS = 1_000_000
-"""Jobs end by their budget, long before these."""
 
 
 class PlannedModel(NamedTuple):
@@ -47,7 +55,7 @@ QUICK_TASK = f"{WORKLOADS}mlp_quick"
 
 
 @dataclass(frozen=True)
-class PlanBenchOptions:
+class PlanBenchOptions(BenchOptions):
     """Options of the benchmark plan."""
 
     models: tuple[str, ...] = tuple(MODELS)
@@ -56,12 +64,6 @@ class PlanBenchOptions:
     """Jobs of each candidate afterwards, by turns."""
     seconds: float = 4.0
     """That each of these trains."""
-    json: str | None = None
-    """File to write the result to."""
-    quick: bool = False
-    """One short job of each: whether it runs, not how well it plans."""
-    quiet: bool = False
-    """Print nothing."""
     QUICK: ClassVar[Mapping[str, object]] = {"models": ("mlp",), "repeats": 1, "seconds": 0.5}
     """Defaults with --quick."""
 

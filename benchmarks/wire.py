@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Protocol
 
-import torch
-
 from benchmarks.parts import limits
 from benchmarks.parts.shards import Ours
 from benchmarks.parts.timing import BenchOptions, Figure, figure, finish, interleave, ratio, spread
 from distbelief.cli.tables import number, show
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
+from distbelief.places.evaluate import threads
 from distbelief.places.processes.peers import Peers
 from distbelief.record.machine import machine
 
@@ -78,13 +77,9 @@ def run(options: WireOptions) -> Json:
     sizes, repeats, seconds = options.sizes, options.repeats, options.seconds
     if options.shards < 1:
         raise UsageError(f"--shards {options.shards}: must be 1 or more")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    facts = machine()
-    try:
+    with threads(1):
+        facts = machine()
         measured = {str(size): _of_size(size, options.shards, repeats, seconds) for size in sizes}
-    finally:
-        torch.set_num_threads(threads)
     result = {
         "bench": "wire",
         "machine": facts,

@@ -7,7 +7,8 @@ import math
 from distbelief.lab.study.definition import Arm, Study
 from distbelief.lab.study.figures import Report
 from distbelief.lab.study.report import make_report
-from distbelief.lab.study.trials import PARTS, Point, Trial
+from distbelief.lab.study.trials import Point, Trial
+from distbelief.record.summary import PARTS
 
 TARGETS = (0.9, 0.95)
 

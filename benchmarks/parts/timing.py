@@ -9,7 +9,7 @@ import json
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypedDict
+from typing import TypedDict
 
 from distbelief.cli.tables import number, show
 from distbelief.core.records import Json
@@ -122,21 +122,7 @@ class BenchOptions:
     """Print nothing."""
 
 
-class Asked(Protocol):
-    """What the options of every benchmark have."""
-
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
-
-    @property
-    def json(self) -> str | None:
-        """File to write the result to."""
-
-    @property
-    def quiet(self) -> bool:
-        """Whether to print nothing."""
-
-
-def finish(result: Json, options: Asked) -> Json:
+def finish(result: Json, options: BenchOptions) -> Json:
     """Add the options to a result, show its figures, write it where the user asked for that, and return it.
 
     Raises:
@@ -157,7 +143,7 @@ def finish(result: Json, options: Asked) -> Json:
     return result
 
 
-def told_options(options: Asked) -> dict[str, object]:
+def told_options(options: BenchOptions) -> dict[str, object]:
     """The options that differ from their defaults, but for those that say where the result goes."""
     given = {
         field: getattr(options, field.name)

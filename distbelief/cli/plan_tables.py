@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from distbelief.cli.tables import number, show
 from distbelief.lab.plan.plan import Row, TrainingPlan
+from distbelief.record.summary import PARTS
 
-PARTS = ("compute", "update", "communicate", "wait")
 COLUMNS = ("", "what", "samples/s", "step, ms", *PARTS, "for", "memory, GB", "MB a step")
 PRICED = ("", "what", "predicted", "measured", "error", "step, ms", *PARTS, "memory, GB", "binds")
 """Columns where some are priced."""

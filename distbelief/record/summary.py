@@ -14,7 +14,9 @@ from distbelief.core.records import Json
 from distbelief.record.folder import versions
 
 OVERFLOWS = ("overflows", "counted")
-TIMES = ("steps", "compute", "update", "communicate", "wait")
+PARTS = ("compute", "update", "communicate", "wait")
+"""Parts of a step."""
+TIMES = ("steps", *PARTS)
 """Fields of a replica's times: steps that were timed, and their seconds."""
 ROWS = 2000
 """Most rows of a history."""

@@ -16,6 +16,9 @@ from distbelief.places.simulated.simulation import Simulation
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.transport.virtual import NetworkModel, Outage, VirtualNetwork
 
+MESSAGE_LIMIT = 200_000
+"""Messages after which a job counts as one that does not end, unless another limit is given."""
+
 
 class Checker(Protocol):
     """Observer beside a network."""
@@ -63,7 +66,7 @@ class Observed:
     done
     """
 
-    def __init__(self, job: Job, cluster: Simulated | None = None, limit: int = 200_000) -> None:
+    def __init__(self, job: Job, cluster: Simulated | None = None, limit: int = MESSAGE_LIMIT) -> None:
         cluster = cluster or Simulated()
         self.records: list[Record] = []
         self.simulation = Simulation(

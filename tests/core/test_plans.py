@@ -464,11 +464,11 @@ def test_the_command_shows_a_table_or_json(capsys: pytest.CaptureFixture[str]) -
 
 def shown_table(plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch) -> tuple[str, tuple[str, ...], list[list[str]]]:
     """Title, columns and rows of the table of a plan."""
-    tables: list[Any] = []
+    tables: list[tuple[str, tuple[str, ...], list[list[str]]]] = []
     monkeypatch.setattr(plan_tables, "show", lambda *table: tables.append(table))
     plan_tables.show_plan(plan)
     [table] = tables
-    return table  # type: ignore[no-any-return]
+    return table
 
 
 @pytest.mark.long

@@ -16,7 +16,7 @@ from watching.rules import Rules
 class Observed(simulations.Observed):
     """A run with rules; `Accounting` knows the other consistencies too."""
 
-    def __init__(self, job: Job, cluster: Simulated | None = None, limit: int = 200_000) -> None:
+    def __init__(self, job: Job, cluster: Simulated | None = None, limit: int = simulations.MESSAGE_LIMIT) -> None:
         cluster = cluster or Simulated()
         super().__init__(job, cluster, limit)
         self.rules = Rules(self._alive)

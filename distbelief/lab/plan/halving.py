@@ -23,10 +23,11 @@ from distbelief.core.outcomes import Outcome
 from distbelief.errors import DistbeliefError, Interrupted, UsageError
 from distbelief.job import Job
 from distbelief.lab.plan.candidates import PlanCandidate
-from distbelief.lab.plan.pricing import PARTS, Terms, terms_of
+from distbelief.lab.plan.pricing import Terms, terms_of
 from distbelief.places import signals
 from distbelief.places.processes.local import Local
 from distbelief.record.limits import cores
+from distbelief.record.summary import PARTS
 from distbelief.tasks import Task
 
 FINALISTS, TURNS = 3, 2

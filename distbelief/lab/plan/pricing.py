@@ -28,7 +28,7 @@ from distbelief.lab.plan.candidates import Machines, PlanCandidate
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.handling import STATES, Handling
 from distbelief.places.simulated.simulated import Simulated
-from distbelief.record.summary import moved
+from distbelief.record.summary import PARTS, moved
 from distbelief.tasks import Data, Task, as_data
 from distbelief.tasks.worker import build_model
 from distbelief.transport.processors import Hosts
@@ -46,8 +46,6 @@ TOUCHED = 2
 
 STRAGGLER = "a straggler"
 """Bound of a step where a replica is slower than the others: they wait for it, or it brings fewer samples."""
-PARTS = ("compute", "update", "communicate", "wait")
-"""What a step is made of."""
 
 
 class Counted:

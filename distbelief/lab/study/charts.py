@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from distbelief.core.records import Json
 from distbelief.lab.study.claims import FIGURES
 from distbelief.lab.study.figures import HOW, ArmFigures, Report, highest, percent, scaled, without_replicas
-from distbelief.lab.study.trials import PARTS, Point, Trial
+from distbelief.lab.study.trials import Point, Trial
+from distbelief.record.summary import PARTS
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f", "#a6761d", "#1b9e77")
 """Told apart by those who are colour-blind too (Okabe and Ito 2008), as far as they reach."""

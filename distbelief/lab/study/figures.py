@@ -16,7 +16,8 @@ from distbelief.core.records import Json
 from distbelief.lab.study.claims import Judged, momentum
 from distbelief.lab.study.definition import Arm, Study
 from distbelief.lab.study.statistics import MISSED, Interval, median, ratio_of_medians
-from distbelief.lab.study.trials import PARTS, SHRUNK, Trial
+from distbelief.lab.study.trials import SHRUNK, Trial
+from distbelief.record.summary import PARTS
 
 BUSY = 0.1
 """The part of a machine that others take, from which it is said to have been busy."""

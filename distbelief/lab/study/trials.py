@@ -23,15 +23,13 @@ from distbelief.record.checkpoints import read_manifest
 from distbelief.record.folder import RunFolder
 from distbelief.record.metrics import read_metrics
 from distbelief.record.restore import load_weights
-from distbelief.record.summary import moved
+from distbelief.record.summary import PARTS, moved
 from distbelief.tasks import Task
 from distbelief.tasks.flat import layout_of
 from distbelief.tasks.worker import build_model, load, measure
 
 DRAWS = 20
 """Minibatches whose gradients are compared with the whole one."""
-PARTS = ("compute", "update", "communicate", "wait")
-"""What a step is made of."""
 
 
 SHRUNK = ("bytes", "dense_bytes", "ratio", "dense_error", "test_error")
