@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
 
 from benchmarks import BENCHES
 from benchmarks.table import table
-from distbelief.cli import main, options
-from distbelief.core.settings import option
+from distbelief.cli import main
+from distbelief.cli.arguments import ask
 from distbelief.errors import unknown
 from distbelief.places import signals
 
@@ -34,10 +33,7 @@ def run(args: list[str]) -> int:
     if name not in BENCHES:
         raise unknown("benchmark", name, [*BENCHES, "table"])
     chosen, program = BENCHES[name], f"{PROGRAM} {name}"
-    options.refuse(program, rest, [option(field.name) for field in fields(chosen.options)])
-    given = options.call_tyro(
-        chosen.options, program, f"Measure {chosen.summary}.", rest, chosen.defaults("--quick" in rest)
-    )
+    given = ask(program, chosen.options, rest, f"Measure {chosen.summary}.", chosen.defaults("--quick" in rest))
     with signals.raised():
         chosen.run(given)
     return 0

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from distbelief.cli import options
-from distbelief.core.settings import option
+from distbelief.cli.arguments import ask
 from distbelief.errors import UsageError
 from distbelief.references import check_task
 
@@ -44,8 +43,7 @@ def check(args: list[str]) -> int:
     """`distbelief check [TASK] --hosts a:4,b:4 [options]`; returns 1 where anything is wrong."""
     words = args[:1] if args and not args[0].startswith("-") else []
     rest = args[len(words) :]
-    options.refuse(PROG, rest, [option(field.name) for field in fields(CheckOptions)])
-    asked = options.call_tyro(CheckOptions, PROG, str(CheckOptions.__doc__), rest)
+    asked = ask(PROG, CheckOptions, rest)
     task = words[0] if words else ""
     if task:
         check_task(task)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from distbelief.cli import INTERRUPTED, options, words
+from distbelief.cli.arguments import ask, ask_of
 from distbelief.cli.auto import AUTO, chosen
 from distbelief.cli.check import check
 from distbelief.cli.compress import compress, expand
@@ -211,29 +212,15 @@ def status(args: list[str]) -> int:
 
 def _of_a_run(command: str, kind: type[Asked], args: Sequence[str]) -> tuple[str, Asked]:
     """The run folder and the options of a command on one."""
-    prog = f"distbelief {command} RUN"
-    if not args:
-        raise UsageError(f"which run? Write its folder: {prog}")
-    return _first_and_options(prog, "the run folder", kind, args)
+    return ask_of(f"distbelief {command} RUN", "run folder", kind, args)
 
 
 def _of_a_task(command: str, kind: type[Asked], args: Sequence[str]) -> tuple[str, Asked]:
     """The task and the options of a command on one, which has no strategy."""
-    prog = f"distbelief {command} TASK"
-    if not args:
-        raise UsageError(f"which task? Write it: {prog}; {', '.join(TASKS)}, or module:function of your own")
-    task, asked = _first_and_options(prog, "the task", kind, args)
+    known = f"{', '.join(TASKS)}, or module:function of your own"
+    task, asked = ask_of(f"distbelief {command} TASK", "task", kind, args, known=known)
     check_task(task)
     return task, asked
-
-
-def _first_and_options(prog: str, first: str, kind: type[Asked], args: Sequence[str]) -> tuple[str, Asked]:
-    if args[0] in ("--help", "-h"):
-        options.call_tyro(kind, prog, str(kind.__doc__), ["--help"])
-    if args[0].startswith("-"):
-        raise UsageError(f"{args[0]}: write {first} first: {prog} [options]")
-    options.refuse(prog, args[1:], [option(field.name) for field in fields(kind)])  # type: ignore[arg-type]  # a dataclass
-    return args[0], options.call_tyro(kind, prog, str(kind.__doc__), args[1:])
 
 
 @dataclass(frozen=True)
@@ -440,13 +427,12 @@ def join(args: list[str]) -> int:
     prog, valued = "distbelief join TICKET", [name for name in known if name != "--quiet"]
     if not args or args[0] in ("--help", "-h"):
         if args:
-            options.call_tyro(JoinOptions, prog, str(JoinOptions.__doc__), ["--help"])
+            ask(prog, JoinOptions, ["--help"])
         raise UsageError(f"which ticket? Write its file: {prog}")
     if args[0].startswith("-"):
         raise UsageError(f"{args[0]}: write the ticket first: {prog} [options] [script.py|-m module [args...]]")
     own, script = options.until_word(args[1:], valued)
-    options.refuse(prog, own, known)
-    asked = options.call_tyro(JoinOptions, prog, str(JoinOptions.__doc__), own)
+    asked = ask(prog, JoinOptions, own)
     tell = _nothing if asked.quiet else _tell
     tell(f"joining by {args[0]}")
     from distbelief.places.join.guest import Guest
@@ -521,13 +507,9 @@ def draw(args: list[str]) -> int:
         return 0 if args else 2
     prog = f"distbelief draw {args[0]}"
     if args[0] in PIPELINES:
-        options.refuse(prog, args[1:], [option(field.name) for field in fields(DrawPipelineOptions)])
-        return _draw_pipeline(
-            args[0], options.call_tyro(DrawPipelineOptions, prog, str(DrawPipelineOptions.__doc__), args[1:])
-        )
+        return _draw_pipeline(args[0], ask(prog, DrawPipelineOptions, args[1:]))
     check_algorithm(args[0], PIPELINES)
-    options.refuse(prog, args[1:], [option(field.name) for field in fields(DrawOptions)])
-    asked = options.call_tyro(DrawOptions, prog, str(DrawOptions.__doc__), args[1:])
+    asked = ask(prog, DrawOptions, args[1:])
     graph = topology(asked.topology) if asked.topology else None
     per_host = asked.per_host or 1
     ranks = asked.ranks if asked.ranks is not None else len(graph.hosts) * per_host if graph else 4

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import msgspec
 
-from distbelief.cli import options
+from distbelief.cli.arguments import ask, ask_of
 from distbelief.core.records import Json
-from distbelief.core.settings import option
-from distbelief.errors import UsageError
 from distbelief.lab.compress.options import Compression
 from distbelief.places import signals
 from distbelief.places.processes import forkserver
@@ -33,7 +30,7 @@ class CompressOptions(Compression):
 
 def compress(args: list[str]) -> int:
     """`distbelief compress RUN [options]`."""
-    run, asked = _first("compress", "RUN", CompressOptions, args)
+    run, asked = ask_of("distbelief compress RUN", "run", CompressOptions, args)
     forkserver.start()
     from distbelief.lab.compress.compressing import compress as make
 
@@ -54,9 +51,7 @@ def parse_compression(words: Sequence[str]) -> Compression:
         UsageError: there is no such option, or no such value.
     """
     prog = "distbelief compress RUN"
-    options.refuse(prog, words, [option(field.name) for field in fields(Compression)])
-    asked: Compression = options.call_tyro(Compression, prog, str(Compression.__doc__), words)
-    return asked
+    return ask(prog, Compression, words)
 
 
 def summary(result: Json) -> list[str]:
@@ -87,22 +82,11 @@ class ExpandOptions:
 
 def expand(args: list[str]) -> int:
     """`distbelief expand FILE [options]`."""
-    file, asked = _first("expand", "FILE", ExpandOptions, args)
+    file, asked = ask_of("distbelief expand FILE", "file", ExpandOptions, args)
     from distbelief.lab.compress.expanding import expand as write
 
     print(write(file, asked.out or None))
     return 0
-
-
-def _first(command: str, what: str, kind: type[Any], args: Sequence[str]) -> tuple[str, Any]:
-    """The word that comes first, and the options of a command."""
-    prog = f"distbelief {command} {what}"
-    if args and args[0] in ("--help", "-h"):
-        options.call_tyro(kind, prog, str(kind.__doc__), ["--help"])
-    if not args or args[0].startswith("-"):
-        raise UsageError(f"{args[0] if args else prog}: write the {what.lower()} first: {prog} [options]")
-    options.refuse(prog, args[1:], [option(field.name) for field in fields(kind)])
-    return args[0], options.call_tyro(kind, prog, str(kind.__doc__), args[1:])
 
 
 def _tell(line: str) -> None:

@@ -46,7 +46,7 @@ strategies:  {strategies},
              or module:Class of your own
 
 distbelief train mnist downpour --replicas 2 --shards 2 --optimizer adagrad --lr 0.02 --epochs 5
-distbelief train mnist downpour --help             the options of a command with a strategy
+distbelief train mnist downpour --help [all]       the options of a command with a strategy
 distbelief --version"""
 
 

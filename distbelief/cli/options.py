@@ -4,27 +4,20 @@ refused with one that does.
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import copy
 import dataclasses
-import difflib
-import functools
 import inspect
-import io
 import itertools
 import os
 import re
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
 from distbelief.cli import words
+from distbelief.cli.arguments import ALL, Argument, Heading, arguments_of, documents, read, refuse
 from distbelief.cli.config import configured
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import option
-from distbelief.core.values import read_as
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.cluster import launched
@@ -133,9 +126,38 @@ class VirtualOptions:
 Source = tuple[type, tuple[str, ...]]
 """A dataclass, and its fields that a command has no option for."""
 
+HEADINGS = (
+    Heading("first", "epochs iterations batch_size replicas optimizer lr out"),
+    Heading("what is trained", "data_dir init_from portion_size seed precision device threads",
+        "drop_last order data fixed_point weight_decay decay_exempt optimizer_options clip_norm"),
+    Heading("how far", "target_accuracy target_loss budget evaluate_every", "tolerance"),
+    Heading("who takes part", "shards partitions split hosts hostfile transport listen",
+        "microbatches schedule chunks per_host on remote_shell interface topology tickets oversubscribe dry_run bind "
+        "advertise insecure tls path leave_within"),
+    Heading("how they train", "", "local_lr warm_start_steps staleness_scaling bucket_mb buffers overlap "
+        "backup_portions deterministic"),
+    Heading("the rate", "lr_schedule warmup_epochs lr_scaling base_batch", "lr_steps lr_gamma lr_power warmup"),
+    Heading("faults", "restarts standby checkpoint_every resume faults",
+        "on_death snapshot_every keep_checkpoints pad straggle"),
+    Heading("time in simulation", "network compute handling stragglers phantom"),
+    Heading("output", "quiet json config", "logs keep sweep"),
+)  # fmt: skip
+"""Headings of the help of train, launch and simulate; what no heading names stands under how they train."""
+OWN_HEADING = "how they train"
+WHEN = {
+    "epochs": "when the test accuracy still rises at the end",
+    "iterations": "when the loss still falls at the end",
+    "batch_size": "when a step takes less than a millisecond (larger), or memory runs out (smaller)",
+    "replicas": "to as many as there are free cores or GPUs; `distbelief plan` measures what pays",
+    "optimizer": "to adagrad where replicas do not wait for each other, as in the paper",
+    "lr": "when the loss is not finite or rises (smaller), or falls slowly (larger)",
+    "out": "to find a run again by its name",
+}
+"""When a newcomer changes the first options."""
 
-def groups(command: str, strategy: str) -> Mapping[str, list[Source]]:
-    """The options of a command with a strategy, by the heading that its help shows them under."""
+
+def sources(command: str, strategy: str) -> list[Source]:
+    """List the dataclasses whose fields are the options of a command with a strategy."""
     kind = find(strategy)
     job = (
         "task",
@@ -150,16 +172,15 @@ def groups(command: str, strategy: str) -> Mapping[str, list[Source]]:
         local = [field.name for field in dataclasses.fields(Local)]
         lacks = [*["path"] * (not kind.direct), *["listen"] * (not kind.most_guests)]
         place = [(Local, ("compute", *lacks)), (Cluster, tuple(local)), (Planned, ()), *place]
-    own: list[Source] = [(kind, ("optimizer",))]
     stepping: list[Source] = [(Stepping, ())] if _is_stepped(kind) else []
-    found: dict[str, list[Source]] = {
-        strategy.rpartition(":")[2]: own,
-        "optimizer": stepping,
-        "job": [(Job, job), (Configuring, ())],
-        "cluster": place,
-        "view": [(Showing, ())],
-    }
-    return {name: sources for name, sources in found.items() if any(fields_of(*source) for source in sources)}
+    return [(kind, ("optimizer",)), *stepping, (Job, job), (Configuring, ()), *place, (Showing, ())]
+
+
+def arguments(command: str, strategy: str) -> list[Argument]:
+    """List the options of a command with a strategy."""
+    found = [one for kind, without in sources(command, strategy) for one in arguments_of(kind, without)]
+    meanings = LAUNCHED if command == "launch" else {}
+    return [one._replace(text=meanings.get(one.name, one.text)) for one in found]
 
 
 def _meaningless(kind: type[Strategy]) -> tuple[str, ...]:
@@ -174,201 +195,55 @@ def _is_stepped(kind: type[Strategy]) -> bool:
     return any(field.name == "optimizer" for field in dataclasses.fields(kind))
 
 
-def fields_of(kind: type, without: tuple[str, ...]) -> list[dataclasses.Field[Any]]:
-    """The fields of a dataclass that are options."""
-    return [field for field in dataclasses.fields(kind) if field.name not in without]
-
-
-@functools.cache
-def documents(kind: type) -> dict[str, str]:
-    """The docstring of each field of a dataclass, from its source."""
-    found = {}
-    for part in [part for part in kind.__mro__[::-1] if dataclasses.is_dataclass(part)]:
-        [body] = [node.body for node in ast.parse(inspect.getsource(part)).body if isinstance(node, ast.ClassDef)]
-        for field, text in itertools.pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-                found[field.target.id] = " ".join(ast.literal_eval(text.value).split())
-    return found
-
-
 LAUNCHED = {
     "batch_size": "Samples in a minibatch of one replica; the script's own wins, where its batches() names one."
 }
 """What options mean to `launch`, where that is not what they mean elsewhere."""
 
 
-def _flat(sources: Sequence[Source], heading: str, meanings: Mapping[str, str]) -> type:
-    """One dataclass with the fields of several, as tyro is to show them."""
-    import tyro
-
-    made: list[tuple[str, object, object]] = []
-    for kind, without in sources:
-        # a job's task is no option, and its type would import torch
-        hints, texts = typing.get_type_hints(kind, localns={"Task": object}), {**documents(kind), **meanings}
-        for field in fields_of(kind, without):
-            hint = read_as(hints[field.name])
-            several = typing.get_origin(hint) is tuple
-            bare = next((part for part in typing.get_args(hint) if part is not type(None)), hint)
-            empty = field.default is None or field.default is False or field.default in ("", ())
-            shown = tyro.conf.arg(
-                help=texts.get(field.name, ""),
-                metavar="WORD ..." if several else bare.__name__.upper() if bare is not bool else None,
-                help_behavior_hint="" if empty else f"(default: {field.default})",
-            )
-            made.append((field.name, Annotated[hint, shown], dataclasses.field(default=field.default)))
-    flat = dataclasses.make_dataclass(heading, made, frozen=True)
-    flat.__doc__ = heading
-    return flat
-
-
 def parse(command: str, task: str, strategy: str, args: Sequence[str]) -> Options:
-    """The options of a command.
+    """Read the options of a command.
 
     Raises:
         UsageError: an option that the command does not have, with the nearest that it has, or a value that is none.
         SystemExit: help was asked for, and shown.
     """
-    import tyro
-
-    found = groups(command, strategy)
+    known, kind = arguments(command, strategy), find(strategy)
+    names = [one.option for one in known]
     prog = " ".join(word for word in ("distbelief", command, task, strategy) if word)
-    why = {option(name): reason for name, reason in find(strategy).lacks.items()}
-    refuse(prog, args, _names(found), _elsewhere(command, strategy), why)
-    given = configured(args, _names(found))
-    meanings = LAUNCHED if command == "launch" else {}
-    made = [
-        (name, Annotated[_flat(sources, name, meanings), tyro.conf.arg(name="")], dataclasses.MISSING)
-        for name, sources in found.items()
-    ]
-    whole = dataclasses.make_dataclass("Whole", [(name, kind) for name, kind, _ in made])
-    meaning, *_ = (inspect.getdoc(find(strategy)) or "").split("\n\n")
+    why = {option(name): reason for name, reason in kind.lacks.items()}
+    refuse(prog, args, names, lambda: _elsewhere(command, strategy), why, HERE)
+    given = configured(args, names)
+    meaning, *_ = (inspect.getdoc(kind) or "").split("\n\n")
+    placed = {name for heading in HEADINGS for name in f"{heading.common} {heading.rare}".split()}
+    rest = " ".join(one.name for one in known if one.name not in placed)
+    headings = [one._replace(common=rest) if one.title == OWN_HEADING else one for one in HEADINGS]
     try:
-        values = _ask(whole, prog, " ".join(meaning.split()), given.words)
+        values = read(prog, meaning, known, given.words, headings, WHEN)
     except UsageError as error:
         told = str(error)
         place = next((at for name, at in given.places.items() if told.startswith((f"{name} ", f"{name}:"))), "")
         raise (UsageError(f"{place}: {error}") if place else error) from None
-    flat = {name: value for group in found for name, value in vars(getattr(values, group)).items()}
-    flat["replicas given"] = any(word.partition("=")[0] == "--replicas" for word in given.words)
-    return Options(find(strategy), flat)
-
-
-def _names(found: Mapping[str, list[Source]]) -> list[str]:
-    return [option(field.name) for sources in found.values() for source in sources for field in fields_of(*source)]
+    values["replicas given"] = any(word.partition("=")[0] == "--replicas" for word in given.words)
+    return Options(kind, values)
 
 
 def _elsewhere(command: str, strategy: str) -> dict[str, str]:
     """The options that only other strategies or commands have, and which."""
     having: dict[str, list[str]] = {}
     for other in STRATEGIES:
-        for name in _names(groups(command, other)):
-            having.setdefault(name, []).append(other)
+        for one in arguments(command, other):
+            having.setdefault(one.option, []).append(other)
     found = {name: f"strategy {' or '.join(others)}" for name, others in having.items() if strategy not in others}
     for other_command in ("train", "simulate", "launch"):
         for other in STRATEGIES:
-            for name in _names(groups(other_command, other)):
-                found.setdefault(name, f"distbelief {other_command}")
+            for one in arguments(other_command, other):
+                found.setdefault(one.option, f"distbelief {other_command}")
     return found
 
 
 HERE = {"--accumulate": "--push-every", "--push-every": "--accumulate"}
 """Options that have another name where there are no pushes."""
-
-
-def refuse(
-    prog: str, args: Sequence[str], known: Sequence[str], elsewhere: Mapping[str, str] | None = None,
-    why: Mapping[str, str] | None = None,
-) -> None:  # fmt: skip
-    """Refuse an option that is not known.
-
-    Args:
-        prog: the command.
-        args: what was written behind it.
-        known: its options.
-        elsewhere: who has others.
-        why: it has not some of those.
-
-    Raises:
-        UsageError: with the nearest that is, or where it would belong and why not here.
-    """
-    for word in args:
-        name = word.partition("=")[0].replace("_", "-")
-        if not name.startswith("--") or name in known or name in ("--help", "--"):
-            continue
-        if elsewhere and name in elsewhere:
-            here = f", and here it is {HERE[name]}" if HERE.get(name) in known else ""
-            reason = f"{why[name]}; " if why and name in why else ""
-            raise UsageError(
-                f"{prog} has no option {name}: {reason}it belongs to {elsewhere[name]}{here}; see {prog} --help"
-            )
-        near = difflib.get_close_matches(name, [*known, "--help"], n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise UsageError(f"{prog} has no option {name}; {hint}All are in {prog} --help")
-
-
-Asked = TypeVar("Asked")
-
-
-def _reflowed(kind: Any) -> Any:
-    """The same dataclass, with what its fields mean in one line each: tyro would keep the line breaks of the source."""
-    import tyro
-
-    hints, texts = typing.get_type_hints(kind, include_extras=True), documents(kind)
-    made: list[tuple[str, object, object]] = []
-    for field in dataclasses.fields(kind):
-        shown = tyro.conf.arg(help=texts.get(field.name, ""))
-        made.append((field.name, Annotated[hints[field.name], shown], copy.copy(field)))
-    return dataclasses.make_dataclass(kind.__name__, made, frozen=True)
-
-
-def call_tyro(
-    kind: type[Asked], prog: str, description: str, args: Sequence[str], default: Asked | None = None
-) -> Asked:
-    """The options that are a dataclass, made from the arguments, and of a default where it is given.
-
-    Raises:
-        UsageError, SystemExit: as `_ask`.
-    """
-    shown = _reflowed(kind)
-    return kind(**vars(_ask(shown, prog, description, args, shown(**vars(default)) if default else None)))
-
-
-def _ask(kind: Any, prog: str, description: str, args: Sequence[str], default: Any = None) -> Any:
-    """What tyro makes of the arguments, and of a default where it is given; its framed complaint becomes one line.
-
-    Raises:
-        UsageError: a value is missing, or is none.
-        SystemExit: help was asked for, and shown.
-    """
-    import tyro
-
-    config = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone,
-              tyro.conf.HelptextFromCommentsOff)  # fmt: skip
-    complaint = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(complaint):
-            return tyro.cli(
-                kind,
-                prog=prog,
-                description=description,
-                args=list(args),
-                config=config,
-                **({"default": default} if default else {}),
-            )
-    except SystemExit as end:
-        if not end.code:
-            raise
-    # a title, a rule where the terminal has no better frame, the text, and another rule
-    lines = [line.strip("│ ") for line in re.sub(r"\x1b\[[0-9;]*m", "", complaint.getvalue()).splitlines()][1:]
-    text = itertools.dropwhile(lambda line: line.startswith("---"), lines)
-    said = " ".join(itertools.takewhile(lambda line: not line.startswith(("───", "---", "╰")), text))
-    if found := re.match(r"Error parsing (--\S+): .*(?:literal for (int)|could not convert).*: ('.*')$", said):
-        said = f"{found[1]} {found[3]}: is not a {'whole ' if found[2] else ''}number"
-    elif found := re.match(r"Missing value for argument '(--\S+)'", said):
-        said = f"{found[1]}: its value is missing"
-    elif found := re.match(r"Unrecognized options: (.*)", said):
-        said = f"{found[1]!r} is one word too many"
-    raise UsageError(f"{said.rstrip('.') or 'the arguments cannot be read'}; see {prog} --help")
 
 
 _SEVERAL = re.compile(r"\w+=.*|[0-9.]+((:|%?x)[0-9.,:%x]+)?")
@@ -382,20 +257,16 @@ def split_script(strategy: str, args: Sequence[str]) -> tuple[list[str], list[st
     >>> split_script("downpour", ["--replicas", "3", "--json", "train.py", "--replicas", "9"])
     (['--replicas', '3', '--json'], ['train.py', '--replicas', '9'])
     """
-    found = groups("launch", strategy)
-    fields = {
-        option(field.name): field.default
-        for sources in found.values()
-        for source in sources
-        for field in fields_of(*source)
-    }
+    known = {one.option: one for one in arguments("launch", strategy)}
     at = 0
     while at < len(args) and args[at].startswith("-") and args[at] != MODULE:
         name, given, _ = args[at].replace("_", "-").partition("=")
         at += 1
-        if isinstance(fields.get(name), tuple):
+        if name == "--help":
+            at += args[at : at + 1] == [ALL]
+        elif name in known and known[name].several:
             at += sum(1 for _ in itertools.takewhile(lambda word: _SEVERAL.fullmatch(word), args[at:]))
-        elif not given and name in fields and not isinstance(fields[name], bool):
+        elif not given and name in known and not known[name].is_flag:
             at += 1
     return list(args[:at]), list(args[at:])
 
@@ -500,7 +371,7 @@ class Options:
             cluster = Cluster(**own, compute=compute)
             cluster.attend()
             return cluster
-        for name in (*(field.name for field in fields_of(Cluster, tuple(documents(Local)))), "dry_run"):
+        for name in (*(one.name for one in arguments_of(Cluster, documents(Local))), "dry_run"):
             if (value := self.values.get(name)) and value != getattr(Cluster, name, False):
                 raise UsageError(f"{option(name)} {value}: is of several hosts; name them with --hosts or --hostfile")
         return Local(**self._of(Local), compute=compute)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import msgspec
 
-from distbelief.cli import options
-from distbelief.core.settings import option
+from distbelief.cli.arguments import ask
 from distbelief.errors import UsageError
 from distbelief.places import signals
 from distbelief.places.processes import forkserver
@@ -53,12 +52,11 @@ def predict(args: list[str]) -> int:
     """`distbelief predict RUN... TASK|FILE --out FILE [options]`."""
     words = list(itertools.takewhile(lambda word: not word.startswith("-"), args))
     if args[:1] in (["--help"], ["-h"]):
-        options.call_tyro(PredictOptions, PROG, str(PredictOptions.__doc__), ["--help"])
+        ask(PROG, PredictOptions, ["--help"])
     if len(words) < 2:
         raise UsageError(f"write which runs, and what they are to predict, first: {PROG} --out FILE")
     rest = args[len(words) :]
-    options.refuse(PROG, rest, [option(field.name) for field in fields(PredictOptions)])
-    asked = options.call_tyro(PredictOptions, PROG, str(PredictOptions.__doc__), rest)
+    asked = ask(PROG, PredictOptions, rest)
     *runs, source = words
     if not source.endswith((".safetensors", ".npy")):
         check_task(source)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from distbelief.cli import options
-from distbelief.core.settings import option
+from distbelief.cli.arguments import ask
 from distbelief.errors import UsageError
 
 
@@ -105,6 +104,4 @@ Asked = TypeVar("Asked", ReportOptions, RunsOptions)
 def _names_and_options(prog: str, kind: type[Asked], args: Sequence[str]) -> tuple[list[str], Asked]:
     """The words before the options, and these."""
     first = next((at for at, word in enumerate(args) if word.startswith("-")), len(args))
-    own = ["--help" if word == "-h" else word for word in args[first:]]
-    options.refuse(prog, own, [option(field.name) for field in fields(kind)])
-    return list(args[:first]), options.call_tyro(kind, prog, str(kind.__doc__), own)
+    return list(args[:first]), ask(prog, kind, args[first:])

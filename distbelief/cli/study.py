@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distbelief.cli import options, virtual
+from distbelief.cli.arguments import ask_of
 from distbelief.cli.compress import parse_compression
-from distbelief.core.settings import option
 from distbelief.errors import UsageError
 from distbelief.lab.study import definition
 from distbelief.lab.study.definition import Arm, Study
@@ -47,16 +47,10 @@ class StudyOptions:
 
 def study(args: list[str]) -> int:
     """`distbelief study NAME|FILE.toml [options]`."""
-    prog = "distbelief study NAME|FILE.toml"
-    if not args or args[0] in ("--help", "-h"):
-        if args:
-            options.call_tyro(StudyOptions, prog, f"{StudyOptions.__doc__} Studies: {_names()}", ["--help"])
-        raise UsageError(f"which study? {prog}; the package's own: {_names()}")
-    if args[0].startswith("-"):
-        raise UsageError(f"{args[0]}: write the study first: {prog} [options]")
-    options.refuse(prog, args[1:], [option(field.name) for field in fields(StudyOptions)])
-    asked = options.call_tyro(StudyOptions, prog, str(StudyOptions.__doc__), args[1:])
-    file = definition.find(args[0])
+    known = f"the package's own: {_names()}"
+    meaning = f"{StudyOptions.__doc__} Studies: {_names()}"
+    name, asked = ask_of("distbelief study NAME|FILE.toml", "study", StudyOptions, args, meaning, known)
+    file = definition.find(name)
     read = definition.read(file)
     more = ("--data-dir", asked.data_dir) if asked.data_dir else ()
     check(read, file, more)

@@ -18,8 +18,8 @@ import distbelief as db
 from benchmarks import Bench
 from benchmarks import __main__ as benchmarks
 from distbelief.cli import commands, main, options, words
+from distbelief.cli.arguments import documents
 from distbelief.core.optimizer import LEARNING_RATES
-from distbelief.core.settings import option
 from distbelief.errors import UsageError
 from distbelief.places import evaluate, status
 from distbelief.places.attempt import Attempt
@@ -70,12 +70,7 @@ FROZEN = {
 
 
 def known(command: str, strategy: str) -> list[str]:
-    return [
-        option(field.name)
-        for sources in options.groups(command, strategy).values()
-        for s in sources
-        for field in options.fields_of(*s)
-    ]
+    return [one.option for one in options.arguments(command, strategy)]
 
 
 @pytest.mark.parametrize(("command", "strategy"), FROZEN)
@@ -87,12 +82,31 @@ def test_the_options_of_a_command_are_a_promise(command: str, strategy: str) -> 
 def test_help_shows_every_option_of_its_strategy_with_its_docstring_and_no_other(
     strategy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main.run(["train", "mnist", strategy, "--help"]) == 0
+    assert main.run(["train", "mnist", strategy, "--help", "all"]) == 0
     shown = capsys.readouterr().out
     own = FROZEN["train", strategy].split()
     assert all(f"{name} " in shown for name in own)
     assert not any(f"{name} " in shown for name in f"{' '.join(OWN.values())} {LOCAL}".split() if name not in own)
-    assert "Passes over the training set." in shown
+    assert ("Passes over the training set." in shown) == ("--epochs" in own)
+
+
+@pytest.mark.parametrize(("command", "strategy"), FROZEN)
+def test_help_is_short_and_says_when_a_newcomer_changes_the_first_options(
+    command: str, strategy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [command, *(["mnist"] if command != "launch" else []), strategy, "--help"]
+    assert main.run(words) == 0
+    short = capsys.readouterr().out
+    assert main.run([*words, "all"]) == 0
+    frozen = FROZEN[command, strategy].split()
+    assert sorted(re.findall(r"^  (--\S+)", capsys.readouterr().out, re.MULTILINE)) == sorted(frozen)
+    shown = re.findall(r"^  (--\S+)", short, re.MULTILINE)
+    assert len(shown) <= 40
+    assert f"{len(frozen) - len(shown)} more: distbelief {' '.join(words)} all" in " ".join(short.split())
+    first = short.partition("first:\n")[2].partition("\n\n")[0]
+    options_first = [line.split()[0] for line in first.splitlines() if line.startswith("  --")]
+    assert 4 <= len(options_first) <= 6
+    assert " ".join(first.split()).count("Change it ") == len(options_first)
 
 
 def test_every_option_of_a_command_reaches_its_job() -> None:
@@ -285,9 +299,9 @@ def test_the_defaults_are_those_of_the_python_api() -> None:
 
 
 def test_what_the_command_line_repeats_of_the_python_api_is_the_same() -> None:
-    assert all(name in options.documents(options.Stepping)["optimizer"] for name in LEARNING_RATES)
+    assert all(name in documents(options.Stepping)["optimizer"] for name in LEARNING_RATES)
     for name in ("phantom", "keep"):
-        assert options.documents(options.VirtualOptions)[name] == options.documents(Simulated)[name]
+        assert documents(options.VirtualOptions)[name] == documents(Simulated)[name]
         [default] = [field.default for field in dataclasses.fields(Simulated) if field.name == name]
         assert getattr(options.VirtualOptions(), name) == default
 
@@ -375,7 +389,7 @@ REFUSED = {
     "train digits sandblaster --overlap 0.6": "--overlap 0.6: is the fraction of a batch",
     "launch sandblaster x.py": "strategy sandblaster evaluates a batch as often as its line search asks",
     "launch downpour --data-dir x script.py": "has no option --data-dir: it belongs to distbelief train",
-    "evaluate": "which run?",
+    "evaluate": "which run folder?",
     "evaluate --json": "write the run folder first",
     "evaluate nowhere": "nowhere is not a run folder",
     "evaluate nowhere --jsn": "has no option --jsn; did you mean --json?",

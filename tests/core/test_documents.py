@@ -157,7 +157,7 @@ def test_an_option_that_is_named_is_one() -> None:
     known = {"--help", "--version"}
     for command in ("train", "launch", "simulate"):
         for strategy in STRATEGIES:
-            known |= set(options._names(options.groups(command, strategy)))
+            known |= {one.option for one in options.arguments(command, strategy)}
     kinds: list[Any] = [
         commands.EvaluateOptions,
         StudyOptions,

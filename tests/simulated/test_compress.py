@@ -179,11 +179,11 @@ def test_the_commands_say_what_came_of_it(run: Path, tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("compress", "distbelief compress RUN: write the run first"),
+        ("compress", "which run? Write it first: distbelief compress RUN"),
         ("compress --bits 4", "--bits: write the run first"),
         ("compress run --bit 4", "no option --bit; did you mean --bits?"),
         ("compress nowhere --bits 4", "nowhere"),
-        ("expand", "write the file first"),
+        ("expand", "which file?"),
         ("evaluate nowhere --task digits", "nowhere is not a run folder"),
         ("train digits@./nowhere.dbz single", "there is no file ./nowhere.dbz"),
         ("train digit@nowhere.dbz single", "unknown task 'digit'; did you mean 'digits'"),
