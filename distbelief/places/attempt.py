@@ -177,7 +177,7 @@ class Attempt:
                 with contextlib.suppress(OSError):
                     self.folder.result.unlink(missing_ok=True)  # of the attempt before: this one may be killed
         self.recorder.take(seconds, record)
-        self.live.take(seconds, record)
+        self.live.take(seconds, record, self.recorder.summary)
         if isinstance(record, Started) and self._changes:
             self._note_changes(moment)
 

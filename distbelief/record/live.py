@@ -83,8 +83,9 @@ class Live:
     ) -> None:
         self.close()
 
-    def take(self, seconds: float, record: records.Record) -> None:
-        """Show a record that happened `seconds` after the job began."""
+    def take(self, seconds: float, record: records.Record, summary: Summary) -> None:
+        """Show a record that happened `seconds` after the job began, and the sums that contain it."""
+        self._summary = summary
         if self._silent:
             return
         try:
@@ -92,7 +93,7 @@ class Live:
                 self._stream.write(line(seconds, record).decode())
                 self._stream.flush()
             else:
-                self._show(seconds, record)
+                self._show(record)
         except (OSError, ValueError):  # the pipe is closed, the terminal is gone
             self._silent, self._table = True, None
 
@@ -151,8 +152,7 @@ class Live:
             self._silent = True
         self._table = None
 
-    def _show(self, seconds: float, record: records.Record) -> None:
-        self._summary.take(seconds, record)
+    def _show(self, record: records.Record) -> None:
         now, due = self._now(), FRAME if self._terminal else PERIOD
         if isinstance(record, records.PartBuilt):
             self._tell_built(record, now)

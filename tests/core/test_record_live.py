@@ -45,10 +45,18 @@ class Clock:
         return self.time
 
 
+class Folded(Live):
+    """One that is told records alone: their sums are a summary's."""
+
+    def fold(self, seconds, record):
+        self._summary.take(seconds, record)
+        self.take(seconds, record, self._summary)
+
+
 def shown(stream, records=RUN, **options):
-    with Live(stream, title="downpour on mnist", now=options.pop("now", Clock()), **options) as live:
+    with Folded(stream, title="downpour on mnist", now=options.pop("now", Clock()), **options) as live:
         for seconds, record in records:
-            live.take(seconds, record)
+            live.fold(seconds, record)
     return stream.getvalue()
 
 
@@ -162,17 +170,17 @@ def test_the_staleness_is_shown_while_the_job_runs(stream, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "150")
     shows = stream()
-    with Live(shows, now=Clock(1.0)) as live:
+    with Folded(shows, now=Clock(1.0)) as live:
         assert live.curious
-        live.take(*RUN[2])
+        live.fold(*RUN[2])
         live.stands("shard 0", {"of": OF})
         live.ask = lambda: live.stands("shard 1", {"of": {"replica 0": {"staleness": 0}}})
         live.stands("coordinator", {"of": {"replica 0": {"minibatches": 3}}})
-        live.take(*RUN[3])
-        live.take(*RUN[4])
+        live.fold(*RUN[3])
+        live.fold(*RUN[4])
         assert "staleness 1.25" in shows.getvalue()
-        live.take(*RUN[-2])
-        live.take(5.0, r.EpochDone(2))
+        live.fold(*RUN[-2])
+        live.fold(5.0, r.EpochDone(2))
         assert "staleness 0.50" in shows.getvalue(), "what the shards tell of the whole job"
 
 
@@ -216,11 +224,11 @@ def test_what_is_simulated_is_called_so_beside_every_time_and_rate() -> None:
     shown = {}
     for simulated in (False, True):
         stream = io.StringIO()
-        live = Live(stream, title="downpour on mnist", simulated=simulated)
-        live.take(0.0, r.Started(1, 1, 10, 100, 10, 1))
-        live.take(2.0, r.Stepped("replica 0", 10, 100, 10, None))
-        live.take(2.0, r.EpochDone(1))
-        live.take(2.0, r.Tested(1, 0.5, 0.9))
+        live = Folded(stream, title="downpour on mnist", simulated=simulated)
+        live.fold(0.0, r.Started(1, 1, 10, 100, 10, 1))
+        live.fold(2.0, r.Stepped("replica 0", 10, 100, 10, None))
+        live.fold(2.0, r.EpochDone(1))
+        live.fold(2.0, r.Tested(1, 0.5, 0.9))
         shown[simulated] = stream.getvalue()
     assert "2.00 s simulated, 50 samples/s simulated" in shown[True]
     assert "at 2.00 s simulated: accuracy" in shown[True]
@@ -245,12 +253,12 @@ def test_the_end_of_a_simulation_says_so_and_what_its_cluster_costs() -> None:
 def test_progress_is_one_row_on_a_terminal_of_any_width(width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm")
-    live = Live(Terminal(), title="downpour on mnist", now=Clock(1.0))
+    live = Folded(Terminal(), title="downpour on mnist", now=Clock(1.0))
     facts = {"of": {"replica 0": {"staleness": 1.25}}}
     live.stands("shard 0", facts)
     long = r.Gone("replica 1", 2, "killed by signal [9] " * 20, True)
     for seconds, record in [*RUN[:6], (3.0, long)]:
-        live.take(seconds, record)
+        live.fold(seconds, record)
     console = live._rich().console
     lines = [[part.text for part in row] for row in console.render_lines(live._picture(), pad=False)]
     rows = ["".join(row).rstrip() for row in lines]

@@ -307,7 +307,7 @@ run = recorder.Recorder(folder.RunFolder(__import__("pathlib").Path(tempfile.mkd
 shown = live.Live(sys.stderr)
 stepped = records.Stepped("replica 0", 1, 1, 1, 0.5, 0, 1)
 for one in (records.Started(1, 1, 1, 10, 1, 1), stepped, records.EpochDone(1)):
-    run.take(1.0, one), shown.take(1.0, one)
+    run.take(1.0, one), shown.take(1.0, one, run.summary)
 print([name for name in ("tensorboard", "torch.utils.tensorboard", "rich") if name in sys.modules])
 """
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout == "[]\n"
