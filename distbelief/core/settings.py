@@ -629,11 +629,6 @@ class Plan(msgspec.Struct, frozen=True):
         return -(-self.samples // self.settings.data.batch_size)
 
     @property
-    def total_samples(self) -> int:
-        """Samples of the whole job."""
-        return self.samples * self.settings.data.epochs
-
-    @property
     def ruler(self) -> int:
         """The shard that rules the rounds: the first that holds anything."""
         return next(i for i, assignment in enumerate(self.assignments) if assignment.moving.size)

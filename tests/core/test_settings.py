@@ -13,7 +13,7 @@ from made import made
 
 from distbelief.core import learning_rate
 from distbelief.core.optimizer import LAYERWISE, LEARNING_RATES, Optimizer, optim
-from distbelief.core.settings import DataSettings, Plan, Settings, option
+from distbelief.core.settings import Plan, option
 from distbelief.errors import UsageError
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Tensor, lay_out
@@ -101,11 +101,6 @@ def test_an_optimizer_has_its_usual_learning_rate_unless_told() -> None:
     assert optim("adam", lr=0.5, betas=(0.8, 0.9)) == Optimizer("adam", 0.5, {"betas": (0.8, 0.9)})
     with pytest.raises(UsageError, match="unknown optimizer 'adagrd'; did you mean 'adagrad'"):
         optim("adagrd")
-
-
-def test_a_plan_counts_the_samples_of_all_epochs() -> None:
-    layout = lay_out([Tensor("w", (3,), "float32")])
-    assert Plan(Settings(DataSettings(epochs=4)), layout, cut(layout, Mesh(1), 1), samples=25).total_samples == 100
 
 
 @given(st.sampled_from(sorted(learning_rate.SCHEDULES)), st.integers(1, 10**9), st.integers(1, 100))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +26,7 @@ from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.strategies import Sandblaster
 from distbelief.strategies.sandblaster.line_search import SearchStart, wolfe
-from distbelief.strategies.sandblaster.recursion import CurvaturePair, classical
+from distbelief.strategies.sandblaster.recursion import CurvaturePair
 from distbelief.tasks import Task
 from distbelief.tasks.order import Order
 from distbelief.tasks.task import TensorData, as_data
@@ -332,6 +332,30 @@ def test_windows_that_overlap_are_the_plain_multi_batch_method(decay: float) -> 
     theirs = Plain(task, decay).windows(12, 8, 2, 5, 0.5)
     ours = train(task, 12, SHAKY, batch_size=40, overlap=0.25, line_search="none", step=0.5, weight_decay=decay)
     assert distance(ours, theirs) < 1e-9
+
+
+def classical(
+    pairs: Sequence[CurvaturePair], gradient: str, into: str
+) -> Generator[tuple[operations.Command, ...], list[float], None]:
+    """The same direction by the two-loop recursion on the vectors themselves: 2m + 1 rounds, each of which must be
+    answered before the next.
+
+    """
+    begin: tuple[operations.Command, ...] = (operations.Copy(gradient, into), operations.Scale(-1.0, into))
+    alpha: dict[CurvaturePair, tuple[float, float]] = {}
+    sy = yy = 0.0
+    for pair in reversed(pairs):
+        sd, product, square = yield (*begin, operations.Dots(((pair.s, into), (pair.s, pair.y), (pair.y, pair.y))))
+        if not alpha:
+            sy, yy = product, square
+        alpha[pair] = sd / product, product
+        begin = (operations.Add(-alpha[pair][0], pair.y, into),)
+    if pairs:
+        begin = (*begin, operations.Scale(sy / yy, into))
+    for pair in pairs:
+        (yd,) = yield (*begin, operations.Dots(((pair.y, into),)))
+        begin = (operations.Add(alpha[pair][0] - yd / alpha[pair][1], pair.s, into),)
+    yield begin
 
 
 @pytest.mark.parametrize("pairs", some([1, 3, 10], SEEDS // 3))

@@ -151,9 +151,8 @@ class Rules:
                             f"{shard} applied minibatch {index} of epoch {epoch} {times} times to {part}; died: {died}"
                         )
         if not died and self.plan.samples:
-            assert self.counted == self.plan.total_samples, (
-                f"{self.counted} samples were counted of {self.plan.total_samples}"
-            )
+            due = self.plan.samples * self.plan.settings.data.epochs
+            assert self.counted == due, f"{self.counted} samples were counted of {due}"
 
     def _parts(self, plan: Plan) -> list[str]:
         return [roles.shard(i) for i, assignment in enumerate(plan.assignments) if assignment.moving.size]

@@ -1,5 +1,4 @@
-"""The L-BFGS direction: vector-free, on a Gram matrix of scalars, and the classical two-loop recursion, which it must
-equal.
+"""L-BFGS direction, vector-free: the two-loop recursion on a Gram matrix of scalars.
 
 The history is curvature pairs (s, y): the step of an iteration, and the change of the gradient over it. The direction
 is -H g, with H the inverse Hessian that the pairs tell, from gamma times the identity (Nocedal and Wright, algorithm
@@ -8,10 +7,10 @@ is -H g, with H the inverse Hessian that the pairs tell, from gamma times the id
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from distbelief.core.conversations.operations import HISTORY, Add, Command, Copy, Dots, Scale
+from distbelief.core.conversations.operations import HISTORY
 
 
 class CurvaturePair(NamedTuple):
@@ -101,34 +100,3 @@ def coefficients(gram: Gram, pairs: Sequence[CurvaturePair], gradient: str) -> d
     for pair in pairs:
         delta[pair.s] += alpha[pair] - dot(pair.y) / gram[pair.s, pair.y]
     return delta
-
-
-def classical(
-    pairs: Sequence[CurvaturePair], gradient: str, into: str
-) -> Generator[tuple[Command, ...], list[float], None]:
-    """The same direction by the two-loop recursion on the vectors themselves: 2m + 1 rounds, each of which must be
-    answered before the next.
-
-    Args:
-        pairs: oldest first.
-        gradient: its name.
-        into: the name of what becomes the direction.
-
-    >>> next(classical([], "g", "d"))
-    (Copy(of='g', into='d'), Scale(by=-1.0, into='d'))
-    """
-    begin: tuple[Command, ...] = (Copy(gradient, into), Scale(-1.0, into))
-    alpha: dict[CurvaturePair, tuple[float, float]] = {}
-    sy = yy = 0.0
-    for pair in reversed(pairs):
-        sd, product, square = yield (*begin, Dots(((pair.s, into), (pair.s, pair.y), (pair.y, pair.y))))
-        if not alpha:
-            sy, yy = product, square
-        alpha[pair] = sd / product, product
-        begin = (Add(-alpha[pair][0], pair.y, into),)
-    if pairs:
-        begin = (*begin, Scale(sy / yy, into))
-    for pair in pairs:
-        (yd,) = yield (*begin, Dots(((pair.y, into),)))
-        begin = (Add(alpha[pair][0] - yd / alpha[pair][1], pair.s, into),)
-    yield begin
