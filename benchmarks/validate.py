@@ -169,7 +169,7 @@ def _handling(name: str) -> Handling:
                 seconds.append(served - without)
             index += 1
     short, long = map(statistics.median, added)
-    costs = HandlingCosts(Handling(0.0, 1.0), Settings(optimizer=SGD), lambda: 0)
+    costs = HandlingCosts(Handling(0.0, 1.0), Settings(strategy=Downpour(optimizer=SGD)), lambda: 0)
     touched = costs.update(1) + costs.copy(1)  # by the shard, which steps and copies what it answers
     message = max(0.0, short - 2 * MEMORY.latency) / MESSAGES
     return Handling(message, touched * (sizes[1] - sizes[0]) / max(1e-9, long - short))

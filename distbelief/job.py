@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from distbelief.core.settings import Settings, declared, from_options, option
+import msgspec
+
+from distbelief.core.learning_rate import LearningRate
+from distbelief.core.settings import DataSettings, Settings, option
 from distbelief.core.values import Given, check_fields, device_number
 from distbelief.errors import UsageError, unknown
 from distbelief.strategies import Downpour, Strategy, by_name
@@ -18,6 +22,8 @@ if TYPE_CHECKING:
 
 MOST_THREADS = 1024
 WHOSE = ("shared", "own")
+SCALING = ("lr_scaling", "base_batch")
+"""Options of a strategy that the learning rate follows."""
 UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -129,11 +135,9 @@ class Job:
                 raise UsageError(
                     f"{option(name)} {getattr(self, name)} means nothing to strategy {self.strategy.name}; {instead}"
                 )
-        known = declared(self.strategy.own)
-        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name in known}
         if self.data not in WHOSE:
             raise unknown("--data", self.data, WHOSE)
-        own["own_data"] = self.data == "own"
+        spelled = {name: getattr(self.strategy, other) for name, other in self.strategy.spelled.items()}
         cadence = {**_evaluations(self.evaluate_every), **_snapshots(self.snapshot_every), **_budget(self.budget)}
         for name in ("evaluate_every", "snapshot_every"):
             if self.strategy.counts != "minibatches" and cadence[name.replace("every", "minibatches")]:
@@ -141,10 +145,18 @@ class Job:
                     f"{option(name)} {getattr(self, name)}: strategy {self.strategy.name} counts "
                     f"{self.strategy.counts}: give a number of them"
                 )
-        settings = from_options({**own, **self.strategy.settings(), **cadence}, self.strategy.own)
+        scaled = {name: getattr(self.strategy, name) for name in SCALING if hasattr(self.strategy, name)}
+        values = {**vars(self), **spelled, **cadence, **scaled, "own_data": self.data == "own"}
+        data, rate = (kind(**_those(kind, values)) for kind in (DataSettings, LearningRate))
+        settings = Settings(**{**_those(Settings, values), "data": data, "rate": rate})
         self.strategy.check_device(self.device)
         settings.check()
         return settings
+
+
+def _those(kind: type[msgspec.Struct], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the fields of a struct."""
+    return {name: values[name] for name in kind.__struct_fields__ if name in values}
 
 
 def _evaluations(every: int | str) -> dict[str, int]:

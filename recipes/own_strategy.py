@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import torch
 
 from distbelief.core.optimizer import Optimizer
-from distbelief.core.settings import Pushing, Settings, StrategySettings
+from distbelief.core.settings import Pushing, Settings
 from distbelief.errors import UsageError
 from distbelief.replica.downpour import DownpourReplica
 from distbelief.runtime.player import Part, Worker
@@ -33,12 +33,26 @@ from distbelief.strategies.players import Players
 from distbelief.tasks.flat import FlatModule
 
 
-class ElasticSettings(StrategySettings, frozen=True, kw_only=True):
-    """What the roles of a job must know of it."""
+@dataclass(frozen=True)
+class Elastic(Served):
+    """Replicas train by themselves, and are drawn to a centre that the shards hold, as it is to them."""
+
+    name: ClassVar[str] = "elastic"
+    meaningless: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("lr_schedule", "lr_steps", "lr_gamma", "lr_power", "warmup", "warmup_epochs"), "replicas step by --step"
+    )
 
     period: int = 10
+    """Steps between two meetings of a replica with the centre (the paper's tau)."""
     beta: float = 0.9
+    """How far the centre would move if all replicas met it at once; each moves it by beta / replicas (alpha)."""
     step: float = 0.05
+    """Learning rate of the replicas' own SGD (eta)."""
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The centre is moved by what is pushed: plain SGD of rate 1."""
+        return Optimizer("sgd", 1.0)
 
     @property
     def pushing(self) -> Pushing:
@@ -53,28 +67,6 @@ class ElasticSettings(StrategySettings, frozen=True, kw_only=True):
             raise UsageError(f"--beta {self.beta}: must be more than 0, and at most 1")
         if not 0 < self.step < float("inf"):
             raise UsageError(f"--step {self.step}: must be more than 0")
-
-
-@dataclass(frozen=True)
-class Elastic(Served):
-    """Replicas train by themselves, and are drawn to a centre that the shards hold, as it is to them."""
-
-    name: ClassVar[str] = "elastic"
-    own: ClassVar[type[StrategySettings]] = ElasticSettings
-    meaningless: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("lr_schedule", "lr_steps", "lr_gamma", "lr_power", "warmup", "warmup_epochs"), "replicas step by --step"
-    )
-
-    period: int = 10
-    """Steps between two meetings of a replica with the centre (the paper's tau)."""
-    beta: float = 0.9
-    """How far the centre would move if all replicas met it at once; each moves it by beta / replicas (alpha)."""
-    step: float = 0.05
-    """Learning rate of the replicas' own SGD (eta)."""
-
-    def settings(self) -> dict[str, object]:
-        """The centre is moved by what is pushed: plain SGD of rate 1."""
-        return {**super().settings(), "optimizer": Optimizer("sgd", 1.0)}
 
     @classmethod
     def players(cls) -> Players:
@@ -122,7 +114,7 @@ def replica(context: Context) -> Part:
     """What a replica plays: Downpour's story, on vectors of its own."""
     if context.flat is None:  # a phantom
         return PLAYERS.replica(context)
-    own = context.settings.own(ElasticSettings)
+    own = context.settings.own(Elastic)
     vectors = ElasticVectors(context.flat, own.beta / context.settings.replicas, own.step)
     story = DownpourReplica(
         context.role, vectors, context.samples, context.batch_size, context.scripted, context.incarnation,

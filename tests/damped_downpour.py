@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from distbelief.core.consistency import Action, Key, Policy, Verdict
-from distbelief.core.settings import Pushing, Settings, StrategySettings
+from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
 from distbelief.strategies import Downpour
 
@@ -23,10 +22,12 @@ class Damped(Policy):
         return Verdict(Action.APPLY, "it is damped", self._damping)
 
 
-class DampedSettings(Pushing, frozen=True, kw_only=True):
-    """What whoever plays its roles has to know."""
+@dataclass(frozen=True)
+class DampedDownpour(Downpour):
+    """Downpour whose updates are made at a part of the learning rate."""
 
     damping: float = 0.5
+    """The part of the learning rate at which a push is applied."""
 
     def check(self, settings: Settings) -> None:
         """As Downpour's, and a part is no more than the whole."""
@@ -37,16 +38,6 @@ class DampedSettings(Pushing, frozen=True, kw_only=True):
     def policy(self, settings: Settings, rules: bool) -> Policy:
         """Damped."""
         return Damped(self.damping)
-
-
-@dataclass(frozen=True)
-class DampedDownpour(Downpour):
-    """Downpour whose updates are made at a part of the learning rate."""
-
-    own: ClassVar[type[StrategySettings]] = DampedSettings
-
-    damping: float = 0.5
-    """The part of the learning rate at which a push is applied."""
 
 
 @dataclass(frozen=True)

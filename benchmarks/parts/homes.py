@@ -24,6 +24,7 @@ from distbelief.fabric.pinned import DeviceCopies, device_copies
 from distbelief.places.processes.peers import Peers, lend, map_memory
 from distbelief.replica.home_part import home_schedule
 from distbelief.split.play import Give, RunSegment, Take
+from distbelief.strategies import Single
 from distbelief.strategies.partition import PartitionTrainer, partition, split_graph
 from distbelief.tasks import as_data, resolve
 from distbelief.tasks.on_disk import build_on_disk
@@ -46,12 +47,9 @@ class How(NamedTuple):
         """Those of a job that splits it so."""
         return Settings(
             data=DataSettings(batch_size=batch_size),
-            replicas=1,
-            partitions=self.partitions,
-            split=self.split,
-            shards=self.partitions,
-            microbatches=self.microbatches,
-            chunks=self.chunks,
+            strategy=Single(
+                partitions=self.partitions, split=self.split, microbatches=self.microbatches, chunks=self.chunks
+            ),
         )
 
 

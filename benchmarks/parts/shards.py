@@ -27,6 +27,7 @@ from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Range, Tensor, lay_out
+from distbelief.strategies import Downpour
 from distbelief.transport.base import NetworkEndpoint
 from distbelief.transport.secure import Identity
 from distbelief.transport.shared import SharedEndpoint
@@ -46,7 +47,7 @@ REPLICA = roles.replica(0)
 def plan_of(size: int, shards: int, optimizer: Optimizer = SGD) -> Plan:
     """The plan of shards that hold `size` bytes of float32."""
     layout = lay_out([Tensor("weight", (size // 4,), "float32")])
-    settings = Settings(shards=shards, optimizer=optimizer)
+    settings = Settings(strategy=Downpour(1, shards, optimizer=optimizer))
     return Plan(settings, layout, cut(layout, settings.mesh, shards), 1)
 
 

@@ -173,7 +173,7 @@ def sources(command: str, strategy: str) -> list[Source]:
         lacks = [*["path"] * (not kind.direct), *["listen"] * (not kind.most_guests)]
         place = [(Local, ("compute", *lacks)), (Cluster, tuple(local)), (Planned, ()), *place]
     stepping: list[Source] = [(Stepping, ())] if _is_stepped(kind) else []
-    return [(kind, ("optimizer",)), *stepping, (Job, job), (Configuring, ()), *place, (Showing, ())]
+    return [(kind, ("optimizer", "kind")), *stepping, (Job, job), (Configuring, ()), *place, (Showing, ())]
 
 
 def arguments(command: str, strategy: str) -> list[Argument]:
@@ -185,8 +185,7 @@ def arguments(command: str, strategy: str) -> list[Argument]:
 
 def _meaningless(kind: type[Strategy]) -> tuple[str, ...]:
     """The options of a job that a strategy always refuses."""
-    own = kind.own
-    shared = ["data", *["order"] * (not own.one_reader)] if own.deals_to_any else []
+    shared = ["data", *["order"] * (not kind.one_reader)] if kind.deals_to_any else []
     return (*kind.meaningless, *shared)
 
 

@@ -4,8 +4,6 @@ them.
 
 from __future__ import annotations
 
-import msgspec
-
 from distbelief.core import roles
 from distbelief.core.conversations.membership import Join
 from distbelief.core.learning_rate import LearningRate
@@ -49,7 +47,7 @@ def plan(settings: Settings, event: Join) -> Plan:
     if len(event.layout.models) > 1:
         _check_several(settings, event.optimizers)
     elif event.optimizers:
-        settings = msgspec.structs.replace(settings, optimizer=event.optimizers[0])
+        settings = settings.with_optimizer(event.optimizers[0])
     left_out = event.samples % settings.data.batch_size if settings.data.drop_last else 0
     _check_samples(settings, event.samples, left_out)
     known = not stream and not settings.data.own_data

@@ -38,12 +38,12 @@ def cut_layers(plan: Plan) -> dict[int, set[int]]:
     where the optimizer needs no norm of a layer.
 
     >>> from distbelief.sharding.layout import Tensor, lay_out
-    >>> from distbelief.core.optimizer import Optimizer
     >>> from distbelief.core.settings import Settings
     >>> from distbelief.sharding.assignments import cut
     >>> from distbelief.sharding.mesh import Mesh
+    >>> from distbelief.strategies import Downpour
     >>> layout = lay_out([Tensor("bias", (32,), "float32"), Tensor("weight", (96,), "float32")])
-    >>> cut_layers(Plan(Settings(optimizer=Optimizer("lars")), layout, cut(layout, Mesh(1), 2), 8))
+    >>> cut_layers(Plan(Settings(strategy=Downpour(optimizer="lars")), layout, cut(layout, Mesh(1), 2), 8))
     {1: {0, 1}}
     """
     if plan.settings.optimizer.name not in LAYERWISE:
@@ -77,12 +77,11 @@ class Exchange:
         index: of the shard.
 
     >>> from distbelief.sharding.layout import Tensor, lay_out
-    >>> from distbelief.core.optimizer import Optimizer
     >>> from distbelief.core.settings import Settings
     >>> from distbelief.sharding.assignments import cut
-    >>> from distbelief.strategies.parameter_server.settings import SynchronousSettings
+    >>> from distbelief.strategies import Synchronous
     >>> layout = lay_out([Tensor("weight", (64,), "float32")])
-    >>> settings = Settings(strategy=SynchronousSettings(), optimizer=Optimizer("lars"))
+    >>> settings = Settings(strategy=Synchronous(optimizer="lars"))
     >>> plan = Plan(settings, layout, cut(layout, settings.mesh, 2), 8)
     >>> ruler, other = Exchange(plan, 0), Exchange(plan, 1)
     >>> [said] = other.say(0, ((0, 9.0, 1.0),))

@@ -89,7 +89,8 @@ class Rounds(Policy):
         quorum: whose gradients it waits for, as `quorum_of` has it; 0 for all but the backup workers.
 
     >>> from distbelief.core.settings import DataSettings
-    >>> policy = Rounds(Settings(DataSettings(batch_size=8), replicas=2), rules=True)
+    >>> from distbelief.strategies import Synchronous
+    >>> policy = Rounds(Settings(DataSettings(batch_size=8), strategy=Synchronous(2)), rules=True)
     >>> _ = policy.attend("replica 0", 0, -1), policy.attend("replica 1", 0, -1)
     >>> key = Key("replica 0", 0, 1)
     >>> policy.push(key, 0, 8, 0).action, policy.due(), policy.why(key), policy.slowest()

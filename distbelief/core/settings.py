@@ -6,17 +6,20 @@ strategies ask the last one what its strategy is like (`Own`), and know no strat
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import msgspec
 
 from distbelief.core.consistency import SCALINGS, Policy
 from distbelief.core.learning_rate import LearningRate
 from distbelief.core.optimizer import Optimizer
+from distbelief.core.values import Checked, hints_of, read_as
 from distbelief.errors import LocalProtocolError, UsageError, unknown
 from distbelief.schedules.pipelines import check_pipeline
 from distbelief.sharding.assignments import Assignment
@@ -100,11 +103,9 @@ class Holder(Enum):
 
 
 class Own:
-    """Traits of a strategy, by its own settings: all that the rooms below strategies may ask of it."""
+    """A strategy, as the rooms below strategies see it; its fields are its options (see `strategies/base.py`)."""
 
-    __slots__ = ()
-
-    name: str
+    name: ClassVar[str] = ""
     """Name of the strategy."""
     held_by: ClassVar[Holder] = Holder.SHARDS
     rounds: ClassVar[bool] = False
@@ -125,10 +126,17 @@ class Own:
     """True where one replica goes through all of the data, so that they may have any order."""
     spelled: ClassVar[Mapping[str, str]] = {}
     """The settings of the job that its options have another name for."""
+    kept_as: ClassVar[Mapping[str, str]] = {}
+    """Options that `job.json` and `result.json` have under another name."""
+
+    @property
+    def parts(self) -> int:
+        """Server shards, where there are any; else parts that a checkpoint or a lock is of."""
+        return 1
 
     @property
     def pushing(self) -> Pushing:
-        """Settings of pushes and fetches: those of Downpour where the strategy has none."""
+        """Options of pushes and fetches: those of Downpour where the strategy has none."""
         return Pushing()
 
     @property
@@ -151,7 +159,7 @@ class Own:
         return f"strategy {self.name}"
 
     def check(self, settings: Settings) -> None:
-        """Refuse what no job can have, of these settings and together with the others.
+        """Refuse what no job can have, of these options and together with the others.
 
         Raises:
             UsageError: naming the option, its value and the remedy.
@@ -171,26 +179,40 @@ class Own:
         return Policy()
 
 
-class StrategySettings(Own, msgspec.Struct, frozen=True, kw_only=True):
-    """The settings that are a strategy's own: subclass it, frozen, with a field for each option of the strategy that
-    whoever plays its roles has to know.
-    """
+@dataclass(frozen=True)
+class StrategyOptions(Own, Checked):
+    """Options of a strategy: the fields of a frozen dataclass."""
 
-    name: str = ""
-    """Name of the strategy."""
+    kind: str = field(default="", init=False, repr=False, compare=False)
+    """Name of the strategy, as it is written down beside its options: another process finds the class by it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        vars(self)["kind"] = self.name
+
+    def with_options(self, **options: Any) -> Self:
+        """The same, with other options."""
+        return dataclasses.replace(self, **options)
 
 
-class Pushing(StrategySettings, frozen=True, kw_only=True):
-    """Settings of pushes and fetches, which `server` and `replica` follow for every strategy on a parameter server."""
+@dataclass(frozen=True)
+class Pushing(StrategyOptions):
+    """Options of pushes and fetches, which `server` and `replica` follow for every strategy on a parameter server."""
 
     push_every: int = 1
+    """Steps whose gradients are summed into one push (the paper's n_push)."""
     fetch_every: int = 1
+    """Steps between fetches of the parameters (the paper's n_fetch)."""
     local_lr: float = 0.0
-    """Step of the plain SGD a replica takes between fetches; 0 takes none."""
+    """Step of the plain SGD that a replica takes by itself between fetches; 0 takes none."""
     prefetch: int = 0
+    """1: the next fetch is in flight while a step computes and pushes are not waited for, for one more step of
+    staleness.
+    """
     warm_start_steps: int = 0
+    """Steps that one replica takes alone before the others begin."""
     staleness_scaling: str = "none"
-    """Fall of a push's learning rate with its staleness: one of `SCALINGS`."""
+    """Scaling of a push's learning rate by its staleness: none, inverse (divided by it) or exponential."""
 
     @property
     def pushing(self) -> Pushing:
@@ -199,7 +221,7 @@ class Pushing(StrategySettings, frozen=True, kw_only=True):
 
     def singular(self, settings: Settings) -> str:
         """Each step of several models is pushed by itself, and what it has made is fetched before the next."""
-        made = Pushing(name=self.name)
+        made = Pushing()
         cadence = ("push_every", "fetch_every", "local_lr", "prefetch", "warm_start_steps")
         return next((option(name) for name in cadence if getattr(self, name) != getattr(made, name)), "")
 
@@ -219,7 +241,6 @@ class Pushing(StrategySettings, frozen=True, kw_only=True):
         """
         at_least(self, 1, ("push_every", "fetch_every"), {})
         at_least(self, 0, ("warm_start_steps", "local_lr"), {})
-        fit(self, {})
         if self.staleness_scaling not in SCALINGS:
             raise unknown("staleness scaling", self.staleness_scaling, SCALINGS)
         if self.prefetch not in (0, 1):
@@ -231,7 +252,8 @@ class Pushing(StrategySettings, frozen=True, kw_only=True):
             )
 
 
-OwnT = TypeVar("OwnT", bound=StrategySettings)
+OwnT = TypeVar("OwnT", bound=Own)
+Value = TypeVar("Value")
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -242,21 +264,7 @@ class Settings(msgspec.Struct, frozen=True):
     data: DataSettings = DataSettings()
     rate: LearningRate = LearningRate()
     strategy: Own = Pushing()
-    replicas: int = 2
-    partitions: int = 1
-    """Processes over which each replica is split."""
-    split: str = "auto"
-    """Division of a replica: a way, or ways by patterns of modules."""
-    microbatches: int = 1
-    """Parts of a minibatch that go through the partitions of a replica by themselves."""
-    schedule: str = "auto"
-    """In which order they do."""
-    chunks: int = 0
-    """In how many runs of steps a sequence is cut that is split by time; 0 leaves it to the way."""
-    shards: int = 2
-    """Server shards, where there are any; else parts that a checkpoint or a lock is of."""
     seed: int = 0
-    optimizer: Optimizer = Optimizer()
     clip_norm: float = 0.0
     """Global norm to which a replica clips each step's gradient; 0 leaves it alone."""
     precision: str = "float32"
@@ -282,10 +290,61 @@ class Settings(msgspec.Struct, frozen=True):
     budget_seconds: float = 0.0
     """Seconds of training after which the job ends; 0 sets no end."""
     keep_checkpoints: int = 2
-    standby: int = 0
-    """1: every shard has a standby, which holds all that it has acknowledged."""
-    restarts: int = 3
-    """Times that a process which died is started anew."""
+
+    def _of_strategy(self, name: str, otherwise: Value) -> Value:
+        """Return an option of the strategy, where it has that."""
+        value: Value = getattr(self.strategy, name, otherwise)
+        return value
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the model."""
+        return self._of_strategy("replicas", 1)
+
+    @property
+    def partitions(self) -> int:
+        """Processes over which each replica is split."""
+        return self._of_strategy("partitions", 1)
+
+    @property
+    def split(self) -> str:
+        """Division of a replica: a way, or ways by patterns of modules."""
+        return self._of_strategy("split", "auto")
+
+    @property
+    def microbatches(self) -> int:
+        """Parts of a minibatch that go through the partitions of a replica by themselves."""
+        return self._of_strategy("microbatches", 1)
+
+    @property
+    def schedule(self) -> str:
+        """In which order they do."""
+        return self._of_strategy("schedule", "auto")
+
+    @property
+    def chunks(self) -> int:
+        """In how many runs of steps a sequence is cut that is split by time; 0 leaves it to the way."""
+        return self._of_strategy("chunks", 0)
+
+    @property
+    def shards(self) -> int:
+        """Server shards, where there are any; else parts that a checkpoint or a lock is of."""
+        return self.strategy.parts
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Optimizer of the parameters."""
+        return self._of_strategy("optimizer", Optimizer())
+
+    @property
+    def standby(self) -> int:
+        """1: every shard has a standby, which holds all that it has acknowledged."""
+        return self._of_strategy("standby", 0)
+
+    @property
+    def restarts(self) -> int:
+        """Times that a process which died is started anew."""
+        return self._of_strategy("restarts", 3)
 
     def check(self) -> None:
         """Refuse settings that no job can have.
@@ -298,6 +357,8 @@ class Settings(msgspec.Struct, frozen=True):
         at_least(self, 0, ("evaluate_every", "checkpoint_every", "snapshot_seconds", "snapshot_pushes"), spelled)
         at_least(self, 0, ("restarts", "clip_norm", "target_accuracy", "target_loss"), spelled)
         fit(self, spelled)
+        assert isinstance(self.strategy, StrategyOptions)
+        fit(self.strategy, {})
         if self.shards > MOST:
             raise UsageError(f"--shards {self.shards}: must be at most {MOST}")
         self.mesh.check()
@@ -424,6 +485,11 @@ class Settings(msgspec.Struct, frozen=True):
         """Samples in an update, when all take part."""
         return self.strategy.global_batch(self)
 
+    def with_optimizer(self, optimizer: Optimizer) -> Settings:
+        """The same, with another optimizer."""
+        assert isinstance(self.strategy, StrategyOptions)
+        return msgspec.structs.replace(self, strategy=self.strategy.with_options(optimizer=optimizer))
+
     def with_batch_size(self, batch_size: int) -> Settings:
         """The same, with minibatches of another size."""
         return msgspec.structs.replace(self, data=msgspec.structs.replace(self.data, batch_size=batch_size))
@@ -461,87 +527,86 @@ class Settings(msgspec.Struct, frozen=True):
         return 2 if self.strategy.pushing.prefetch else 1
 
 
-_known: dict[str, type[StrategySettings]] = {"": Pushing}
+_known: dict[str, type[Own]] = {"": Pushing}
 
 
-def know(name: str, kind: type[StrategySettings]) -> None:
-    """Have this process read the settings of a strategy.
-
-    Args:
-        name: of the strategy.
-        kind: of its own settings.
-    """
+def know(name: str, kind: type[Own]) -> None:
+    """Have this process read a strategy by its name."""
     _known[name] = kind
 
 
-def read_own(kind: type, decoded: object) -> object:
-    """Decode a strategy's own settings into the class that this process knows by the strategy's name. Nothing is
-    imported because a message names it.
+def _kind_in(decoded: object) -> object:
+    """Return the name of a strategy that was written down; older checkpoints call it `name`."""
+    return decoded.get("kind", decoded.get("name")) if isinstance(decoded, dict) else None
 
-    >>> know("downpour", Pushing)
-    >>> told = msgspec.msgpack.encode(Settings(strategy=Pushing(name="downpour", push_every=3)))
-    >>> msgspec.msgpack.decode(told, type=Settings, dec_hook=read_own).strategy.push_every
-    3
+
+def read_own(kind: type, decoded: object) -> object:
+    """Decode a strategy into the class that this process knows by its name. Nothing is imported because a message
+    names it.
+
+    >>> told = msgspec.msgpack.encode(Settings(strategy=Pushing(push_every=3)))
+    >>> msgspec.msgpack.decode(told, type=Settings, dec_hook=read_own).strategy
+    Pushing(push_every=3, ...)
     """
     if kind is not Own:
         # so a decoder is told that it has met a class of which nobody knows
         raise NotImplementedError(f"{kind.__name__} is read by nobody")
     if isinstance(decoded, Own):
         return decoded
-    name = decoded.get("name") if isinstance(decoded, dict) else None
-    if not isinstance(name, str) or name not in _known:
+    name = _kind_in(decoded)
+    if not isinstance(decoded, dict) or not isinstance(name, str) or name not in _known:
         raise ValueError(f"settings of strategy {name!r}, which is not known here")
-    return msgspec.convert(decoded, _known[name])
+    found: type = _known[name]
+    hints = {one: read_as(hint) for one, hint in hints_of(found).items() if one != "kind"}
+    try:
+        options = {one: msgspec.convert(decoded[one], hints[one]) for one in hints if one in decoded}
+        strategy: Own = found(**options)
+    except UsageError as error:
+        raise ValueError(str(error)) from None
+    return strategy
 
 
 def read_own_or_name(kind: type, decoded: object) -> object:
     """Decode as `read_own` does; a strategy that this process does not know is read as its name only."""
-    if kind is Own and isinstance(decoded, dict) and decoded.get("name") not in _known:
-        return msgspec.convert(decoded, StrategySettings)
+    if kind is Own and isinstance(decoded, dict) and _kind_in(decoded) not in _known:
+        stranger = StrategyOptions()
+        vars(stranger).update(name=str(_kind_in(decoded)))
+        return stranger
     return read_own(kind, decoded)
 
 
-PARTS: Mapping[str, type[msgspec.Struct]] = {"data": DataSettings, "rate": LearningRate}
-"""The parts of the settings that are structs of their own, beside the strategy's."""
-
-
-def declared(own: type[StrategySettings]) -> set[str]:
-    """The names of all settings of a job whose strategy has these, whichever part declares them."""
-    parts: tuple[type[msgspec.Struct], ...] = (Settings, own, *PARTS.values())
-    return {name for kind in parts for name in kind.__struct_fields__} - {*PARTS, "strategy"}
-
-
-def from_options(options: Mapping[str, object], own: type[StrategySettings] = Pushing) -> Settings:
-    """Settings from options by name: each stands in the part that declares it.
-
-    Raises:
-        LocalProtocolError: no part declares it.
-
-    >>> made = from_options({"replicas": 3, "epochs": 2, "lr_schedule": "cosine", "push_every": 4})
-    >>> made.replicas, made.data.epochs, made.rate.lr_schedule, made.own(Pushing).push_every
-    (3, 2, 'cosine', 4)
-    """
-    if strange := sorted(options.keys() - declared(own)):
-        raise LocalProtocolError(f"no part of the settings declares {strange[0]!r}")
-    parts = {part: msgspec.convert(options, kind) for part, kind in {**PARTS, "strategy": own}.items()}
-    return msgspec.convert({**options, **parts}, Settings, dec_hook=read_own)
+OF_STRATEGY = (
+    "replicas", "partitions", "split", "microbatches", "schedule", "chunks", "shards", "optimizer", "standby",
+    "restarts",
+)  # fmt: skip
+"""Settings that are the strategy's options, or count as such where it has none."""
 
 
 def flat(settings: Settings) -> dict[str, object]:
     """Settings as one table of names and plain values, as `job.json` and `result.json` have them.
 
-    >>> flat(Settings(replicas=3))["replicas"], flat(Settings())["batch_size"]
-    (3, 64)
+    >>> flat(Settings())["replicas"], flat(Settings())["batch_size"]
+    (1, 64)
     """
-    table: dict[str, object] = {}
+    strategy = settings.strategy
+    assert isinstance(strategy, StrategyOptions)
+    table: dict[str, object] = {
+        strategy.kept_as.get(one.name, one.name): getattr(strategy, one.name)
+        for one in dataclasses.fields(strategy)
+        if one.name not in ("kind", *strategy.spelled.values())
+    }
+    table |= {name: getattr(settings, name) for name in OF_STRATEGY}
     for name in settings.__struct_fields__:
-        value = msgspec.to_builtins(getattr(settings, name))
-        table |= value if name in PARTS or name == "strategy" else {name: value}
-    del table["name"]
-    return table
+        value = getattr(settings, name)
+        if name in ("data", "rate"):
+            table |= msgspec.structs.asdict(value)
+        elif name != "strategy":
+            table[name] = value
+    plain: dict[str, object] = msgspec.to_builtins(table)
+    return plain
 
 
-def at_least(part: msgspec.Struct, bound: int, names: Iterable[str], spelled: Mapping[str, str]) -> None:
+def at_least(part: object, bound: int, names: Iterable[str], spelled: Mapping[str, str]) -> None:
     """Refuse settings that are less, or no finite number.
 
     Args:
@@ -558,13 +623,14 @@ def at_least(part: msgspec.Struct, bound: int, names: Iterable[str], spelled: Ma
             raise UsageError(f"{option(spelled.get(name, name))} {value}: must be {bound} or more")
 
 
-def fit(part: msgspec.Struct, spelled: Mapping[str, str]) -> None:
+def fit(part: msgspec.Struct | StrategyOptions, spelled: Mapping[str, str]) -> None:
     """Refuse whole numbers that no message can hold.
 
     Raises:
         UsageError: naming the option, and its value.
     """
-    for name in part.__struct_fields__:
+    kind: type = type(part)
+    for name in hints_of(kind):
         if isinstance(value := getattr(part, name), int) and not -(2**63) <= value < 2**63:
             raise UsageError(f"{option(spelled.get(name, name))} {value}: does not fit into 64 bits")
 

@@ -81,7 +81,7 @@ def check_fields(whole: object, **later: object) -> None:
         UsageError: naming the field, its value and what it may be.
     """
     kind: type = type(whole)
-    for name, hint in _hints(kind, **later).items():
+    for name, hint in hints_of(kind, **later).items():
         value = getattr(whole, name)
         held = admit(value, hint, f"{type(whole).__name__}({name}={shown(value)})")
         if held is value:
@@ -93,8 +93,8 @@ def check_fields(whole: object, **later: object) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def _hints(kind: type[Any], **later: object) -> dict[str, object]:
-    """The type of each field."""
+def hints_of(kind: type[Any], **later: object) -> dict[str, object]:
+    """Read the type of each field of a dataclass or struct."""
     fields = (
         kind.__struct_fields__
         if issubclass(kind, msgspec.Struct)

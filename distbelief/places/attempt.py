@@ -10,7 +10,7 @@ import sys
 from distbelief.core.portions import ANEW, StartingPoint
 from distbelief.core.records import Json, Note, Record, Started
 from distbelief.core.roles import SUPERVISOR
-from distbelief.core.settings import Settings, declared, flat, option
+from distbelief.core.settings import Settings, flat, option
 from distbelief.core.values import admit, shown
 from distbelief.errors import CheckpointError, UsageError
 from distbelief.job import Job
@@ -144,7 +144,7 @@ class Attempt:
                 )
         if strategy != now:
             self._changes.append(f"this run was trained with {strategy} before, and goes on with {now}")
-        if gone := sorted(kept.keys() - declared(by_name(strategy).own)):
+        if gone := sorted(kept.keys() - flat(Settings(strategy=by_name(strategy))).keys()):
             self._changes.append(f"its job.json has {', '.join(gone)}, no setting of {strategy}: it goes on without")
 
     def go_back(self) -> int:

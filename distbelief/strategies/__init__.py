@@ -23,7 +23,7 @@ STRATEGIES: Mapping[str, type[Strategy]] = {
 }
 """Every strategy, by name."""
 for _name, _kind in STRATEGIES.items():
-    know(_name, _kind.own)
+    know(_name, _kind)
 
 
 def find(name: str) -> type[Strategy]:
@@ -46,7 +46,7 @@ def find(name: str) -> type[Strategy]:
         raise UsageError(f"{told}; name a class of it that is a distbelief.strategies.Strategy")
     if bare := [field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING]:
         raise UsageError(f"strategy {name!r}: its field {bare[0]!r} has no default; give it one")
-    know(name, kind.own)
+    know(name, kind)
     return kind
 
 

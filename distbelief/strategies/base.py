@@ -4,14 +4,12 @@ torch.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from distbelief.core import roles
-from distbelief.core.settings import Pushing, Settings, StrategySettings, declared, know
-from distbelief.core.values import Checked
+from distbelief.core.settings import Settings, StrategyOptions, know
 from distbelief.errors import LocalProtocolError, UsageError
 from distbelief.sharding.mesh import MOST, Mesh
 
@@ -79,16 +77,13 @@ class Virtual(Protocol):
 
 
 @dataclass(frozen=True)
-class Strategy(Checked):
+class Strategy(StrategyOptions):
     """A way to train. Its fields are its options, and their docstrings what `--help` says of them.
 
     One that is written elsewhere is a frozen dataclass at the top of a module, whose fields have defaults; its name is
     `module:Class`.
     """
 
-    name: ClassVar[str]
-    own: ClassVar[type[StrategySettings]] = Pushing
-    """The class of the settings that are its own."""
     coordinated: ClassVar[bool] = True
     """True if replicas train under a coordinator; else one process plays everything, where the model is not split."""
     evaluated: ClassVar[bool] = True
@@ -110,18 +105,7 @@ class Strategy(Checked):
         super().__init_subclass__()
         if cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
             cls.name = f"{cls.__module__}:{cls.__qualname__}"
-            know(cls.name, cls.own)
-
-    def settings(self) -> dict[str, object]:
-        """The settings that its options make.
-
-        >>> from distbelief.strategies.parameter_server.options import Bounded
-        >>> Bounded(staleness=2).settings()["staleness"]
-        2
-        """
-        known = declared(self.own)
-        own = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name in known}
-        return {"name": self.name, **own}
+            know(cls.name, cls)
 
     @classmethod
     def players(cls) -> Players:
@@ -297,6 +281,11 @@ class Served(Replicated):
     def server_roles(self) -> tuple[str, ...]:
         """The shards of a job, and their standbys."""
         return servers(self.shards, self.standby)
+
+    @property
+    def parts(self) -> int:
+        """The shards."""
+        return self.shards
 
     def served_because(self, settings: Settings, carrier: str) -> str:
         """Its shards' processes do what it asks of shards."""

@@ -122,7 +122,7 @@ def check_options(strategy: Strategy, knobs: Mapping[str, Knob]) -> None:
     for name, knob in knobs.items():
         plain = dataclasses.replace(strategy, **knob.beside)
         assert getattr(plain, name) != knob.value, f"{name} is {knob.value!r} by itself: give another value"
-        before, after = _trained(plain), _trained(dataclasses.replace(plain, **{name: knob.value}))
+        before, after = _trained(plain), _trained(plain.with_options(**{name: knob.value}))
         same = before[1] == after[1] and all(
             torch.equal(value, after[0][tensor]) for tensor, value in before[0].items()
         )

@@ -77,6 +77,7 @@ ANYS = {
     "core/conversations/table.py": 1,
     "core/effects.py": 6,
     "core/events.py": 2,
+    "core/settings.py": 1,
     "core/values.py": 6,
     "server/layerwise.py": 1,
     "server/optimizers.py": 1,

@@ -28,6 +28,7 @@ from distbelief.record.restore import CheckpointStore, load_part, load_script, l
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Piece, Range, Tensor, lay_out
 from distbelief.sharding.mesh import Mesh
+from distbelief.strategies import Downpour
 
 POSITION = Position(1, 3, (Portion(0, 2, 1),))
 TENSORS = (
@@ -50,7 +51,7 @@ OPTIMIZERS = {
 
 def plan_of(shards, tensors=TENSORS, optimizer="sgd", keep=2, aliases=None):
     layout = lay_out(tensors, ({}, {"lr": 0.1}), aliases)
-    own = Settings(shards=shards, optimizer=Optimizer(optimizer), keep_checkpoints=keep)
+    own = Settings(strategy=Downpour(2, shards, optimizer=Optimizer(optimizer)), keep_checkpoints=keep)
     return Plan(own, layout, cut(layout, Mesh(1), shards), 100)
 
 
@@ -201,7 +202,7 @@ def test_a_checkpoint_of_a_split_model_goes_on_with_another_split_or_none(data):
             split[f"own.{home}"] = [Piece(0, 0, 3, 0)]
         layout = lay_out(tensors_of_all, ({}, {}), split=split)
         shards = data.draw(st.integers(homes, homes + 3))
-        return Plan(Settings(shards=shards), layout, cut(layout, Mesh(1, homes), shards), 100)
+        return Plan(Settings(strategy=Downpour(2, shards)), layout, cut(layout, Mesh(1, homes), shards), 100)
 
     before, after = plan(), plan()
     with tempfile.TemporaryDirectory() as run:
@@ -378,7 +379,7 @@ def test_a_job_whose_data_would_come_in_another_order_does_not_go_on(tmp_path, d
     def plan(samples, replicas, **data):
         whole, replace = plan_of(2), msgspec.structs.replace
         own = replace(whole.settings.data, **{"order": "sequential", **data})
-        return replace(whole, settings=replace(whole.settings, replicas=replicas, data=own), samples=samples)
+        return replace(whole, settings=replace(whole.settings, strategy=Downpour(replicas), data=own), samples=samples)
 
     path, _, _ = saved(tmp_path, plan(100, 2))
     with pytest.raises(CheckpointError, match=message):
@@ -388,7 +389,7 @@ def test_a_job_whose_data_would_come_in_another_order_does_not_go_on(tmp_path, d
 def test_other_replicas_go_on_where_the_data_are_not_cut_for_them(tmp_path):
     plan = plan_of(2)
     path, flat, arrays = saved(tmp_path, plan)
-    now = msgspec.structs.replace(plan, settings=msgspec.structs.replace(plan.settings, replicas=7))
+    now = msgspec.structs.replace(plan, settings=msgspec.structs.replace(plan.settings, strategy=Downpour(7)))
     same(load_part(path, now, 0)[0], part_of(now, 0, flat, arrays))
 
 

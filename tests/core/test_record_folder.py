@@ -22,6 +22,7 @@ from distbelief.record.recorder import Recorder
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Tensor, lay_out
 from distbelief.sharding.mesh import Mesh
+from distbelief.strategies import Downpour
 
 
 def test_a_folder_with_something_in_it_is_refused_with_both_remedies(tmp_path):
@@ -187,7 +188,10 @@ def test_all_files_of_a_run_are_for_whom_the_umask_says(tmp_path: Path, umask: i
     before = os.umask(umask)
     try:
         layout = lay_out([Tensor("w", (40,), "float32")])
-        plan, store = Plan(Settings(), layout, cut(layout, Mesh(1), 1), 10), Checkpoints(tmp_path / "run")
+        plan, store = (
+            Plan(Settings(strategy=Downpour()), layout, cut(layout, Mesh(1), 1), 10),
+            Checkpoints(tmp_path / "run"),
+        )
         folder = RunFolder.create(tmp_path / "run", "x")
         folder.write_job({})
         part = torch.zeros(layout.moving, dtype=torch.uint8)

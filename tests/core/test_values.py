@@ -164,7 +164,7 @@ UNFIT: dict[str, tuple[Callable[[], object], str]] = {
     "no norm": (lambda: run(db.Job(tiny(), db.Downpour(), clip_norm=NAN)), "--clip-norm nan: must be 0 or more"),
     "too large a seed": (lambda: run(db.Job(tiny(), db.Downpour(), seed=10**30)), "does not fit into 64 bits"),
     "too large a work unit": (lambda: run(db.Job(tiny(), db.Sandblaster(send_every=10**30))),
-        "must be 1 or more, and fit into 64 bits"),
+        "does not fit into 64 bits"),
     "no latency": (lambda: run(on=db.Simulated(db.NetworkModel(latency=NAN))),
         "network latency nan must be 0 or more, and finite"),
     "an endless latency": (lambda: run(on=db.Simulated(db.NetworkModel(latency=INF))),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import typing
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -18,7 +20,8 @@ from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import Portion
 from distbelief.core.protocol import MESSAGES
-from distbelief.core.settings import Plan, Settings, StrategySettings
+from distbelief.core.settings import Plan, Settings, StrategyOptions
+from distbelief.core.values import hints_of
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
 from distbelief.sharding.assignments import Assignment
 from distbelief.sharding.layout import Entry, HomeRanges, Layout, Piece, Range, Section, Tensor, lay_out
@@ -63,14 +66,22 @@ layouts = st.builds(
     homes=st.lists(built(HomeRanges), max_size=2).map(tuple),
     models=st.lists(built(Range), max_size=2).map(tuple),
 )
+
+
+def of_strategy(kind: Any) -> st.SearchStrategy[Any]:
+    """Strategies, by the types of their options."""
+    own = {"algorithm": st.sampled_from(["auto", "ring"]), "optimizer": optimizers}
+    options = [one.name for one in dataclasses.fields(kind) if one.init]
+    return st.builds(kind, **{name: own.get(name, strategy(hints_of(kind)[name])) for name in options})
+
+
 values = st.one_of(floats, st.booleans(), st.lists(floats, max_size=2).map(tuple))
 optimizers = built(Optimizer, options=st.dictionaries(texts, values, max_size=2))
 plans = st.builds(
     Plan,
     settings=built(
         Settings,
-        optimizer=optimizers,
-        strategy=st.one_of([built(kind.own, name=st.just(name)) for name, kind in STRATEGIES.items()]),
+        strategy=st.one_of([of_strategy(kind) for kind in STRATEGIES.values()]),
     ),
     layout=layouts,
     assignments=st.lists(st.builds(Assignment, built(Range), built(Range)), max_size=2).map(tuple),
@@ -86,10 +97,15 @@ def through(message: Message) -> Message:
     return wire.decode(body)
 
 
+@dataclass(frozen=True)
+class Stranger(StrategyOptions):
+    """A strategy that nobody else knows."""
+
+    name: ClassVar[str] = "antigravity:Strategy"
+
+
 def test_settings_of_a_strategy_that_is_not_known_here_are_the_peers_error_and_nothing_is_imported() -> None:
-    plan = Plan(
-        Settings(strategy=StrategySettings(name="antigravity:Strategy")), lay_out([Tensor("w", (3,), "float32")]), (), 0
-    )
+    plan = Plan(Settings(strategy=Stranger()), lay_out([Tensor("w", (3,), "float32")]), (), 0)
     with pytest.raises(
         RemoteProtocolError, match="settings of strategy 'antigravity:Strategy', which is not known here"
     ):

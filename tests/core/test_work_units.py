@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distbelief.strategies import Sandblaster
 from distbelief.strategies.sandblaster.batches import BatchWindows
-from distbelief.strategies.sandblaster.settings import Descent
 from distbelief.strategies.sandblaster.work_units import RESERVE, WorkUnits
 
 WHO = [f"replica {i}" for i in range(4)]
@@ -92,7 +92,7 @@ def test_what_the_dead_one_held_is_dealt_again() -> None:
 
 @pytest.mark.parametrize(("size", "overlap"), [(40, 0.25), (20, 0.4), (24, 0.3)])
 def test_windows_share_what_they_say_and_go_over_all_samples(size: int, overlap: float) -> None:
-    batches = BatchWindows(Descent(batch=size, overlap=overlap, send_every=2), samples=83, portion_size=4)
+    batches = BatchWindows(Sandblaster(batch_size=size, overlap=overlap, send_every=2), samples=83, portion_size=4)
 
     def portions(batch: int, part: int | None = None) -> list[tuple[int, int]]:
         cut = [work_unit for work_unit in batches.work_units(batch) if part in (None, work_unit.part)]

@@ -17,14 +17,12 @@ from distbelief.errors import LocalProtocolError, RemoteProtocolError
 from distbelief.server.machine import Answers
 from distbelief.server.shard import Shard
 from distbelief.server.standby import Standby
+from distbelief.strategies import Allreduce, Downpour, Hogwild, Sandblaster
 from distbelief.strategies.grouped.coordinator import AllreduceCoordinator
-from distbelief.strategies.grouped.settings import AllreduceSettings
 from distbelief.strategies.parameter_server.players import coordinator
 from distbelief.strategies.sandblaster.players import coordinator as batch_coordinator
-from distbelief.strategies.sandblaster.settings import Descent
 from distbelief.strategies.sandblaster.shard import shard, standby
 from distbelief.strategies.shared_memory.players import coordinator as memory_coordinator
-from distbelief.strategies.shared_memory.settings import MappedSettings
 
 
 def never(*_: Any) -> Any:
@@ -32,10 +30,10 @@ def never(*_: Any) -> Any:
 
 
 MACHINES: Mapping[str, tuple[Any, Kind, Any]] = {
-    "coordinator": (coordinator(Settings(), True, ANEW), Kind.COORDINATOR, SERVED),
-    "sandblaster": (batch_coordinator(Settings(strategy=Descent()), True, ANEW), Kind.COORDINATOR, BATCHED),
-    "of a mapping": (memory_coordinator(Settings(strategy=MappedSettings()), True, ANEW), Kind.COORDINATOR, SHARED),
-    "of a group": (AllreduceCoordinator(Settings(strategy=AllreduceSettings()), True, ANEW), Kind.COORDINATOR, GROUPED),
+    "coordinator": (coordinator(Settings(strategy=Downpour()), True, ANEW), Kind.COORDINATOR, SERVED),
+    "sandblaster": (batch_coordinator(Settings(strategy=Sandblaster()), True, ANEW), Kind.COORDINATOR, BATCHED),
+    "of a mapping": (memory_coordinator(Settings(strategy=Hogwild()), True, ANEW), Kind.COORDINATOR, SHARED),
+    "of a group": (AllreduceCoordinator(Settings(strategy=Allreduce()), True, ANEW), Kind.COORDINATOR, GROUPED),
     "shard": (Shard(0, never), Kind.SHARD, SERVED),
     "shard in batches": (shard(0, never), Kind.SHARD, BATCHED),
     "standby": (Standby(0, never), Kind.STANDBY, SERVED),

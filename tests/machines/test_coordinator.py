@@ -199,10 +199,10 @@ def test_minibatches_of_a_replicas_own_are_refused_where_they_are_anybodys(strat
         ({}, True, "a stream"),
     ):
         if strategy == "single" and "order" in options:
-            made(strategy=strategy, **{**ONE, **options}).check_allotted(stream)
+            settings_of(strategy, batch_size=1, **options).check_allotted(stream)
             continue
         with pytest.raises(UsageError, match=f"{asked}: strategy {strategy} .*: use "):
-            made(strategy=strategy, **{**ONE, **options}).check_allotted(stream)
+            settings_of(strategy, batch_size=1, **options).check_allotted(stream)
 
 
 def test_the_first_replicas_batch_size_is_the_jobs() -> None:

@@ -39,8 +39,9 @@ from distbelief.server.shard import Shard
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Range, Tensor, lay_out
 from distbelief.sharding.mesh import Mesh
+from distbelief.strategies import Sandblaster
 from distbelief.strategies.sandblaster.players import coordinator as batch_coordinator
-from distbelief.strategies.sandblaster.settings import OVERLAPPING, Descent
+from distbelief.strategies.sandblaster.settings import OVERLAPPING
 from distbelief.strategies.sandblaster.shard import shard as batch_shard
 from distbelief.strategies.sandblaster.shard import standby as batch_standby
 from distbelief.strategies.sandblaster.vectors import BLOCK, PhantomVectorSlice, TorchVectorSlice
@@ -51,7 +52,7 @@ LAYOUT = lay_out([
 ], groups=({}, {}))  # fmt: skip
 MOVING = LAYOUT.moving
 PLAN = Plan(
-    Settings(DataSettings(batch_size=5), strategy=Descent(name="sandblaster"), shards=1),
+    Settings(DataSettings(batch_size=5), strategy=Sandblaster(shards=1)),
     LAYOUT,
     cut(LAYOUT, Mesh(1), 1),
     samples=100,
@@ -130,7 +131,7 @@ def test_operations_are_those_of_vectors_in_every_dtype_and_group() -> None:
 
 def test_dot_products_are_summed_in_float64() -> None:
     layout = lay_out([Tensor("long", (3 * BLOCK + 5,), "float32")])
-    plan = Plan(Settings(strategy=Descent()), layout, cut(layout, Mesh(1), 1), samples=100)
+    plan = Plan(Settings(strategy=Sandblaster()), layout, cut(layout, Mesh(1), 1), samples=100)
     one = batch_shard(0, TorchVectorSlice)
     one.handle("coordinator", initialising.Restore(plan, ""), None)
     values = torch.full((3 * BLOCK + 5,), 0.1) + 1e3 * torch.randn(

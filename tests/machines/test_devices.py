@@ -32,6 +32,7 @@ from distbelief.split.plan import apply
 from distbelief.split.play import Give, HomeResult, HomeStory, Passes, cut_minibatch
 from distbelief.split.program import HomeProgram, build
 from distbelief.split.tracing import TracedBy, trace
+from distbelief.strategies import Downpour, Single
 from distbelief.strategies.context import Context
 from distbelief.strategies.partition import PartitionTrainer, partition, split_graph
 from distbelief.tasks import Task
@@ -255,7 +256,7 @@ def task_of(make: Callable[[], nn.Module]) -> Task:
 
 
 def settings_of(split: str, **more: Any) -> Settings:
-    return Settings(replicas=1, partitions=2, split=split, data=DataSettings(batch_size=4), **more)
+    return Settings(DataSettings(batch_size=4), strategy=Single(partitions=2, split=split, **more))
 
 
 @dataclass
@@ -343,7 +344,7 @@ def test_a_split_model_on_devices_is_that_on_the_host(
 
 def test_a_partition_registers_its_own_part_of_what_is_shared() -> None:
     task, settings = task_of(layered), settings_of("stages")
-    settings = Settings(replicas=2, partitions=2, split="stages", data=settings.data)
+    settings = Settings(settings.data, strategy=Downpour(2, 2, partitions=2, split="stages"))
     model = layered()
     graph, cuda = split_graph(task, model, settings), StandIn()
     flat, part = partition(task, model, settings, "replica 1.0", False, graph)

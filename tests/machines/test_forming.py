@@ -11,13 +11,13 @@ from distbelief.core.messages import Address, Message
 from distbelief.core.portions import ANEW
 from distbelief.core.settings import Plan, Settings
 from distbelief.sharding.layout import Tensor, lay_out
+from distbelief.strategies import Allreduce
 from distbelief.strategies.grouped.coordinator import AllreduceCoordinator
 from distbelief.strategies.grouped.replica import AllreduceReplica
-from distbelief.strategies.grouped.settings import AllreduceSettings
 from distbelief.strategies.grouped.whole import PhantomWhole
 
 LAYOUT = lay_out([Tensor("weight", (4,), "float32")])
-SETTINGS = Settings(strategy=AllreduceSettings(name="allreduce", algorithm="ring"), replicas=3)
+SETTINGS = Settings(strategy=Allreduce(3, algorithm="ring"))
 ROLES = [f"replica {i}" for i in range(3)]
 
 

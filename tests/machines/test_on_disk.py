@@ -24,6 +24,7 @@ from distbelief.core import roles
 from distbelief.core.settings import DataSettings, Settings
 from distbelief.errors import TrainingError, UsageError
 from distbelief.record.restore import load_weights
+from distbelief.strategies import Single
 from distbelief.strategies.partition import partition, split_graph
 from distbelief.tasks import Task, TensorData, on_disk, resolve
 from distbelief.tasks.flat import FlatModule, layout_of
@@ -465,7 +466,7 @@ def taken(
 ) -> tuple[Task, Built, list[FlatModule]]:
     """A model on disk, and what each partition takes of it."""
     task = Task(model=make, train=lambda: INPUTS, loss=nn.functional.mse_loss, metric=None)
-    settings = Settings(replicas=1, partitions=partitions, split=split, data=DataSettings(batch_size=4), seed=SEED)
+    settings = Settings(DataSettings(batch_size=4), strategy=Single(partitions=partitions, split=split), seed=SEED)
     built = build_on_disk(task, SEED)
     graph = split_graph(task, built.model, settings)
     found = [partition(task, built.model, settings, role, False, graph)[0] for role in roles.replicas(settings.mesh)]

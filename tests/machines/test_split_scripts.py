@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from made import made
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -22,6 +23,7 @@ from distbelief.runtime.loop import Replica
 from distbelief.runtime.split_model import SplitModel
 from distbelief.split.options import Split
 from distbelief.split.play import Give, Take
+from distbelief.strategies import Single
 from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.order import key
 
@@ -69,10 +71,8 @@ class Partition:
 
     def split(self, model: nn.Module, split: Split, sample: Any, **options: Any) -> SplitModel:
         """As a replica does it."""
-        settings = Settings(
-            data=DataSettings(batch_size=SIZE), replicas=1, shards=split.partitions, partitions=split.partitions,
-            microbatches=options.pop("microbatches", 1),
-        )  # fmt: skip
+        parts = Single(partitions=split.partitions, microbatches=options.pop("microbatches", 1))
+        settings = Settings(DataSettings(batch_size=SIZE), strategy=parts)
         whole = copy.deepcopy(model)
         self.model = SplitModel(whole, split, options.get("loss"), options.get("example"), self.minibatch, self.play)
         self.flat, self.part = self.model.cut(
@@ -456,7 +456,7 @@ def replica(**settings: Any) -> Replica:
     """Of a job that was launched so, before its script has done anything."""
     nobody: Any = None
     own = {"replicas": 1, "shards": 2, "partitions": 2, **settings}
-    return Replica("replica 0.0", nobody, nobody, nobody, settings=Settings(**own))
+    return Replica("replica 0.0", nobody, nobody, nobody, settings=made(**own))
 
 
 def of_another(one: Replica) -> None:

@@ -17,12 +17,13 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Layout, Tensor, lay_out
 from distbelief.sharding.mesh import Mesh
+from distbelief.strategies import Downpour
 
 LAYOUT = lay_out(
     [Tensor("weight", (16, 4), "float32"), Tensor("bias", (16,), "float32"), Tensor("mean", (16,), "float32", "buffer")]
 )
 PLAN = Plan(
-    Settings(replicas=2, shards=2, optimizer=Optimizer("adagrad", 0.1, {"eps": 1e-8})),
+    Settings(strategy=Downpour(2, 2, optimizer=Optimizer("adagrad", 0.1, {"eps": 1e-8}))),
     LAYOUT,
     cut(LAYOUT, Mesh(1), 2),
     100,

@@ -100,7 +100,7 @@ def test_one_replica_makes_the_bits_that_the_shards_processes_make(
     ids=lambda s: f"{s.name} {s.replicas}",
 )
 def test_several_replicas_do_the_work_of_a_job_and_no_sample_twice(tmp_path: Path, strategy: Strategy) -> None:
-    strategy = type(strategy)(**{**vars(strategy), "optimizer": optim("sgd", lr=1.0)})
+    strategy = strategy.with_options(optimizer=optim("sgd", lr=1.0))
     result = jobs.run(tmp_path, strategy, DIRECT, task="jobs:once", epochs=4, evaluate_every=0)
     assert jobs.times_trained(tmp_path) == [4] * jobs.SAMPLES
     assert result["updates"] == result["pushes"] == sum(result["staleness"]["histogram"].values()) / strategy.shards

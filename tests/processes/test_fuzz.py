@@ -51,9 +51,9 @@ from distbelief.record.summary import Summary
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
 from distbelief.sharding.layout import Range
+from distbelief.strategies import Sandblaster
 from distbelief.strategies.parameter_server.players import coordinator as portion_coordinator
 from distbelief.strategies.sandblaster.players import coordinator as batch_coordinator
-from distbelief.strategies.sandblaster.settings import Descent
 from distbelief.strategies.sandblaster.shard import shard as batch_shard
 from distbelief.strategies.sandblaster.vectors import TorchVectorSlice
 from distbelief.tasks.data.idx import read_idx
@@ -108,9 +108,7 @@ def shard() -> Shard:
     return one
 
 
-DESCENT = msgspec.structs.replace(
-    PLAN, settings=msgspec.structs.replace(PLAN.settings, strategy=Descent(name="sandblaster"))
-)
+DESCENT = msgspec.structs.replace(PLAN, settings=msgspec.structs.replace(PLAN.settings, strategy=Sandblaster()))
 
 
 def descending_shard() -> Shard:

@@ -36,7 +36,6 @@ from distbelief.strategies import Hogwild, Locking
 from distbelief.strategies.shared_memory import worker
 from distbelief.strategies.shared_memory.counts import UPDATES, Counts, size_of
 from distbelief.strategies.shared_memory.mapped import LockedStep
-from distbelief.strategies.shared_memory.settings import MappedSettings
 from distbelief.strategies.shared_memory.turns import UpdateTurns
 from distbelief.transport import locks
 from distbelief.transport.locks import Locks
@@ -126,7 +125,7 @@ def test_under_locks_no_update_is_lost_and_ranges_and_buffers_are_whole(
     watch.act = act
     result = jobs.run(
         tmp_path / "run",
-        Locking(**{**vars(strategy), "optimizer": optim("sgd", lr=1.0)}),
+        strategy.with_options(optimizer=optim("sgd", lr=1.0)),
         task="jobs:counting",
         epochs=6,
     )
@@ -338,7 +337,7 @@ def test_an_update_is_counted_and_its_turn_passed_on_before_its_lock_is_given(mo
     found, file = list[tuple[int, int]](), os.memfd_create("update")
     counts = Counts([0] * size_of(2), 2, 0)
     held = SimpleNamespace(counts=counts, locked_steps=lambda: [LockedStep((0,), 4, lambda: None)])
-    settings = SimpleNamespace(own=lambda _: MappedSettings(locks="round-robin"), replicas=2)
+    settings = SimpleNamespace(own=lambda _: Locking(locks="round-robin"), replicas=2)
     monkeypatch.setattr(worker, "open_memory", lambda *_: file)
     monkeypatch.setattr(Locks, "give", lambda *_: found.append((counts.total(UPDATES), counts.turn)))
     process: Any = SimpleNamespace(spec=SimpleNamespace(memory=None))

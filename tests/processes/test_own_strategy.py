@@ -31,10 +31,10 @@ def test_processes_train_with_it_and_a_run_goes_on_and_is_evaluated(tmp_path: Pa
     assert read_manifest(newest).plan.settings.strategy.name == NAME
     code = (
         "import sys; from distbelief.record.checkpoints import read_manifest; sys.path.clear();"
-        "print(read_manifest(sys.argv[1]).plan.settings.strategy)"
+        "print(read_manifest(sys.argv[1]).plan.settings.strategy.name)"
     )
     told = subprocess.run([sys.executable, "-c", code, str(newest)], capture_output=True, text=True)
-    assert told.stdout == f"StrategySettings(name={NAME!r})\n", told.stderr
+    assert told.stdout == f"{NAME}\n", told.stderr
 
 
 def test_a_run_whose_strategy_is_gone_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ def of_streams(strategy: Strategy) -> Strategy:
         def players(cls) -> Players:
             return dataclasses.replace(PLAYERS, replica=streaming)
 
-    return Streaming(**{one.name: getattr(strategy, one.name) for one in dataclasses.fields(strategy)})
+    return Streaming(**{one.name: getattr(strategy, one.name) for one in dataclasses.fields(strategy) if one.init})
 
 
 def _minibatches(portion: Portion) -> list[tuple[int, int]]:

@@ -255,9 +255,8 @@ def test_backup_workers_and_quorums_are_sgd_on_the_union_of_what_was_taken(
 def test_a_fraction_follows_deaths_where_a_count_of_backup_workers_does_not(
     waits: dict[str, Any], alive: int, needed: int
 ) -> None:
-    settings = Synchronous(4, 1, **waits).settings()
-    policy = Rounds(Job("digits", Synchronous(4, 1, **waits)).settings(), True, settings["backup_workers"],
-                    settings["quorum"])  # fmt: skip
+    strategy = Synchronous(4, 1, **waits)
+    policy = Rounds(Job("digits", strategy).settings(), True, strategy.backup_workers, strategy.quorum)
     for index in range(4):
         policy.attend(f"replica {index}", 0, -1)
     for index in range(alive, 4):

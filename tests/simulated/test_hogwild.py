@@ -257,7 +257,7 @@ def test_elsewhere_sparse_gradients_are_made_dense(plain: SimpleNamespace, strat
     """The flat vector is dense: the result is that of the same model with sparse=False, bit for bit, with any
     optimizer, and with clipping.
     """
-    strategy = type(strategy)(**{**vars(strategy), "optimizer": optim(optimizer, lr=0.05)})
+    strategy = strategy.with_options(optimizer=optim(optimizer, lr=0.05))
     clip = 0.0 if isinstance(strategy, Allreduce) else 0.5  # which clips the sum, with a norm in float64
     job = Job(bags(), strategy, epochs=2, batch_size=4, clip_norm=clip, evaluate_every=0)
     run = Observed(job, Simulated(compute=STEADY))

@@ -184,8 +184,7 @@ def test_parameter_groups_step_as_in_a_plain_loop(plain: SimpleNamespace, optimi
     task = plain.classes(plain.mlp)
     settings = Settings(
         DataSettings(epochs=2, batch_size=4), LearningRate(lr_schedule="cosine"),
-        replicas=1, shards=shards, optimizer=Optimizer(optimizer, 0.02, {"weight_decay": 0.1}),
-        evaluate_every=0,
+        strategy=Downpour(1, shards, optimizer=Optimizer(optimizer, 0.02, {"weight_decay": 0.1})), evaluate_every=0,
     )  # fmt: skip
     stage = Stage(task, settings, two_groups)
     stage.driver.run()
@@ -221,7 +220,7 @@ def test_parameter_groups_step_as_in_a_plain_loop(plain: SimpleNamespace, optimi
 )
 def test_groups_that_make_no_sense_are_refused(plain: SimpleNamespace, groups: Groups, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        Stage(plain.classes(plain.mlp), Settings(replicas=1), groups)
+        Stage(plain.classes(plain.mlp), Settings(strategy=Downpour(1)), groups)
 
 
 def test_data_of_a_task_are_what_the_oracle_trains_on(plain: SimpleNamespace) -> None:

@@ -205,7 +205,7 @@ def test_a_guest_that_does_not_come_back_is_gone_and_one_whose_death_is_told_of_
     files = io.BytesIO(), io.BytesIO()
     for life in range(2):
         network = VirtualNetwork(VirtualClock())
-        machine = coordinator(Settings(replicas=1), True, ANEW)
+        machine = coordinator(Settings(strategy=Downpour(1)), True, ANEW)
         host = lasting.LastingHost(
             network.endpoint(roles.COORDINATOR, life), machine, {}, Journal(*files), {"replica 0"}
         )

@@ -28,7 +28,6 @@ from distbelief.places.simulated.simulation import Simulation
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Sandblaster
 from distbelief.strategies.sandblaster.batches import BatchWindows
-from distbelief.strategies.sandblaster.settings import Descent
 from distbelief.strategies.sandblaster.work_units import RESERVE
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.task import TensorData
@@ -233,7 +232,7 @@ def test_what_means_nothing_to_it_is_refused() -> None:
 
 def test_windows_that_cannot_overlap_are_refused() -> None:
     with pytest.raises(UsageError, match="--batch-size 8 is 2 portions of 4"):
-        BatchWindows(Descent(batch=8), 83, 4)
+        BatchWindows(Sandblaster(batch_size=8), 83, 4)
 
 
 def test_a_loss_that_is_no_number_ends_the_job() -> None:

@@ -229,7 +229,7 @@ def test_a_replica_that_dies_between_two_steps_comes_again(
 
 
 def test_who_comes_to_rounds_takes_part_when_a_minibatch_begins() -> None:
-    policy = Rounds(Settings(replicas=2), rules=True)
+    policy = Rounds(Settings(strategy=Synchronous(2)), rules=True)
     policy.models = 2
     policy.leave("replica 1", 0)
     assert policy.attend("replica 0", 0, -1) == 0

@@ -8,48 +8,29 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from distbelief.core.optimizer import Optimizer, optim
-from distbelief.core.settings import Settings, StrategySettings
+from distbelief.core.settings import Settings
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
 from distbelief.schedules.allreduce import PLACED, check_algorithm, check_hosts
 from distbelief.strategies.base import LocalMachine, Scaled, Splittable, Virtual
-from distbelief.strategies.grouped.settings import GUESTS, AllreduceSettings
+from distbelief.strategies.grouped.settings import GUESTS, Reducing
 
 if TYPE_CHECKING:
     from distbelief.strategies.players import Players
 
 
 @dataclass(frozen=True)
-class Allreduce(Splittable, Scaled):
+class Allreduce(Reducing, Splittable, Scaled):
     """Rounds without a server: every replica holds the whole model, and all make one update with the gradient of the
     union of their minibatches.
     """
 
     name: ClassVar[str] = "allreduce"
-    own: ClassVar[type[StrategySettings]] = AllreduceSettings
     evaluated: ClassVar[bool] = False
     most_guests: ClassVar[int] = GUESTS
 
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
     """Optimizer of every replica."""
-    accumulate: int = field(default=1, kw_only=True)
-    """Minibatches whose gradients each replica accumulates for a round, where a larger one does not fit."""
-    algorithm: str = field(default="auto", kw_only=True)
-    """Algorithm that adds up gradients: ring, butterfly, halving-doubling, tree, naive, direct, hierarchical
-    (hierarchical:tree: with tree between hosts), native (the carrier's own), or auto, the cheapest by what is
-    measured."""
-    bucket_mb: float = field(default=25.0, kw_only=True)
-    """Most megabytes of gradients that are added up at once, while the rest of the backward pass goes on."""
-    buffers: str = field(default="broadcast", kw_only=True)
-    """Batch-norm statistics: broadcast (all take those of the first replica at every step) or local (each keeps its
-    own).
-    """
-    on_death: str = field(default="regroup", kw_only=True)
-    """When a replica dies: regroup (the others go on, and its data is dealt again) or stop (the job ends at once)."""
-    per_host: int = field(default=0, kw_only=True)
-    """Replicas on each host, in their order, for hierarchical, and for auto where it chooses by links (not in shared
-    memory); 0 for all.
-    """
     restarts: int = field(default=3, kw_only=True)
     """Times that each replica or the coordinator that died is started anew; with --on-death stop, the coordinator only.
     """
@@ -58,9 +39,10 @@ class Allreduce(Splittable, Scaled):
         super().__post_init__()
         check_algorithm(self.algorithm, PLACED)
 
-    def settings(self) -> dict[str, object]:
+    @property
+    def parts(self) -> int:
         """A checkpoint is of one part, as every replica holds everything; of a split one, of one for each partition."""
-        return super().settings() | {"shards": max(1, self.partitions)}
+        return max(1, self.partitions)
 
     @classmethod
     def players(cls) -> Players:

@@ -112,7 +112,8 @@ class AllreduceCoordinator(Answering):
         """Return what the job waits for now, in one sentence.
 
         >>> from distbelief.core.portions import ANEW
-        >>> AllreduceCoordinator(Settings(), True, ANEW).waits()
+        >>> from distbelief.strategies import Allreduce
+        >>> AllreduceCoordinator(Settings(strategy=Allreduce(2)), True, ANEW).waits()
         'gathering: waits for replica 0, replica 1'
         """
         groups = self._groups

@@ -57,7 +57,7 @@ from distbelief.replica.work import check_loss, report_seconds
 from distbelief.schedules.schedule import Schedule
 from distbelief.strategies.grouped.followers import Followers, Said
 from distbelief.strategies.grouped.round_batches import round_of
-from distbelief.strategies.grouped.settings import AllreduceSettings, reduction
+from distbelief.strategies.grouped.settings import Reducing, reduction
 from distbelief.strategies.grouped.whole import Whole
 
 CHUNK = 4 << 20
@@ -295,7 +295,7 @@ class AllreduceReplica:
         return self._plan.settings
 
     @property
-    def _own(self) -> AllreduceSettings:
+    def _own(self) -> Reducing:
         return reduction(self._settings)
 
     def _schedule(self, bucket: Bucket) -> Schedule:

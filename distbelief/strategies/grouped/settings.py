@@ -1,10 +1,11 @@
-"""The settings of all-reduce that are its own."""
+"""Options of strategies whose replicas add up their gradients among themselves."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from distbelief.core.settings import Holder, Settings, StrategySettings, at_least, fit, option
+from distbelief.core.settings import Holder, Settings, StrategyOptions, at_least, option
 from distbelief.errors import UsageError, unknown
 
 GUESTS = 64
@@ -12,24 +13,31 @@ GUESTS = 64
 CHOICES = {"buffers": ("broadcast", "local"), "on_death": ("regroup", "stop")}
 
 
-class AllreduceSettings(StrategySettings, frozen=True, kw_only=True):
-    """Settings of how replicas add up their gradients."""
+@dataclass(frozen=True)
+class Reducing(StrategyOptions):
+    """Options of how replicas add up their gradients."""
 
     held_by: ClassVar[Holder] = Holder.REPLICAS
     deals_to_any: ClassVar[str] = "deals the minibatches of a round to its whole group: use synchronous"
 
-    accumulate: int = 1
-    """Minibatches whose gradients each replica accumulates for a round."""
-    algorithm: str = "auto"
-    """Algorithm that adds up gradients: one of `schedules/allreduce`, native or auto."""
-    bucket_mb: float = 25.0
-    """Most megabytes of gradients that are added up at once."""
-    buffers: str = "broadcast"
-    """Buffers that a replica computes with: those of the first (broadcast), or its own (local)."""
-    on_death: str = "regroup"
-    """Reaction of a job to a replica's death: regroup or stop."""
-    per_host: int = 0
-    """Replicas that are on one host, in their order; 0 for all."""
+    accumulate: int = field(default=1, kw_only=True)
+    """Minibatches whose gradients each replica accumulates for a round, where a larger one does not fit."""
+    algorithm: str = field(default="auto", kw_only=True)
+    """Algorithm that adds up gradients: ring, butterfly, halving-doubling, tree, naive, direct, hierarchical
+    (hierarchical:tree: with tree between hosts), native (the carrier's own), or auto, the cheapest by what is
+    measured."""
+    bucket_mb: float = field(default=25.0, kw_only=True)
+    """Most megabytes of gradients that are added up at once, while the rest of the backward pass goes on."""
+    buffers: str = field(default="broadcast", kw_only=True)
+    """Batch-norm statistics: broadcast (all take those of the first replica at every step) or local (each keeps its
+    own).
+    """
+    on_death: str = field(default="regroup", kw_only=True)
+    """When a replica dies: regroup (the others go on, and its data is dealt again) or stop (the job ends at once)."""
+    per_host: int = field(default=0, kw_only=True)
+    """Replicas on each host, in their order, for hierarchical, and for auto where it chooses by links (not in shared
+    memory); 0 for all.
+    """
 
     def check(self, settings: Settings) -> None:
         """Refuse what no job can have.
@@ -39,7 +47,6 @@ class AllreduceSettings(StrategySettings, frozen=True, kw_only=True):
         """
         at_least(self, 1, ("accumulate",), {})
         at_least(self, 0, ("per_host",), {})
-        fit(self, {})
         for name, known in CHOICES.items():
             if (value := getattr(self, name)) not in known:
                 raise unknown(option(name), value, known)
@@ -56,6 +63,6 @@ class AllreduceSettings(StrategySettings, frozen=True, kw_only=True):
         return settings.replicas * settings.data.batch_size * self.accumulate
 
 
-def reduction(settings: Settings) -> AllreduceSettings:
+def reduction(settings: Settings) -> Reducing:
     """Return how the replicas of a job add up their gradients; the usual way where the strategy does not say."""
-    return settings.strategy if isinstance(settings.strategy, AllreduceSettings) else AllreduceSettings()
+    return settings.strategy if isinstance(settings.strategy, Reducing) else Reducing()

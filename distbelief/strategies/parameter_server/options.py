@@ -7,11 +7,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+from distbelief.core import consistency
 from distbelief.core.optimizer import Optimizer, optim
-from distbelief.core.settings import Settings, StrategySettings
+from distbelief.core.rounds import Rounds, quorum_of
+from distbelief.core.settings import Pushing, Settings, at_least, option
 from distbelief.core.values import Given
+from distbelief.errors import UsageError
 from distbelief.strategies.base import Scaled, Served, Splittable
-from distbelief.strategies.parameter_server.settings import BoundedSettings, SoftsyncSettings, SynchronousSettings
 
 if TYPE_CHECKING:
     from distbelief.strategies.players import Players
@@ -37,25 +39,10 @@ class ServedWithOptimizer(Splittable, Served):
 
 
 @dataclass(frozen=True)
-class Asynchronous(ServedWithOptimizer):
+class Asynchronous(Pushing, ServedWithOptimizer):
     """One whose replicas push and fetch each at a cadence of their own."""
 
     direct: ClassVar[bool] = True
-
-    push_every: int = 1
-    """Steps whose gradients are summed into one push (the paper's n_push)."""
-    fetch_every: int = 1
-    """Steps between fetches of the parameters (the paper's n_fetch)."""
-    local_lr: float = 0.0
-    """Step of the plain SGD that a replica takes by itself between fetches; 0 takes none."""
-    prefetch: int = 0
-    """1: the next fetch is in flight while a step computes and pushes are not waited for, for one more step of
-    staleness.
-    """
-    warm_start_steps: int = 0
-    """Steps that one replica takes alone before the others begin."""
-    staleness_scaling: str = "none"
-    """Scaling of a push's learning rate by its staleness: none, inverse (divided by it) or exponential."""
 
     def served_because(self, settings: Settings, carrier: str) -> str:
         """Return what needs the shards' processes to make the updates; "" where nothing does."""
@@ -85,7 +72,10 @@ class Synchronous(ServedWithOptimizer, Scaled):
     """
 
     name: ClassVar[str] = "synchronous"
-    own: ClassVar[type[StrategySettings]] = SynchronousSettings
+    rounds: ClassVar[bool] = True
+    attendance: ClassVar[bool] = True
+    gathers: ClassVar[bool] = True
+    one_moment: ClassVar[bool] = True
 
     push_every: int = 1
     """Minibatches whose gradients each replica accumulates for a round."""
@@ -99,8 +89,52 @@ class Synchronous(ServedWithOptimizer, Scaled):
         """Return whether replicas find the parameters in the shards' own memory: nobody steps them while one computes,
         since a round waits for all. One that is written elsewhere may have others play them.
         """
-        waits = not settings.strategy.leaves_behind and not settings.standby
+        waits = not self.leaves_behind and not self.standby
         return waits and carrier == "shared" and self.partitions == 1 and ":" not in self.name
+
+    @property
+    def pushing(self) -> Pushing:
+        """A replica pushes once a round, and fetches before the next."""
+        return Pushing(push_every=self.push_every)
+
+    @property
+    def leaves_behind(self) -> bool:
+        """Return whether a round does not wait for all."""
+        return bool(self.backup_workers or self.quorum)
+
+    def check(self, settings: Settings) -> None:
+        """Check that a round waits for somebody."""
+        at_least(self, 1, ("push_every",), {})
+        at_least(self, 0, ("backup_workers", "quorum"), {})
+        if self.backup_workers >= settings.replicas:
+            raise UsageError(
+                f"--backup-workers {self.backup_workers} of {settings.replicas} replicas: at least one must be left "
+                "that a round waits for"
+            )
+        if self.quorum and self.backup_workers:
+            raise UsageError(
+                f"--quorum {self.quorum:g} and --backup-workers {self.backup_workers} both say whom a round waits for: "
+                "leave one of them off"
+            )
+        if self.quorum > settings.replicas or (self.quorum > 1 and self.quorum % 1):
+            raise UsageError(
+                f"--quorum {self.quorum:g} of {settings.replicas} replicas: is a fraction of the members below 1, or "
+                "their number"
+            )
+
+    def singular(self, settings: Settings) -> str:
+        """A round that is made without a replica would leave it between two models' steps."""
+        late = next((option(name) for name in ("backup_workers", "quorum") if getattr(self, name)), "")
+        return late or self.pushing.singular(settings)
+
+    def global_batch(self, settings: Settings) -> int:
+        """Return what all are pushing for a round."""
+        waited = quorum_of(self.quorum, settings.replicas) if self.quorum else settings.replicas - self.backup_workers
+        return waited * self.pushing.global_batch(settings)
+
+    def policy(self, settings: Settings, rules: bool) -> consistency.Policy:
+        """Rounds, which one shard rules."""
+        return Rounds(settings, rules, self.backup_workers, self.quorum)
 
 
 @dataclass(frozen=True)
@@ -110,7 +144,8 @@ class Softsync(Asynchronous):
     """
 
     name: ClassVar[str] = "softsync"
-    own: ClassVar[type[StrategySettings]] = SoftsyncSettings
+    attendance: ClassVar[bool] = True
+    gathers: ClassVar[bool] = True
 
     n: int = 1
     """One update for every floor(replicas / n) pushes: 1 is nearest to synchronous, as many as replicas is downpour."""
@@ -120,6 +155,28 @@ class Softsync(Asynchronous):
         several = f"--n {self.n} of {self.replicas} replicas: the shards' processes make one update of several pushes"
         return several if self.replicas // self.n > 1 else super().served_because(settings, carrier)
 
+    def check(self, settings: Settings) -> None:
+        """Check as others do, and that an update is of a push at least."""
+        super().check(settings)
+        at_least(self, 1, ("n",), {})
+        if self.n > settings.replicas:
+            raise UsageError(
+                f"--n {self.n}: must be at most --replicas, which is {settings.replicas}; with as many, every push is "
+                "an update"
+            )
+
+    def singular(self, settings: Settings) -> str:
+        """A push is acknowledged as one of the next update, whichever model that would step."""
+        return "strategy softsync"
+
+    def global_batch(self, settings: Settings) -> int:
+        """Return what is in the pushes of an update."""
+        return settings.replicas // self.n * super().global_batch(settings)
+
+    def policy(self, settings: Settings, rules: bool) -> consistency.Policy:
+        """Pushes are gathered."""
+        return consistency.SoftsyncPolicy(self.n, self.staleness_scaling)
+
 
 @dataclass(frozen=True)
 class Bounded(Asynchronous):
@@ -128,7 +185,21 @@ class Bounded(Asynchronous):
     """
 
     name: ClassVar[str] = "bounded"
-    own: ClassVar[type[StrategySettings]] = BoundedSettings
+    attendance: ClassVar[bool] = True
 
     staleness: int = 3
     """Clocks (pushes) that a step may begin ahead of the slowest replica's; 0 waits for all before every step."""
+
+    @property
+    def staleness_bound(self) -> float:
+        """Bound on the staleness, as it was asked for."""
+        return self.staleness
+
+    def check(self, settings: Settings) -> None:
+        """Check as others do, and that the bound is a number of clocks."""
+        super().check(settings)
+        at_least(self, 0, ("staleness",), {})
+
+    def policy(self, settings: Settings, rules: bool) -> consistency.Policy:
+        """Fetches of who is too far ahead are held."""
+        return consistency.BoundedPolicy(self.staleness, self.staleness_scaling)

@@ -22,7 +22,7 @@ class BatchWindows:
     >>> batches = BatchWindows(Descent(send_every=2), samples=50, portion_size=10)
     >>> [(work_unit.portion.first, work_unit.portion.count) for work_unit in batches.work_units(7)]
     [(0, 2), (2, 2), (4, 1)]
-    >>> windows = BatchWindows(Descent(batch=40, overlap=0.25, send_every=2), samples=50, portion_size=10)
+    >>> windows = BatchWindows(Descent(batch_size=40, overlap=0.25, send_every=2), samples=50, portion_size=10)
     >>> [(b.portion.epoch, b.portion.first, b.portion.count, b.part) for b in windows.work_units(1)]
     [(0, 3, 1, 0), (0, 4, 1, 1), (1, 0, 1, 1), (1, 1, 1, 2)]
     """
@@ -30,13 +30,13 @@ class BatchWindows:
     def __init__(self, descent: Descent, samples: int, portion_size: int) -> None:
         self._each = descent.send_every
         self.portions = -(-samples // portion_size)
-        self._size = min(self.portions, -(-descent.batch // portion_size)) if descent.batch else 0
+        self._size = min(self.portions, -(-descent.batch_size // portion_size)) if descent.batch_size else 0
         self._shared = max(1, round(self._size * descent.overlap)) if self._size else 0
         if self._size and self._size < 2 * self._shared + 1:
             raise UsageError(
-                f"--batch-size {descent.batch} is {self._size} portions of {portion_size} (--portion-size), of which "
-                f"{self._shared} are shared with"
-                " the batch before and as many with the next: it needs one more at least"
+                f"--batch-size {descent.batch_size} is {self._size} portions of {portion_size} (--portion-size), "
+                f"of which {self._shared} are shared with the batch before and as many with the next: it needs one "
+                "more at least"
             )
 
     @property

@@ -29,7 +29,11 @@ class Evaluating:
     """
 
     def __init__(self, plan: Plan, position: Position, samples: int, evaluation: int = 0) -> None:
-        self.descent, self._size, self._all = plan.settings.own(Descent), plan.settings.data.batch_size, plan.samples
+        self.descent, self._size, self._all = (
+            plan.settings.own(Descent),
+            plan.settings.data.batch_size,
+            plan.samples,
+        )
         self.epochs, self.state = position.epoch, dict(position.state)
         self.samples, self.pushes, self.minibatches = samples, 0, 0
         self.evaluation = max(evaluation, int(self.state.pop("evaluations", 0)))
@@ -59,7 +63,7 @@ class Evaluating:
         self.evaluation += 1
         self._cut, self._losses = self._batches.work_units(batch), {}
         self._work_units = WorkUnits(len(self._cut), sorted(members, key=roles.index_of), self.descent.backup_portions)
-        return operations.Gather(self.evaluation, self.descent.parts, self.descent.deterministic)
+        return operations.Gather(self.evaluation, self.descent.sums, self.descent.deterministic)
 
     def abandon(self) -> None:
         """Nobody is to compute anything more of this evaluation."""
@@ -116,7 +120,7 @@ class Evaluating:
             return None
         self.again += self._work_units.again
         self._work_units = None
-        parts = [0] * len(self.descent.parts)
+        parts = [0] * len(self.descent.sums)
         for work_unit in self._cut:
             parts[work_unit.part] += self.samples_of(work_unit)
         loss = math.fsum(self._losses.values())  # which rounds once, whatever their order

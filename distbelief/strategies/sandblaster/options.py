@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from distbelief.core.settings import Settings, StrategySettings
+from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
 from distbelief.strategies.base import Served, Splittable
 from distbelief.strategies.sandblaster.settings import Descent
-
-SEARCHED = "its line search finds each step"
 
 if TYPE_CHECKING:
     from distbelief.strategies.players import Players
 
 
+SEARCHED = "its line search finds each step"
+
+
 @dataclass(frozen=True)
-class Sandblaster(Splittable, Served):
+class Sandblaster(Descent, Splittable, Served):
     """Replicas compute the gradient of large batches in small portions, and the shards step along what L-BFGS makes of
     it.
 
-    >>> Sandblaster(history=5).settings()["history"]
-    5
+    >>> Sandblaster(2, batch_size=40).sums
+    ('g.head', 'g.middle', 'g.tail')
     """
 
     name: ClassVar[str] = "sandblaster"
-    own: ClassVar[type[StrategySettings]] = Descent
     counts: ClassVar[str] = "iterations"
     meaningless: ClassVar[Mapping[str, str]] = {
         "epochs": "it counts --iterations",
@@ -41,38 +41,6 @@ class Sandblaster(Splittable, Served):
     }
     phantom_lacks: ClassVar[Mapping[str, str]] = {"tolerance": "that could be so small"}
 
-    iterations: int = 100
-    """Iterations after which it ends; --evaluate-every and --checkpoint-every count them."""
-    batch_size: int = 0
-    """Samples in a batch; 0 is all of them. Consecutive batches overlap, and what they share tells the curvature."""
-    overlap: float = 0.25
-    """With --batch-size, the fraction of a batch that the next one shares."""
-    portion_size: int = 500
-    """Samples whose gradient is computed at a time."""
-    send_every: int = 4
-    """Portions whose gradients are summed into one work unit, which is dealt, sent and counted as one."""
-    backup_portions: int = 1
-    """Further replicas that are dealt what one has not done near the end of a batch; the first result counts."""
-    method: str = "lbfgs"
-    """lbfgs, cg (nonlinear conjugate gradient) or gradient (steepest descent)."""
-    history: int = 10
-    """With --method lbfgs, the curvature pairs that it remembers; each is two vectors on the shards."""
-    line_search: str = "wolfe"
-    """wolfe (strong conditions, cubic interpolation), or none: every step is --step."""
-    step: float = 1.0
-    """The first step that a search tries, along an L-BFGS direction, or the only one."""
-    weight_decay: float = 0.0
-    """Adds half of it times the squared norm of the parameters to the loss."""
-    tolerance: float = 1e-7
-    """The job is done when no component of the gradient is larger."""
-    deterministic: bool = False
-    """Sum work units in the order of their numbers: the same bits, however they are scheduled."""
-
-    def settings(self) -> dict[str, object]:
-        """An epoch is an iteration, a minibatch a portion."""
-        names = {"epochs": self.iterations, "batch_size": self.portion_size, "batch": self.batch_size}
-        return super().settings() | names
-
     @classmethod
     def players(cls) -> Players:
         """Return who plays them."""
@@ -82,8 +50,7 @@ class Sandblaster(Splittable, Served):
 
     def phantom(self, settings: Settings) -> Settings:
         """There is no loss to search for."""
-        own = msgspec.structs.replace(settings.own(Descent), line_search="none", tolerance=0.0)
-        return msgspec.structs.replace(settings, strategy=own)
+        return msgspec.structs.replace(settings, strategy=replace(self, line_search="none", tolerance=0.0))
 
     def check_script(self) -> None:
         """Refuse every script.

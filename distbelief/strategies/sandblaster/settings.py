@@ -1,12 +1,13 @@
-"""The settings of a job that trains in large batches."""
+"""Options of a job that trains in large batches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 from distbelief.core.consistency import ANSWER, Action, Policy, Verdict
-from distbelief.core.settings import Settings, StrategySettings
+from distbelief.core.settings import Settings, StrategyOptions, at_least
 from distbelief.errors import UsageError, unknown
 
 METHODS = ("lbfgs", "cg", "gradient")
@@ -16,6 +17,8 @@ PARTS = ("g",)
 """The vector that a whole batch's gradient is summed into."""
 OVERLAPPING = ("g.head", "g.middle", "g.tail")
 """Those of a batch that shares its head with the batch before and its tail with the next."""
+HISTORY_LIMIT = 100
+"""Most curvature pairs."""
 
 
 class EvaluationPolicy(Policy):
@@ -26,28 +29,43 @@ class EvaluationPolicy(Policy):
         return ANSWER if tick <= self.floor else Verdict(Action.HOLD, f"evaluation {tick} has not begun")
 
 
-class Descent(StrategySettings, frozen=True, kw_only=True):
-    """Settings of Sandblaster's descent, and of how a batch is shared out; `strategies/sandblaster/options.py`
-    describes each field.
-    """
+@dataclass(frozen=True)
+class Descent(StrategyOptions):
+    """Options of a descent, and of how a batch is shared out."""
 
     deals_to_any: ClassVar[str] = "sums a batch over whoever computes its portions: use downpour or synchronous"
     one_moment: ClassVar[bool] = True
     slots: ClassVar[int] = 2
     unit: ClassVar[str] = "iteration"
     spelled: ClassVar[Mapping[str, str]] = {"epochs": "iterations", "batch_size": "portion_size"}
+    kept_as: ClassVar[Mapping[str, str]] = {"batch_size": "batch"}
 
-    method: str = "lbfgs"
-    batch: int = 0
+    iterations: int = 100
+    """Iterations after which it ends; --evaluate-every and --checkpoint-every count them."""
+    batch_size: int = 0
+    """Samples in a batch; 0 is all of them. Consecutive batches overlap, and what they share tells the curvature."""
     overlap: float = 0.25
-    history: int = 10
-    line_search: str = "wolfe"
-    step: float = 1.0
-    weight_decay: float = 0.0
-    tolerance: float = 1e-7
+    """With --batch-size, the fraction of a batch that the next one shares."""
+    portion_size: int = 500
+    """Samples whose gradient is computed at a time."""
     send_every: int = 4
+    """Portions whose gradients are summed into one work unit, which is dealt, sent and counted as one."""
     backup_portions: int = 1
+    """Further replicas that are dealt what one has not done near the end of a batch; the first result counts."""
+    method: str = "lbfgs"
+    """lbfgs, cg (nonlinear conjugate gradient) or gradient (steepest descent)."""
+    history: int = 10
+    """With --method lbfgs, the curvature pairs that it remembers; each is two vectors on the shards."""
+    line_search: str = "wolfe"
+    """wolfe (strong conditions, cubic interpolation), or none: every step is --step."""
+    step: float = 1.0
+    """The first step that a search tries, along an L-BFGS direction, or the only one."""
+    weight_decay: float = 0.0
+    """Adds half of it times the squared norm of the parameters to the loss."""
+    tolerance: float = 1e-7
+    """The job is done when no component of the gradient is larger."""
     deterministic: bool = False
+    """Sum work units in the order of their numbers: the same bits, however they are scheduled."""
 
     def policy(self, settings: Settings, rules: bool) -> Policy:
         """Parameters are fetched for an evaluation."""
@@ -63,18 +81,8 @@ class Descent(StrategySettings, frozen=True, kw_only=True):
             raise unknown("method", self.method, METHODS)
         if self.line_search not in LINE_SEARCHES:
             raise unknown("line search", self.line_search, LINE_SEARCHES)
-        for name, least in {
-            "history": 1,
-            "send_every": 1,
-            "backup_portions": 0,
-            "batch": 0,
-            "weight_decay": 0,
-            "tolerance": 0,
-        }.items():
-            value = getattr(self, name)
-            if not least <= value < (1 << 63 if isinstance(value, int) else float("inf")):
-                shown = {"batch": "batch-size"}.get(name, name.replace("_", "-"))
-                raise UsageError(f"--{shown} {value}: must be {least} or more, and fit into 64 bits")
+        at_least(self, 1, ("history", "send_every"), {})
+        at_least(self, 0, ("backup_portions", "batch_size", "weight_decay", "tolerance"), {})
         if self.history > HISTORY_LIMIT:
             raise UsageError(
                 f"--history {self.history}: must be at most {HISTORY_LIMIT}; every pair is two vectors on the shards"
@@ -86,22 +94,18 @@ class Descent(StrategySettings, frozen=True, kw_only=True):
                 f"--overlap {self.overlap}: is the fraction of a batch that the next one shares, more than 0 and at "
                 "most 0.5"
             )
-        if self.overlap != Descent().overlap and not self.batch:
+        if self.overlap != type(self).overlap and not self.batch_size:
             raise UsageError(
                 f"--overlap {self.overlap}: is of consecutive batches, and each is the whole training set here: set "
                 "--batch-size, or leave it off"
             )
-        if self.history != Descent().history and self.method != "lbfgs":
+        if self.history != type(self).history and self.method != "lbfgs":
             raise UsageError(
                 f"--history {self.history}: counts the curvature pairs of lbfgs, and --method {self.method} has none: "
                 "leave it off"
             )
 
     @property
-    def parts(self) -> tuple[str, ...]:
+    def sums(self) -> tuple[str, ...]:
         """The vectors that the gradient of a batch is summed into."""
-        return OVERLAPPING if self.batch else PARTS
-
-
-HISTORY_LIMIT = 100
-"""Most curvature pairs."""
+        return OVERLAPPING if self.batch_size else PARTS

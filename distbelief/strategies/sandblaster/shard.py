@@ -185,7 +185,7 @@ class WorkUnitSums:
                     self._do(shard, command)
             self._newest = operations.Operated(event.operate.number, event.scalars)
             return
-        parts = shard.own.plan.settings.own(Descent).parts
+        parts = shard.own.plan.settings.own(Descent).sums
         if payload is None or payload.nbytes != shard.own.moving.size or not 0 <= event.part < len(parts):
             raise RemoteProtocolError(f"{shard.role} sent its standby a work unit that is none of its own: {event}")
         (self._take if whole else self._wait)(shard, event.work_unit, event.part, payload)

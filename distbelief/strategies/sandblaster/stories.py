@@ -80,7 +80,7 @@ class Descend:
         self.descent, self.iterations = descent, iterations
         self.method: Method = method_of(descent, state)
         self._iteration = int(state.get("iteration", 0))
-        self._whole, self._part = not descent.batch, descent.parts
+        self._whole, self._part = not descent.batch_size, descent.sums
         self._evaluations = 0
         self._begin: tuple[AnyCommand, ...] = ()
         """Commands that make the direction, until it has been asked for."""

@@ -16,7 +16,7 @@ from distbelief.server.layerwise import Group
 from distbelief.sharding.layout import Entry, Layout, Range
 from distbelief.strategies.shared_memory import mapping
 from distbelief.strategies.shared_memory.counts import SAMPLES, Counts
-from distbelief.strategies.shared_memory.settings import MappedSettings
+from distbelief.strategies.shared_memory.settings import MemoryUpdates
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.sparse import check_dense, check_rows
 
@@ -73,7 +73,7 @@ class MappedModel:
         self._made = 0
         """Number of the steps' counts whose optimizer counts there."""
         flat.bind([], [self._vector])
-        self._locks = settings.own(MappedSettings).locks
+        self._locks = settings.own(MemoryUpdates).locking
         cut = tuple(cut) or mapping.ranges(layout, settings.shards if self._locks == "shard" else 1)
         self._stops = torch.tensor([part.stop for part in cut])
         dense = [(part, list(self._pieces(part))) for part in cut]

@@ -9,24 +9,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from distbelief.core.optimizer import Optimizer, optim
-from distbelief.core.settings import Settings, StrategySettings
+from distbelief.core.settings import Settings
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
 from distbelief.strategies.base import LocalMachine, Replicated, Virtual, check_local_links
 from distbelief.strategies.shared_memory.mapping import RANGES
-from distbelief.strategies.shared_memory.settings import MappedSettings
+from distbelief.strategies.shared_memory.settings import MemoryUpdates
 
 if TYPE_CHECKING:
     from distbelief.strategies.players import Players
 
 
 @dataclass(frozen=True)
-class Mapped(Replicated):
+class Mapped(MemoryUpdates, Replicated):
     """A strategy whose replicas, processes of one machine, update one mapping of parameters and optimizer state in
     place.
     """
 
-    own: ClassVar[type[StrategySettings]] = MappedSettings
     most_guests: ClassVar[int] = 0
     meaningless: ClassVar[Mapping[str, str]] = {
         "fixed_point": "rounding a parameter would undo what others add to it at the same time; use downpour"
@@ -110,10 +109,6 @@ class Hogwild(Mapped):
 
     name: ClassVar[str] = "hogwild"
 
-    def settings(self) -> dict[str, object]:
-        """The whole mapping is one range, which nobody locks."""
-        return super().settings() | {"locks": "none", "shards": 1}
-
 
 @dataclass(frozen=True)
 class Locking(Mapped):
@@ -129,6 +124,12 @@ class Locking(Mapped):
     shards: int = 0
     """With --locks shard, ranges of the parameters that have a lock of their own; 0: 8."""
 
-    def settings(self) -> dict[str, object]:
-        """Its shards are the ranges of the mapping."""
-        return super().settings() | {"shards": self.shards or (RANGES if self.locks == "shard" else 1)}
+    @property
+    def locking(self) -> str:
+        """Return as `locks`."""
+        return self.locks
+
+    @property
+    def parts(self) -> int:
+        """The ranges of the mapping."""
+        return self.shards or (RANGES if self.locks == "shard" else 1)

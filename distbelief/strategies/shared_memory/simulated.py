@@ -22,7 +22,7 @@ from distbelief.strategies.shared_memory import mapping
 from distbelief.strategies.shared_memory.counts import Counts
 from distbelief.strategies.shared_memory.locks import Queues, RoundRobin, waits_for
 from distbelief.strategies.shared_memory.mapped import LockedStep
-from distbelief.strategies.shared_memory.settings import MappedSettings
+from distbelief.strategies.shared_memory.settings import MemoryUpdates
 
 
 class Race:
@@ -65,7 +65,7 @@ class SimulatedUpdater:
 
     def __init__(self, virtual: SimulatedContext, role: str, held: Callable[[], Updated], settings: Settings) -> None:
         self._virtual, self._role, self.held, self._dead = virtual, role, held, False
-        self._index, self._by_turns = roles.index_of(role), settings.own(MappedSettings).by_turns
+        self._index, self._by_turns = roles.index_of(role), settings.own(MemoryUpdates).by_turns
         self._awaits_turn = False
         self._race = virtual.shared(Race)
         self._race.updaters[role] = self
@@ -195,7 +195,7 @@ class PhantomModel:
 
     def __init__(self, counts: Counts, plan: Plan, cut: Sequence[Range] = ()) -> None:
         self.counts = counts
-        settings, locks = plan.settings, plan.settings.own(MappedSettings).locks
+        settings, locks = plan.settings, plan.settings.own(MemoryUpdates).locking
         locked = {"none": mapping.RANGES, "shard": settings.shards, **dict.fromkeys(mapping.WHOLE, 1)}[locks]
         found = cut or mapping.ranges(plan.layout, min(locked, plan.layout.parameters))
         self._parts = [

@@ -17,7 +17,7 @@ from distbelief.strategies.shared_memory import mapping
 from distbelief.strategies.shared_memory.counts import Counts
 from distbelief.strategies.shared_memory.mapped import LockedStep, MappedModel, mapped_layout
 from distbelief.strategies.shared_memory.replica import SharedMemoryReplica
-from distbelief.strategies.shared_memory.settings import MappedSettings
+from distbelief.strategies.shared_memory.settings import MemoryUpdates
 from distbelief.strategies.shared_memory.simulated import PhantomModel, SimulatedUpdater, Updated, check_phantom
 from distbelief.strategies.shared_memory.turns import UpdateTurns
 from distbelief.tasks.worker import measure
@@ -39,7 +39,7 @@ class ProcessUpdater:
         self._held = held
         memory = open_memory(process.spec, process.spec.memory)
         locks = Locks(memory, lambda process: held().counts.holder(process))
-        by_turns = settings.own(MappedSettings).by_turns
+        by_turns = settings.own(MemoryUpdates).by_turns
         self._turns = UpdateTurns(locks, lambda: held().counts, index, settings.replicas) if by_turns else None
         self._locks = self._turns or locks
         self._left: list[LockedStep] | None = None
@@ -101,7 +101,7 @@ def replica(context: Context) -> Part:
 
     def attach(plan: Plan, _: Arena) -> None:
         memory, cut = memory_of(context, plan), tuple[Range, ...]()
-        if virtual is not None and plan.settings.own(MappedSettings).locks == "none":
+        if virtual is not None and plan.settings.own(MemoryUpdates).locking == "none":
             cut = mapping.ranges(plan.layout, min(mapping.RANGES, plan.layout.parameters))  # each part at one moment
         there = mapped_layout(plan)
         counted = memory[there.counts : there.length].numpy().data.cast("q")

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from distbelief.core import roles
 from distbelief.core.optimizer import Optimizer, optim
-from distbelief.core.settings import Settings, StrategySettings
+from distbelief.core.settings import Holder, Settings
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
 from distbelief.sharding.mesh import Mesh
 from distbelief.strategies.base import LocalMachine, Partitioned, Scaled, Virtual
-from distbelief.strategies.single.settings import SingleSettings
 
 if TYPE_CHECKING:
     from distbelief.strategies.context import Loop, LoopContext
@@ -26,16 +25,19 @@ class Single(Partitioned, Scaled):
     """
 
     name: ClassVar[str] = "single"
-    own: ClassVar[type[StrategySettings]] = SingleSettings
+    held_by: ClassVar[Holder] = Holder.REPLICAS
+    deals_to_any: ClassVar[str] = "has one replica, which has all the data: use downpour or synchronous"
+    one_reader: ClassVar[bool] = True
     coordinated: ClassVar[bool] = False
     evaluated: ClassVar[bool] = False
 
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
     """Optimizer of the loop."""
 
-    def settings(self) -> dict[str, object]:
+    @property
+    def parts(self) -> int:
         """One model, in one part, or one for each partition."""
-        return super().settings() | {"replicas": 1, "shards": max(1, self.partitions)}
+        return max(1, self.partitions)
 
     @property
     def alone(self) -> bool:

@@ -17,7 +17,7 @@ MUTANTS = [
         "    if name in fields:\n", "    if name in fields and not fields:\n",
         (f"{PLANS}::{TWICE}[words4---network latency=: stands there twice; leave one of them off]",)),
     Mutant("a-history-is-taken-where-there-is-none", OPTIONS, "strategies/sandblaster/settings.py",
-        "if self.history != Descent().history and self.method", "if self.history < 1 and self.method",
+        "if self.history != type(self).history and self.method", "if self.history < 1 and self.method",
         (f"{REFUSED}[train digits sandblaster --method cg --history 5]",)),
     Mutant("who-is-on-one-host-is-told-to-nobody", OPTIONS, "schedules/allreduce.py",
         "if per_host and not (algorithm.startswith(HIERARCHICAL) or",

@@ -221,8 +221,8 @@ MUTANTS = [
         ),
     ),
     Mutant("settings-have-a-strategy-imported-that-is-not-known", IMPORTS, "core/settings.py",
-        "if not isinstance(name, str) or name not in _known:",
-        'if not isinstance(name, str) or (name not in _known and __import__(name.partition(":")[0])):',
+        "not isinstance(name, str) or name not in _known:",
+        'not isinstance(name, str) or (name not in _known and __import__(name.partition(":")[0])):',
         (
             "tests/core/test_wire.py::"
             "test_settings_of_a_strategy_that_is_not_known_here_are_the_peers_error_and_nothing_is_imported",
