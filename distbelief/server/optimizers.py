@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 
+from distbelief.codecs.fixed_point import round_each
 from distbelief.core.optimizer import Optimizer
+from distbelief.core.settings import Settings, fixed_point_bits
 from distbelief.errors import UsageError, unknown
 from distbelief.server.layerwise import LAMB, LARS, Group
 
@@ -98,6 +100,16 @@ def stepper(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
     tensor([-0.5000])
     """
     return partial(inspect.unwrap(type(optimizer).step), optimizer)
+
+
+def post_hooks(settings: Settings) -> list[Callable[[Iterable[torch.Tensor]], None]]:
+    """Give the functions that change parameters after each step of a job's optimizer.
+
+    >>> len(post_hooks(Settings())), len(post_hooks(Settings(fixed_point="dynamic:10,12")))
+    (0, 1)
+    """
+    bits = fixed_point_bits(settings.fixed_point)
+    return [partial(round_each, bits=bits.updates)] if bits else []
 
 
 def _spare_dynamo() -> None:

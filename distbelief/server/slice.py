@@ -5,17 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import torch
 
-from distbelief.codecs.fixed_point import round_each
 from distbelief.core.conversations.agreement import Squares
 from distbelief.core.effects import Payload, Phantom
-from distbelief.core.norms import layers_in
 from distbelief.core.optimizer import GroupOption
-from distbelief.core.settings import Plan, fixed_point
+from distbelief.core.settings import Plan
 from distbelief.server import optimizers
 from distbelief.server.layers import Layers
 from distbelief.server.layerwise import Layerwise
@@ -175,8 +172,7 @@ class TorchSlice:
         self._layers: Layers | None = None
         if isinstance(self._optimizer, Layerwise):
             self._layers = Layers(self._optimizer, plan.layout, [(p.section, _data(p)) for p in self._trained])
-        self._fixed_point = fixed_point(plan.settings.fixed_point)
-        self._parts = [_parts(plan.layout, piece.section) for piece in self._trained] if self._fixed_point else []
+        self._post_hooks = optimizers.post_hooks(plan.settings)
         held = self._optimizer.param_groups if self._optimizer else []
         self._job_options = [{name: group[name] for name in group if name != "params"} for group in held]
         self._rates = [group["lr"] for group in held]
@@ -278,14 +274,12 @@ class TorchSlice:
             if self._layers:
                 self._layers.step(norms)
             elif self._missing or self.uneven:
-                all_of = [StepPart(_data(self._trained[one.piece]), one.within) for one in self._parameters]
-                step_without(self._optimizer, self._step, all_of, self._missing)
+                step_without(self._optimizer, self._step, self._step_parts, self._missing)
             else:
                 self._step()
         self._missing = ()
-        if self._fixed_point:
-            for piece, parts in zip(self._trained, self._parts, strict=True):
-                round_each(_data(piece).split(parts), self._fixed_point.updates)
+        for hook in self._post_hooks:
+            hook(parameter[elements] for parameter, elements in self._step_parts)
         for piece in self._trained:
             if piece.master:
                 piece.tensor.copy_(_data(piece))
@@ -435,10 +429,10 @@ class TorchSlice:
     @property
     def adds(self) -> bool:
         """True where a step adds the gradient, times the learning rate, and nothing else. Then it keeps no state and no
-        masters, and nothing is rounded.
+        masters, and nothing follows it.
         """
         plain = ("momentum", "weight_decay", "nesterov", "maximize")
-        return isinstance(self._optimizer, torch.optim.SGD) and not self._fixed_point and not any(
+        return isinstance(self._optimizer, torch.optim.SGD) and not self._post_hooks and not any(
             group[extra] for group in self._optimizer.param_groups for extra in plain
         ) and not any(piece.master for piece in self._trained)  # fmt: skip
 
@@ -456,6 +450,11 @@ class TorchSlice:
     def _parameters(self) -> list[_PartOfParameter]:
         """Parts of parameters in it, made when an update is first made of them one by one."""
         return list(_parameters_of(self._layout, self._trained))
+
+    @functools.cached_property
+    def _step_parts(self) -> list[StepPart]:
+        """The same in what the optimizer steps."""
+        return [StepPart(_data(self._trained[one.piece]), one.within) for one in self._parameters]
 
     def add_to(self, other: TorchSlice, gradients: Sequence[torch.Tensor], factor: float) -> None:
         """Do as `apply_to`, of a model without buffers, with the gradient of each parameter where that was made."""
@@ -508,15 +507,6 @@ def _parameters_of(layout: Layout, pieces: Sequence[_TrainedPiece]) -> Iterator[
 def _data(piece: _TrainedPiece) -> torch.Tensor:
     assert piece.parameter is not None
     return piece.parameter
-
-
-def _parts(layout: Layout, piece: Section) -> list[int]:
-    """Elements of each tensor, or part of one, in a piece, and of what lies between them: each has a scale of its own
-    in fixed point.
-    """
-    item = getattr(torch, piece.dtype).itemsize
-    starts = {part.start for _, part in layers_in(layout, Range(piece.start, piece.stop))}
-    return [(stop - start) // item for start, stop in pairwise(sorted(starts | {piece.start, piece.stop}))]
 
 
 def _number(layout: Layout, piece: Section) -> int:

@@ -12,11 +12,10 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from distbelief.core.effects import Batch, Computed, Measured
-from distbelief.core.settings import PRECISIONS, SHUFFLED, fixed_point
+from distbelief.core.settings import SHUFFLED
 from distbelief.core.values import device_number
 from distbelief.errors import DataError, DistbeliefError, TrainingError, UsageError
-from distbelief.tasks.arithmetic.autocast import Autocast
-from distbelief.tasks.arithmetic.fixed_point import FixedPoint
+from distbelief.tasks.arithmetic import arithmetic_of
 from distbelief.tasks.order import Order, seed_chance
 from distbelief.tasks.task import ACCURACY, Data, Task, as_data
 
@@ -113,7 +112,7 @@ class Trainer:
         seed: of the job.
         clip_norm: global norm to which each gradient is clipped; 0 for none.
         drop_last: a last minibatch that is smaller is never computed.
-        arithmetic: in which it computes: float32, bf16, fp16, or dynamic fixed point as `--fixed-point` says.
+        arithmetic: of losses and gradients, by name.
         order: of the samples.
 
     Raises:
@@ -135,8 +134,7 @@ class Trainer:
         self.data = load(task, "training")
         self.order = Order(len(self.data), batch_size, seed, order)
         self._seed = seed
-        fixed = None if arithmetic in PRECISIONS else fixed_point(arithmetic)
-        self._arithmetic = FixedPoint(fixed.products) if fixed else Autocast(arithmetic, model)
+        self._arithmetic = arithmetic_of(arithmetic, model)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = next((p.device for p in self._parameters), torch.device("cpu"))
         if (

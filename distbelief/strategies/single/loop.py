@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from distbelief.codecs.fixed_point import round_each
 from distbelief.coordination import admission
 from distbelief.coordination.cadence import Target, budget_spent, is_due, snapshot_due
 from distbelief.core import records, roles
@@ -23,7 +22,6 @@ from distbelief.core.effects import Batch
 from distbelief.core.optimizer import Optimizer, ParameterGroup
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import Dealer
-from distbelief.core.settings import fixed_point
 from distbelief.errors import CheckpointError, LossNotFinite
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.record.restore import load_part
@@ -91,7 +89,7 @@ class SingleLoop:
         ]
         self._optimizers = _build(settings.optimizer, groups or [{"params": list(model.parameters())}], self._dense)
         self._update = [torch.no_grad()(optimizers.stepper(optimizer)) for optimizer in self._optimizers]
-        self._fixed_point = fixed_point(settings.fixed_point)
+        self._post_hooks = optimizers.post_hooks(settings)
         self._plan = admission.plan(settings, Join(0, layout, len(self._trainer.data)))
         self._store = Checkpoints(run) if run else None
         self._start = start = context.start
@@ -183,8 +181,8 @@ class SingleLoop:
                 group["lr"] = self.settings.optimizer.lr * factor
         for update in self._update:
             update()
-        if self._fixed_point:
-            round_each((p.detach() for p in self._flat.trained), self._fixed_point.updates)
+        for hook in self._post_hooks:
+            hook(self._flat.trained)
 
     def _step(self, batch: Batch) -> None:
         computed = self._timed.compute(batch)
