@@ -180,7 +180,7 @@ class _Stages:
             return file
         self._jobs += 1
         path, run = self._folder / f"stage-{self._jobs}.dbz", self._folder / f"run-{self._jobs}"
-        path.write_bytes(replace(file, huffman=False).encode())
+        path.write_bytes(file.encode())
         origin, options = self._origin, self._options
         job = Job(
             f"{origin.task.reference}{MARK}{path}",

@@ -1,17 +1,18 @@
-"""How a model is made smaller: what is chosen, checked before anything is computed."""
+"""Options of compression, checked before anything is computed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from distbelief.codecs import MOST_BITS, PRECISIONS
 from distbelief.core.settings import option
 from distbelief.core.values import check_fields
 from distbelief.errors import UsageError, unknown
 from distbelief.strategies import find
 
 STARTS = ("linear", "density", "random")
-PRECISIONS = ("float32", "bf16", "fp16", "int8")
-MOST_BITS = 12
+"""Ways to begin k-means."""
+RESTS = ("float32", *PRECISIONS)
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ class Compression:
             raise UsageError(f"--bits {self.bits}: must be 1 or more and at most {MOST_BITS}, or 0 to share nothing")
         if self.start not in STARTS:
             raise unknown("start", self.start, STARTS)
-        if self.rest not in PRECISIONS:
-            raise unknown("precision", self.rest, PRECISIONS)
+        if self.rest not in RESTS:
+            raise unknown("precision", self.rest, RESTS)
         for name, least in (("fine_tune", 0), ("batch_size", 1), ("replicas", 1)):
             if getattr(self, name) < least:
                 raise UsageError(f"{option(name)} {getattr(self, name)}: must be {least} or more")
