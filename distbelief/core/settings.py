@@ -575,7 +575,7 @@ def flat(settings: Settings) -> dict[str, object]:
     return table
 
 
-def at_least(part: msgspec.Struct, bound: int, names: Iterable[str], spelled: Mapping[str, str]) -> None:
+def at_least(part: object, bound: int, names: Iterable[str], spelled: Mapping[str, str]) -> None:
     """Refuse settings that are less, or no finite number.
 
     Args:

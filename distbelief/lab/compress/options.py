@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distbelief.codecs import MOST_BITS, PRECISIONS
-from distbelief.core.settings import option
+from distbelief.core.settings import at_least
 from distbelief.core.values import check_fields
 from distbelief.errors import UsageError, unknown
 from distbelief.strategies import find
@@ -40,7 +40,7 @@ class Compression:
     batch_size: int = 128
     """Samples in a minibatch of one replica."""
     strategy: str = "single"
-    """How these epochs are trained: a strategy, or module:Class of your own."""
+    """Strategy that trains these epochs, or module:Class of your own."""
     replicas: int = 1
     """Replicas, where the strategy has some."""
     seed: int = 0
@@ -59,9 +59,8 @@ class Compression:
             raise unknown("start", self.start, STARTS)
         if self.rest not in RESTS:
             raise unknown("precision", self.rest, RESTS)
-        for name, least in (("fine_tune", 0), ("batch_size", 1), ("replicas", 1)):
-            if getattr(self, name) < least:
-                raise UsageError(f"{option(name)} {getattr(self, name)}: must be {least} or more")
+        at_least(self, 0, ("fine_tune",), {})
+        at_least(self, 1, ("batch_size", "replicas"), {})
         if not 0 < self.lr < float("inf"):
             raise UsageError(f"--lr {self.lr:g}: must be above 0")
         self._check_idle()

@@ -62,7 +62,7 @@ MUTANTS = [
         "    size = sum(len(part) for one in file.tensors.values() for part in one.encode(file.huffman))\n",
         (SMALL,)),
     Mutant("the-error-is-that-of-the-run", RATIO, "lab/compress/compressing.py",
-        "    fill(models[1], read)\n", "    models[1].load_state_dict(origin.state)\n",
+        '("test_error", read.state())', '("test_error", origin.state)',
         (SMALL,)),
     Mutant("what-overflowed-is-given-as-it-is", HALF, "tasks/arithmetic/autocast.py",
         "if all(bool(one.isfinite().all()) for one in found):", "if found:",
