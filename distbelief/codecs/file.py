@@ -17,7 +17,7 @@ import torch
 
 from distbelief.codecs import PRECISIONS
 from distbelief.codecs.codec import cut
-from distbelief.codecs.stored import DTYPES, VALUES_LIMIT, Entry, Stored
+from distbelief.codecs.stored import DTYPES, VALUES_LIMIT, Stored, TensorHeader
 from distbelief.errors import DataError
 
 MAGIC, EARLIER = b"DBZ2", b"DBZ1"
@@ -30,7 +30,7 @@ FILE_LIMIT = 1 << 36
 class _Header(msgspec.Struct, array_like=True, frozen=True):
     task: str
     huffman: bool
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorHeader, ...]
     aliases: dict[str, str]
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class ModelFile:
         """Write the bytes of the file."""
         parts = [stored.encode(self.huffman) for stored in self.tensors.values()]
         entries = tuple(
-            Entry(
+            TensorHeader(
                 name,
                 DTYPES.index(str(stored.values.dtype).removeprefix("torch.")),
                 stored.shape,

@@ -79,7 +79,7 @@ class Stored:
         return where, what if self.ids is None else what + symbol_codec(self.bits, huffman).encode(self.ids)
 
 
-class Entry(msgspec.Struct, array_like=True, frozen=True):
+class TensorHeader(msgspec.Struct, array_like=True, frozen=True):
     """One tensor in the header of a file."""
 
     name: str

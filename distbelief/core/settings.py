@@ -26,7 +26,7 @@ from distbelief.sharding.mesh import MOST, Mesh
 PRECISIONS = ("float32", "bf16", "fp16")
 ORDERS = (SHUFFLED, SEQUENTIAL) = ("shuffled", "sequential")
 FEWEST_BITS, MOST_BITS = 2, 24
-"""Of fixed point: a sign and a digit, and what float32 holds."""
+"""Bits of fixed point: a sign and a digit, and what float32 holds."""
 
 
 class FixedPointBits(NamedTuple):
@@ -266,7 +266,7 @@ class Settings(msgspec.Struct, frozen=True):
     precision: str = "float32"
     """In which replicas compute gradients: float32, bf16 or fp16."""
     fixed_point: str = ""
-    """Of which bits what they multiply is, and parameters are after an update; "" for none."""
+    """Bits of what they multiply, and of parameters after an update, as `fixed_point_bits` reads; "" for none."""
     evaluate_every: int = 1
     """Epochs between evaluations; 0 evaluates never, or by minibatches."""
     evaluate_minibatches: int = 0

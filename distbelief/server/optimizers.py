@@ -44,8 +44,9 @@ momentum: measured.
 
 
 def build(settings: Optimizer, groups: list[Group], rows: bool = False) -> torch.optim.Optimizer:
-    """The optimizer of some parameter groups, each `{"params": [...], ...}` with what it sets for itself; with `rows`
-    it takes sparse gradients.
+    """Build the optimizer of some parameter groups, each `{"params": [...], ...}` with what it sets for itself.
+
+    With `rows` it takes sparse gradients.
 
     Raises:
         UsageError: an unknown optimizer, an option it does not have, or a value it refuses.
@@ -92,8 +93,9 @@ def build(settings: Optimizer, groups: list[Group], rows: bool = False) -> torch
 
 
 def stepper(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-    """An optimizer's step without what torch wraps around it: hooks, profiling, and torch._dynamo; where parameters
-    require a gradient, it is to be called under `torch.no_grad()`.
+    """Return an optimizer's step without what torch wraps around it: profiling, torch._dynamo, and hooks of its own.
+
+    Where parameters require a gradient, it is to be called under `torch.no_grad()`.
 
     >>> parameter = torch.zeros(1); parameter.grad = torch.ones(1)
     >>> stepper(build(Optimizer("sgd", 0.5), [{"params": [parameter]}]))(); parameter

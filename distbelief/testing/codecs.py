@@ -83,7 +83,7 @@ def _must_refuse(codec: Codec[Value], data: bytes, count: int, told: str) -> Non
 
 
 def _check_any(codec: Codec[Value], data: bytes, count: int, dtype: npt.DTypeLike, told: str) -> None:
-    """What is no DataError is as many values as were asked for."""
+    """Hold it to a DataError, or as many values as were asked for."""
     try:
         values = codec.decode(data, count)
     except DataError:

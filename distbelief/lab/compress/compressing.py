@@ -211,7 +211,8 @@ def _strategy(options: Compression) -> Strategy:
 
 def _report(origin: Origin, path: Path, read: ModelFile, file: ModelFile, alone: dict[str, str]) -> Json:
     """Say what came of it, measured from the file."""
-    size, task, errors = path.stat().st_size, origin.task, dict[str, float]()
+    size = path.stat().st_size
+    task, errors = origin.task, dict[str, float]()
     for name, state in (("dense_error", origin.state), ("test_error", read.state())):
         if task.test and ACCURACY in task.metrics:
             model = build_model(task, origin.seed, "cpu")

@@ -29,9 +29,9 @@ class Compression:
     huffman: bool = False
     """Write frequent values and gaps in fewer bits."""
     start: str = "linear"
-    """From where k-means begins: linear, density or random."""
+    """Where k-means begins: linear, density or random."""
     rest: str = "float32"
-    """How values are written that are not shared: float32, bf16, fp16 or int8."""
+    """Form of values that are not shared: float32, bf16, fp16 or int8."""
     fine_tune: int = 3
     """Epochs after each pruning, twice as many after the last, and so many with shared values; 0 trains nothing, and
     prunes at once."""
@@ -44,7 +44,7 @@ class Compression:
     replicas: int = 1
     """Replicas, where the strategy has some."""
     seed: int = 0
-    """Of the order of the data, and of random starts."""
+    """Seed of the order of the data, and of random starts."""
     data_dir: str | None = None
     """Folder with the data; else the run's own, else $DISTBELIEF_DATA, else the cache."""
 

@@ -66,7 +66,7 @@ class FixedPoint(TorchDispatchMode):
         return sum(scale.values for scale in self._scales.values())
 
     def backward(self, loss_of: Callable[[], Tensor]) -> Tensor:
-        """Return the loss, its gradient left in the parameters' `.grad`.
+        """Compute the loss, its gradient left in the parameters' `.grad`.
 
         Args:
             loss_of: computes the loss of one minibatch.
