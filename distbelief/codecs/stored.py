@@ -119,8 +119,8 @@ class TensorHeader(msgspec.Struct, array_like=True, frozen=True):
             rounded = torch.from_numpy(LowPrecision(precision).decode(what, count))
             return Stored(self.shape, rounded, positions, precision=precision)
         dtype = getattr(torch, DTYPES[self.dtype])
-        own, rest = (1 << self.bits, -1) if self.bits else (count, 0)
-        stored, coded = cut(what, (own * dtype.itemsize, rest), f"{own:,} values of {DTYPES[self.dtype]}")
+        entries, rest = (1 << self.bits, -1) if self.bits else (count, 0)
+        stored, coded = cut(what, (entries * dtype.itemsize, rest), f"{entries:,} values of {DTYPES[self.dtype]}")
         values = torch.tensor(np.frombuffer(stored, np.uint8)).view(dtype)
         ids = symbol_codec(self.bits, huffman).decode(coded, count) if self.bits else None
         return Stored(self.shape, values, positions, ids, self.bits)

@@ -59,18 +59,14 @@ def build(settings: Optimizer, groups: list[Group], rows: bool = False) -> torch
     kind, preset = OPTIMIZERS[settings.name]
     parameters = inspect.signature(kind).parameters
     known = set(parameters) - {"params", "lr", "fused", "foreach"}
-    own = [option for group in groups for option in group if option not in ("params", "lr")]
-    for option in (*settings.options, *own):
+    of_groups = [option for group in groups for option in group if option not in ("params", "lr")]
+    for option in (*settings.options, *of_groups):
         if option not in known:
             raise unknown(f"option of optimizer {settings.name}", option, known)
     for option, value in settings.options.items():
-        numbers, given = (len(one) if isinstance(one, tuple) else 0 for one in (parameters[option].default, value))
-        if numbers != given:
-            example = (
-                f"{numbers} numbers, such as {','.join(map(str, parameters[option].default))}"
-                if numbers
-                else "one value"
-            )
+        numbers = len(default) if isinstance(default := parameters[option].default, tuple) else 0
+        if numbers != (len(value) if isinstance(value, tuple) else 0):
+            example = f"{numbers} numbers, such as {','.join(map(str, default))}" if numbers else "one value"
             raise UsageError(f"--optimizer-options {option}={value}: optimizer {settings.name} takes {example}")
     options = {**preset, **settings.options, "lr": settings.lr}
     if rows or (
@@ -141,8 +137,8 @@ def defaults(settings: Optimizer) -> dict[str, object]:
     >>> defaults(Optimizer("momentum", 0.02))["momentum"]
     0.9
     """
-    made = build(settings, [{"params": [torch.nn.Parameter(torch.zeros(1))]}]).defaults
-    return {option: value for option, value in made.items() if option not in _HOW}
+    options = build(settings, [{"params": [torch.nn.Parameter(torch.zeros(1))]}]).defaults
+    return {option: value for option, value in options.items() if option not in _HOW}
 
 
 def numbers_of(settings: Optimizer) -> dict[str, int]:

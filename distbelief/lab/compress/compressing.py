@@ -150,7 +150,7 @@ class _Stages:
         epochs = self._options.fine_tune
         for power in STAGES if epochs else (1.0,):
             pruned = {name: shrinking.pruned(file.tensors[name], share**power) for name, share in keep.items()}
-            kept = sum(one.kept for one in pruned.values()) / sum(one.size for one in pruned.values())
+            kept = sum(stored.kept for stored in pruned.values()) / sum(stored.size for stored in pruned.values())
             self._tell(f"pruned to {100 * kept:.1f} % of the weights")
             file = self._train(file, pruned, epochs if power < 1 else 2 * epochs)
         return file
@@ -205,8 +205,8 @@ def _strategy(options: Compression) -> Strategy:
     """Build the strategy of a job that trains on."""
     kind = find(options.strategy)
     fields = getattr(kind, "__dataclass_fields__", {})
-    own = {"replicas": options.replicas} if "replicas" in fields else {}
-    return kind(**own, **{"optimizer": optim("adam", lr=options.lr)})
+    counts = {"replicas": options.replicas} if "replicas" in fields else {}
+    return kind(**counts, **{"optimizer": optim("adam", lr=options.lr)})
 
 
 def _report(origin: Origin, path: Path, read: ModelFile, file: ModelFile, alone: dict[str, str]) -> Json:

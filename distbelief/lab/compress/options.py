@@ -50,9 +50,9 @@ class Compression:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for one in self.keep:
-            if not 0 < one <= 1:
-                raise UsageError(f"--keep {one:g}: must be above 0, and at most 1, which keeps all")
+        for share in self.keep:
+            if not 0 < share <= 1:
+                raise UsageError(f"--keep {share:g}: must be above 0, and at most 1, which keeps all")
         if self.bits and not 1 <= self.bits <= MOST_BITS:
             raise UsageError(f"--bits {self.bits}: must be 1 or more and at most {MOST_BITS}, or 0 to share nothing")
         if self.start not in STARTS:
@@ -74,7 +74,7 @@ class Compression:
             raise UsageError(f"--replicas {self.replicas}: strategy {self.strategy} has none; name one with --strategy")
         if not self.bits and self.start != "linear":
             raise UsageError(f"--start {self.start}: is of k-means, and nothing is shared: set --bits")
-        if self.huffman and not (self.bits or any(one < 1 for one in self.keep)):
+        if self.huffman and not (self.bits or any(share < 1 for share in self.keep)):
             raise UsageError("--huffman codes ids and gaps, and there are none: set --bits or --keep")
         if not (self.bits or self.keep or self.rest != "float32"):
             raise UsageError("nothing would be smaller: set --keep, --bits or --rest")

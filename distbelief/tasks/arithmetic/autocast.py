@@ -79,10 +79,10 @@ class Autocast:
                 self._explain()
                 return loss
             (loss.float() * self.scale).backward()
-            found = [_values(p.grad) for p in self._model.parameters() if p.grad is not None]
-            if all(bool(one.isfinite().all()) for one in found):
-                for one in found:
-                    one.div_(self.scale)
+            gradients = [_values(p.grad) for p in self._model.parameters() if p.grad is not None]
+            if all(bool(gradient.isfinite().all()) for gradient in gradients):
+                for gradient in gradients:
+                    gradient.div_(self.scale)
                 self._steps += 1
                 if self._steps % GROWTH_STEPS == 0:
                     self.scale *= 2
