@@ -100,6 +100,8 @@ class Huffman(Packed):
         what = f"a Huffman code of {count:,} symbols"
         planes, coded = cut(data, (self._low * -(-count // 8), -1), what)
         length, inflate = -(-count // len(self._shifts)), zlib.decompressobj(-zlib.MAX_WBITS)
+        if length > 8 * len(coded):  # each byte has a bit at least; deflate could repeat one without end
+            raise DataError(f"{what} has {len(coded):,} bytes, which cannot hold them: it was cut or spoilt")
         try:
             text = np.frombuffer(inflate.decompress(coded, length + 1), np.uint8)
         except zlib.error as error:

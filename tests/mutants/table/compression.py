@@ -13,6 +13,7 @@ FIXED = "tests/core/test_fixed_point.py"
 LEAN = "Inference in int8 multiplies each sample"
 CAST = "tests/core/test_autocast.py"
 CHECK = "tests/core/test_codecs.py::test_every_codec_keeps_its_promises"
+UNPACKED = "tests/core/test_codecs.py::test_a_code_is_not_unpacked_beyond_what_was_asked_for_and_its_bytes_pay_for"
 NEAR = "tests/core/test_codecs.py::test_a_huffman_code_is_within_3_percent_of_the_entropy"
 SMALL = "tests/simulated/test_compress.py::test_a_run_becomes_a_small_file_that_does_as_well"
 
@@ -22,7 +23,10 @@ MUTANTS = [
         (f"{CHECK}[huffman]",)),
     Mutant("a-code-is-unpacked-without-end", CODECS, "codecs/symbols.py",
         "inflate.decompress(coded, length + 1)", "inflate.decompress(coded)",
-        ("tests/core/test_codecs.py::test_a_code_of_more_symbols_than_asked_for_is_not_unpacked",)),
+        (f"{UNPACKED}[1000-has more, or fewer]",)),
+    Mutant("few-bytes-hold-any-number-of-symbols", CODECS, "codecs/symbols.py",
+        "if length > 8 * len(coded):", "if length < 0:",
+        (f"{UNPACKED}[16777216-which cannot hold them]",)),
     Mutant("gaps-forget-their-fillers", CODECS, "codecs/gaps.py",
         "np.cumsum(symbols + (symbols < filler), dtype=np.int64)",
         "np.cumsum((symbols + 1) * (symbols < filler), dtype=np.int64)",
