@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 
+from distbelief.codecs.fixed_point import round_each
 from distbelief.core.optimizer import Optimizer
+from distbelief.core.settings import Settings, fixed_point_bits
 from distbelief.errors import UsageError, unknown
 from distbelief.server.layerwise import LAMB, LARS, Group
 
@@ -42,8 +44,9 @@ momentum: measured.
 
 
 def build(settings: Optimizer, groups: list[Group], rows: bool = False) -> torch.optim.Optimizer:
-    """The optimizer of some parameter groups, each `{"params": [...], ...}` with what it sets for itself; with `rows`
-    it takes sparse gradients.
+    """Build the optimizer of some parameter groups, each `{"params": [...], ...}` with what it sets for itself.
+
+    With `rows` it takes sparse gradients.
 
     Raises:
         UsageError: an unknown optimizer, an option it does not have, or a value it refuses.
@@ -56,18 +59,14 @@ def build(settings: Optimizer, groups: list[Group], rows: bool = False) -> torch
     kind, preset = OPTIMIZERS[settings.name]
     parameters = inspect.signature(kind).parameters
     known = set(parameters) - {"params", "lr", "fused", "foreach"}
-    own = [option for group in groups for option in group if option not in ("params", "lr")]
-    for option in (*settings.options, *own):
+    of_groups = [option for group in groups for option in group if option not in ("params", "lr")]
+    for option in (*settings.options, *of_groups):
         if option not in known:
             raise unknown(f"option of optimizer {settings.name}", option, known)
     for option, value in settings.options.items():
-        numbers, given = (len(one) if isinstance(one, tuple) else 0 for one in (parameters[option].default, value))
-        if numbers != given:
-            example = (
-                f"{numbers} numbers, such as {','.join(map(str, parameters[option].default))}"
-                if numbers
-                else "one value"
-            )
+        numbers = len(default) if isinstance(default := parameters[option].default, tuple) else 0
+        if numbers != (len(value) if isinstance(value, tuple) else 0):
+            example = f"{numbers} numbers, such as {','.join(map(str, default))}" if numbers else "one value"
             raise UsageError(f"--optimizer-options {option}={value}: optimizer {settings.name} takes {example}")
     options = {**preset, **settings.options, "lr": settings.lr}
     if rows or (
@@ -90,14 +89,25 @@ def build(settings: Optimizer, groups: list[Group], rows: bool = False) -> torch
 
 
 def stepper(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-    """An optimizer's step without what torch wraps around it: hooks, profiling, and torch._dynamo; where parameters
-    require a gradient, it is to be called under `torch.no_grad()`.
+    """Return an optimizer's step without what torch wraps around it: profiling, torch._dynamo, and hooks of its own.
+
+    Where parameters require a gradient, it is to be called under `torch.no_grad()`.
 
     >>> parameter = torch.zeros(1); parameter.grad = torch.ones(1)
     >>> stepper(build(Optimizer("sgd", 0.5), [{"params": [parameter]}]))(); parameter
     tensor([-0.5000])
     """
     return partial(inspect.unwrap(type(optimizer).step), optimizer)
+
+
+def post_hooks(settings: Settings) -> list[Callable[[Iterable[torch.Tensor]], None]]:
+    """Give the functions that change parameters after each step of a job's optimizer.
+
+    >>> len(post_hooks(Settings())), len(post_hooks(Settings(fixed_point="dynamic:10,12")))
+    (0, 1)
+    """
+    bits = fixed_point_bits(settings.fixed_point)
+    return [partial(round_each, bits=bits.updates)] if bits else []
 
 
 def _spare_dynamo() -> None:
@@ -127,8 +137,8 @@ def defaults(settings: Optimizer) -> dict[str, object]:
     >>> defaults(Optimizer("momentum", 0.02))["momentum"]
     0.9
     """
-    made = build(settings, [{"params": [torch.nn.Parameter(torch.zeros(1))]}]).defaults
-    return {option: value for option, value in made.items() if option not in _HOW}
+    options = build(settings, [{"params": [torch.nn.Parameter(torch.zeros(1))]}]).defaults
+    return {option: value for option, value in options.items() if option not in _HOW}
 
 
 def numbers_of(settings: Optimizer) -> dict[str, int]:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import torch
 
-from distbelief.codecs.fixed_point import round_each
 from distbelief.core.conversations.agreement import Squares
 from distbelief.core.effects import Payload, Phantom
-from distbelief.core.norms import layers_in
 from distbelief.core.optimizer import GroupOption
-from distbelief.core.settings import Plan, fixed_point
+from distbelief.core.settings import Plan
 from distbelief.server import optimizers
 from distbelief.server.layers import Layers
 from distbelief.server.layerwise import Layerwise
@@ -59,7 +56,7 @@ class Slice(Protocol):
         """Step with these options of parameter groups from here on, and with the job's where none is named."""
 
     def squares(self) -> Squares:
-        """With what was gathered: what the parts that are here add to the norms of the layers that are cut."""
+        """Return what the parts that are here add to the norms of cut layers, with what was gathered."""
         ...
 
     def step(self, factor: float, weight: float, norms: Squares = ()) -> None:
@@ -79,22 +76,20 @@ class Slice(Protocol):
         """Take what `sum` gave of so many pushes, in the place of gathering them."""
 
     def moving(self) -> Payload:
-        """The bytes of the moving range, as they are."""
+        """Return the bytes of the moving range, as they are."""
 
     def frozen(self) -> Payload:
-        """The bytes of the frozen range."""
+        """Return the bytes of the frozen range."""
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """Everything, by name, for a checkpoint: views, not copies."""
+        """Return everything, by name, for a checkpoint: views, not copies."""
 
     def load(self, arrays: dict[str, torch.Tensor]) -> None:
         """Take back what `arrays` gave."""
 
 
 class _TrainedPiece:
-    """The part of one section that lies in the slice: its number in the layout, its tensor, and what the optimizer
-    steps.
-    """
+    """Part of one section that lies in the slice: its number in the layout, its tensor, and the parameter stepped."""
 
     def __init__(self, number: int, section: Section, tensor: torch.Tensor, offset: int) -> None:
         self.number, self.section, self.tensor, self.offset = number, section, tensor, offset
@@ -110,19 +105,20 @@ class _TrainedPiece:
         return self.parameter is not None or self.tensor.is_floating_point()
 
     def working(self) -> torch.Tensor:
-        """Vector in which pushes are summed; made when it is first needed."""
+        """Return the vector in which pushes are summed; it is built when it is first needed."""
         if self.gradient is None:
             self.gradient = torch.zeros_like(self.tensor if self.parameter is None else self.parameter)
         return self.gradient
 
     def typed(self, payload: torch.Tensor) -> torch.Tensor:
-        """The part of a push's payload that belongs to this piece."""
+        """Return the part of a push's payload that belongs to this piece."""
         return payload[self.offset : self.offset + self.section.stop - self.section.start].view(self.tensor.dtype)
 
 
 def _average(mean: torch.Tensor, value: torch.Tensor, count: int) -> None:
-    """Take one more value into a mean, of so many with it. What is the same in all stays bit for bit, and infinities
-    stay: the smallest number of a mask, added up, would be one.
+    """Take one more value into a mean, of so many with it.
+
+    What is the same in all stays bit for bit. Infinities stay: the smallest number of a mask, added up, would be one.
 
     >>> mean = torch.tensor([torch.finfo(torch.float32).min, 1.0]); kept = mean.clone()
     >>> _average(mean, torch.tensor([torch.finfo(torch.float32).min, 4.0]), 3); mean == kept, mean[1]
@@ -175,8 +171,7 @@ class TorchSlice:
         self._layers: Layers | None = None
         if isinstance(self._optimizer, Layerwise):
             self._layers = Layers(self._optimizer, plan.layout, [(p.section, _data(p)) for p in self._trained])
-        self._fixed_point = fixed_point(plan.settings.fixed_point)
-        self._parts = [_parts(plan.layout, piece.section) for piece in self._trained] if self._fixed_point else []
+        self._post_hooks = optimizers.post_hooks(plan.settings)
         held = self._optimizer.param_groups if self._optimizer else []
         self._job_options = [{name: group[name] for name in group if name != "params"} for group in held]
         self._rates = [group["lr"] for group in held]
@@ -193,7 +188,7 @@ class TorchSlice:
         self._views: dict[tuple[str, int], tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]] = {}
 
     def of(self, model: int) -> TorchSlice:
-        """It is of one."""
+        """Return itself: it is of one."""
         return self
 
     def fill(self, payload: Payload, frozen: bool) -> None:
@@ -248,7 +243,7 @@ class TorchSlice:
                     group[option.name] = option.values if isinstance(group[option.name], tuple) else option.values[0]
 
     def _left_out(self, covered: Sequence[Range]) -> list[int]:
-        """The numbers of the parameters that lie in none of some ranges."""
+        """Give the numbers of the parameters that lie in none of some ranges."""
         return [
             number
             for number, part in enumerate(self._parameters if covered and not self._whole_steps else ())
@@ -278,14 +273,12 @@ class TorchSlice:
             if self._layers:
                 self._layers.step(norms)
             elif self._missing or self.uneven:
-                all_of = [StepPart(_data(self._trained[one.piece]), one.within) for one in self._parameters]
-                step_without(self._optimizer, self._step, all_of, self._missing)
+                step_without(self._optimizer, self._step, self._step_parts, self._missing)
             else:
                 self._step()
         self._missing = ()
-        if self._fixed_point:
-            for piece, parts in zip(self._trained, self._parts, strict=True):
-                round_each(_data(piece).split(parts), self._fixed_point.updates)
+        for hook in self._post_hooks:
+            hook(parameter[elements] for parameter, elements in self._step_parts)
         for piece in self._trained:
             if piece.master:
                 piece.tensor.copy_(_data(piece))
@@ -363,8 +356,9 @@ class TorchSlice:
         )
 
     def sum(self) -> Payload:
-        """The pushes gathered for the next `step`: sums of gradients in the precision in which they are made, and
-        means of buffers.
+        """Return the pushes gathered for the next `step`.
+
+        These are sums of gradients in the precision in which they are made, and means of buffers.
         """
         return torch.cat([as_bytes(part) for part in self._sums()])
 
@@ -377,19 +371,19 @@ class TorchSlice:
         self._gathered, self._average = parts, True
 
     def _sums(self) -> list[torch.Tensor]:
-        """Vectors in which pushes are summed, and the values that are not summed."""
+        """Give the vectors in which pushes are summed, and the values that are not summed."""
         return [piece.working() if piece.summed else piece.tensor for piece in self._pieces]
 
     def moving(self) -> Payload:
-        """The bytes of the moving range, as they are."""
+        """Return the bytes of the moving range, as they are."""
         return self._moving
 
     def frozen(self) -> Payload:
-        """The bytes of the frozen range."""
+        """Return the bytes of the frozen range."""
         return self._frozen
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """`vector.moving`, `vector.frozen`, `master.<section>` and `state.<section>.<key>`, as views."""
+        """Return `vector.moving`, `vector.frozen`, `master.<section>` and `state.<section>.<key>`, as views."""
         arrays = {"vector.moving": self._moving, "vector.frozen": self._frozen}
         for piece in self._trained:
             if piece.master:
@@ -418,8 +412,9 @@ class TorchSlice:
                 self._optimizer.state[piece.parameter] = state
 
     def adopt(self, arrays: Mapping[str, torch.Tensor], stepped: bool) -> None:
-        """Have masters lie in these arrays, named as those of `arrays`, from here on; and the optimizer's state, where
-        it has `stepped` before, or has state before its first step.
+        """Have masters lie in these arrays, named as those of `arrays`, from here on.
+
+        So does the optimizer's state, where it has `stepped` before, or has state before its first step.
         """
         for piece in self._trained:
             assert self._optimizer is not None
@@ -434,17 +429,19 @@ class TorchSlice:
 
     @property
     def adds(self) -> bool:
-        """True where a step adds the gradient, times the learning rate, and nothing else. Then it keeps no state and no
-        masters, and nothing is rounded.
+        """True where a step adds the gradient, times the learning rate, and nothing else.
+
+        Then it keeps no state and no masters, and no hook follows it.
         """
         plain = ("momentum", "weight_decay", "nesterov", "maximize")
-        return isinstance(self._optimizer, torch.optim.SGD) and not self._fixed_point and not any(
+        return isinstance(self._optimizer, torch.optim.SGD) and not self._post_hooks and not any(
             group[extra] for group in self._optimizer.param_groups for extra in plain
         ) and not any(piece.master for piece in self._trained)  # fmt: skip
 
     def apply_to(self, other: TorchSlice, sender: str, slot: int, payload: Payload, factor: float) -> None:
-        """Become what another slice is after the step that `apply` would make there, where a step `adds`; the other
-        stays as it is.
+        """Become what another slice is after the step that `apply` would make there, where a step `adds`.
+
+        The other stays as it is.
         """
         gradients, values = self._typed(sender, slot, payload)
         for piece, before, gradient, rate in zip(self._trained, other._trained, gradients, self._rates, strict=True):
@@ -454,8 +451,13 @@ class TorchSlice:
 
     @functools.cached_property
     def _parameters(self) -> list[_PartOfParameter]:
-        """Parts of parameters in it, made when an update is first made of them one by one."""
+        """Parts of parameters in it, for updates of them one by one."""
         return list(_parameters_of(self._layout, self._trained))
+
+    @functools.cached_property
+    def _step_parts(self) -> list[StepPart]:
+        """The same parts, in the flat parameters that the optimizer steps."""
+        return [StepPart(_data(self._trained[one.piece]), one.within) for one in self._parameters]
 
     def add_to(self, other: TorchSlice, gradients: Sequence[torch.Tensor], factor: float) -> None:
         """Do as `apply_to`, of a model without buffers, with the gradient of each parameter where that was made."""
@@ -490,13 +492,13 @@ class _PartOfParameter(NamedTuple):
     """Its elements among those of the piece."""
 
     def of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The same of the gradients of all."""
+        """Return its part of a tensor, among those of all parameters."""
         whole = tensors[self.number]
         return whole if self.elements is None else whole.view(-1)[self.elements]
 
 
 def _parameters_of(layout: Layout, pieces: Sequence[_TrainedPiece]) -> Iterator[_PartOfParameter]:
-    """The parameters that lie in the pieces of a slice, one by one."""
+    """Give the parameters that lie in the pieces of a slice, one by one."""
     for at, piece in enumerate(pieces):
         start, item = piece.section.start, piece.tensor.itemsize
         for one in layout.trained_in(Range(start, piece.section.stop)):
@@ -508,15 +510,6 @@ def _parameters_of(layout: Layout, pieces: Sequence[_TrainedPiece]) -> Iterator[
 def _data(piece: _TrainedPiece) -> torch.Tensor:
     assert piece.parameter is not None
     return piece.parameter
-
-
-def _parts(layout: Layout, piece: Section) -> list[int]:
-    """Elements of each tensor, or part of one, in a piece, and of what lies between them: each has a scale of its own
-    in fixed point.
-    """
-    item = getattr(torch, piece.dtype).itemsize
-    starts = {part.start for _, part in layers_in(layout, Range(piece.start, piece.stop))}
-    return [(stop - start) // item for start, stop in pairwise(sorted(starts | {piece.start, piece.stop}))]
 
 
 def _number(layout: Layout, piece: Section) -> int:
@@ -558,7 +551,7 @@ class SlicesOfModels(TorchSlice):
         return sum(model.sum_size for model in self._models)
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """The ranges, and what each part keeps beside: sections have one number each."""
+        """Return the ranges, and what each part keeps beside: sections have one number each."""
         beside = {name: array for model in self._models for name, array in model.arrays().items()}
         return {**beside, "vector.moving": self._moving, "vector.frozen": self._frozen}
 
@@ -571,7 +564,7 @@ class SlicesOfModels(TorchSlice):
 def slice_of(
     plan: Plan, shard: int, moving: torch.Tensor | None = None, frozen: torch.Tensor | None = None
 ) -> TorchSlice:
-    """A shard's slice in memory, of its own or in these ranges (1-D uint8), which are of one model."""
+    """Build a shard's slice, in memory of its own or in these ranges (1-D uint8), which are of one model."""
     return SlicesOfModels(plan, shard) if plan.models > 1 else TorchSlice(plan, shard, moving, frozen)
 
 
@@ -585,7 +578,7 @@ class PhantomSlice:
         self._moving, self._frozen = Phantom(own.moving.size), Phantom(own.frozen.size)
 
     def of(self, model: int) -> PhantomSlice:
-        """It holds nothing of any."""
+        """Return itself: it holds nothing of any."""
         return self
 
     def fill(self, payload: Payload, frozen: bool) -> None:
@@ -615,18 +608,18 @@ class PhantomSlice:
         return self._moving.nbytes
 
     def sum(self) -> Payload:
-        """A stand-in that knows its length."""
+        """Return a stand-in that knows its length."""
         return self._moving
 
     def take_sum(self, payload: Payload, parts: int) -> None:
         """Nothing to take."""
 
     def moving(self) -> Payload:
-        """A stand-in that knows its length."""
+        """Return a stand-in that knows its length."""
         return self._moving
 
     def frozen(self) -> Payload:
-        """A stand-in that knows its length."""
+        """Return a stand-in that knows its length."""
         return self._frozen
 
     def arrays(self) -> dict[str, torch.Tensor]:
