@@ -240,7 +240,7 @@ MUTANTS = [
         ("tests/core/test_settings.py::test_warm_up_adds_the_same_to_the_rate_with_every_update_from_the_base_rate_to_the_scaled_one",),
     ),
     Mutant("a-rate-is-of-the-samples-after-its-update", RATE, "server/shard.py",
-        "factor = own.rate(self.samples) * mean", "factor = own.rate(self.samples + due.samples) * mean",
+        "factor = held_range.rate(self.samples) * mean", "factor = held_range.rate(self.samples + due.samples) * mean",
         (BY_SEED,)),
     Mutant("an-evaluator-asks-before-it-is-to-measure", MEASURED, "replica/evaluator.py",
         "        yield from self._fetch(plan, frozen=True)\n        number",

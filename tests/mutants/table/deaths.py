@@ -130,8 +130,8 @@ MUTANTS = [
         "        while (self._holding and not self._amid) or not self._siblings", "        while not self._siblings",
         (BY_SEED,)),
     Mutant("what-softsync-has-acknowledged-is-not-saved", MOMENT, "server/shard.py",
-        "        made = self._settle(short=True)  # what was acknowledged is in the parameters that are saved\n",
-        "        made: list[Effect] = []\n",
+        "        updates = self._settle(short=True)  # what was acknowledged is in the parameters that are saved\n",
+        "        updates: list[Effect] = []\n",
         (f"{CONSISTENCY}::test_what_softsync_has_acknowledged_is_in_every_checkpoint",)),
     Mutant("the-first-checkpoint-stays-the-newest", AGAIN, "coordination/saving.py",
         "            self.kept, self.newest, (self.position, self.samples) = event.number, event.checkpoint, "

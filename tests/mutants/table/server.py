@@ -40,7 +40,7 @@ MUTANTS = [
         "known = event.encoding in pushing.ENCODINGS and event.partition", "known = event.partition",
         ("tests/machines/test_shard.py::test_what_breaks_the_protocol_changes_nothing[encoding]",)),
     Mutant("whatever-a-push-covers-is-applied", READ, "server/shard.py",
-        " or not (event.ranges == here.covers[model] or _covers_part(event.ranges, own)):", ":",
+        " or not (event.ranges == held_range.covers[model] or _covers_part(event.ranges, part)):", ":",
         ("tests/machines/test_shard.py::test_what_breaks_the_protocol_changes_nothing[other ranges]",)),
     Mutant("anybody-may-push-for-any-partition", READ, "server/shard.py",
         " and event.partition == roles.partition_of(sender)\n", "\n",
