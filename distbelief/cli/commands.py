@@ -350,7 +350,7 @@ class SplitOptions:
     batch_size: int = 64
     """Samples in a minibatch."""
     schedule: str = ""
-    """sequential, gpipe, 1f1b or pipedream; sequential with one microbatch, else 1f1b, where none is named."""
+    """sequential, gpipe or 1f1b; sequential with one microbatch, else 1f1b, where none is named."""
     microbatches: int = 1
     """Parts of a minibatch that go through the partitions by themselves."""
     chunks: int = 0

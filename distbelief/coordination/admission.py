@@ -9,13 +9,13 @@ import msgspec
 from distbelief.core import roles
 from distbelief.core.conversations.membership import Join
 from distbelief.core.learning_rate import LearningRate
-from distbelief.core.optimizer import LAYERWISE, Optimizer
+from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import STREAM
 from distbelief.core.records import Started
 from distbelief.core.settings import SEQUENTIAL, DataSettings, Holder, Plan, Settings
 from distbelief.errors import UsageError
 from distbelief.sharding.assignments import cut
-from distbelief.sharding.layout import Layout, check_same
+from distbelief.sharding.layout import check_same
 
 
 def plan(settings: Settings, event: Join) -> Plan:
@@ -50,7 +50,6 @@ def plan(settings: Settings, event: Join) -> Plan:
         _check_several(settings, event.optimizers)
     elif event.optimizers:
         settings = msgspec.structs.replace(settings, optimizer=event.optimizers[0])
-    _check_layers(settings, event.layout)
     left_out = event.samples % settings.data.batch_size if settings.data.drop_last else 0
     _check_samples(settings, event.samples, left_out)
     known = not stream and not settings.data.own_data
@@ -63,24 +62,6 @@ def plan(settings: Settings, event: Join) -> Plan:
         left_out if known else 0,
         event.optimizers,
     )
-
-
-def _check_layers(settings: Settings, layout: Layout) -> None:
-    """Refuse an optimizer that needs the norms of whole layers where partitions that do not wait for each other step
-    parts of one.
-
-    Raises:
-        UsageError: naming the layer.
-    """
-    if not settings.overlapping or settings.optimizer.name not in LAYERWISE:
-        return
-    cut_one = next((entry.tensor.name for entry in layout.trained_entries if entry.size < entry.tensor.size), None)
-    if cut_one is not None:
-        raise UsageError(
-            f"--optimizer {settings.optimizer.name} needs the norms of whole layers, and with --schedule "
-            f"{settings.pipeline} partitions step parts of {cut_one!r} without waiting for each other: use --split "
-            "stages, or another schedule"
-        )
 
 
 def _check_samples(settings: Settings, samples: int, left_out: int) -> None:

@@ -18,7 +18,7 @@ from distbelief.core.consistency import SCALINGS, Policy
 from distbelief.core.learning_rate import LearningRate
 from distbelief.core.optimizer import Optimizer
 from distbelief.errors import LocalProtocolError, UsageError, unknown
-from distbelief.schedules.pipelines import check_overlap, check_pipeline
+from distbelief.schedules.pipelines import check_pipeline
 from distbelief.sharding.assignments import Assignment
 from distbelief.sharding.layout import Layout, Range
 from distbelief.sharding.mesh import MOST, Mesh
@@ -121,10 +121,6 @@ class Own:
     """Unit that `Data.epochs` counts."""
     deals_to_any: ClassVar[str] = ""
     """Why no replica can have minibatches of its own; "" where it can."""
-    overlaps: ClassVar[bool] = False
-    """True where a partition of a split replica may make an update by itself, while others are at minibatches before it
-    or after.
-    """
     one_reader: ClassVar[bool] = False
     """True where one replica goes through all of the data, so that they may have any order."""
     spelled: ClassVar[Mapping[str, str]] = {}
@@ -379,9 +375,6 @@ class Settings(msgspec.Struct, frozen=True):
                     )
             return
         check_pipeline(self.pipeline, self.microbatches)
-        check_overlap(self.pipeline, self.microbatches)
-        if self.overlapping:
-            self._check_overlapping()
         if self.microbatches > self.data.batch_size:
             raise UsageError(
                 f"--microbatches {self.microbatches} of a minibatch of {self.data.batch_size} samples: each needs one; "
@@ -401,28 +394,6 @@ class Settings(msgspec.Struct, frozen=True):
                 )
                 raise UsageError(f"{option(name)} {value} of split replicas: {why}; leave it off")
 
-    def _check_overlapping(self) -> None:
-        """Refuse what has no meaning where each partition updates its weights while other minibatches are under way.
-
-        Raises:
-            UsageError: naming the option, and the remedy.
-        """
-        if not self.strategy.overlaps:
-            shared = self.strategy.held_by is Holder.SHARDS and not self.strategy.rounds
-            why = (
-                "partitions push a minibatch together, when it is back at all of them" if shared
-                else "all partitions of all replicas make the update of a round together"
-            )  # fmt: skip
-            raise UsageError(
-                "--schedule pipedream: each stage updates its weights after every minibatch by itself, and with "
-                f"strategy {self.strategy.name} {why}; use single, or 1f1b or gpipe"
-            )
-        if self.clip_norm:
-            raise UsageError(
-                f"--clip-norm {self.clip_norm} with --schedule pipedream: no partition waits until the norm of the "
-                "whole gradient is known; leave one of them off"
-            )
-
     @property
     def arithmetic(self) -> str:
         """In which gradients are computed: a precision, or what `fixed_point` reads."""
@@ -432,11 +403,6 @@ class Settings(msgspec.Struct, frozen=True):
     def pipeline(self) -> str:
         """The schedule by its name: a minibatch that is whole goes through as it is."""
         return self.schedule if self.schedule != "auto" else "1f1b" if self.microbatches > 1 else "sequential"
-
-    @property
-    def overlapping(self) -> bool:
-        """True where partitions take minibatches forward while others are under way."""
-        return self.pipeline == "pipedream"
 
     def own(self, kind: type[OwnT]) -> OwnT:
         """The strategy's own settings, for who knows of which class they are.

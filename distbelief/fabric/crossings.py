@@ -2,9 +2,8 @@
 
 A home writes what it gives into a slot and stamps it with the step; who takes it looks for the stamp, and reads it
 where it lies. Every slot is there twice, for even and odd steps: a home that begins a step needs nothing of the step
-before the last any more, so that others may write over what it took then. Where several steps are under way at once a
-slot is there for each of them, and a home says by itself which of them it has done. A stamp has one writer and only
-grows; what it speaks of is written before it, which processors of the x86-64 kind let others see in that order.
+before the last any more, so that others may write over what it took then. A stamp has one writer and only grows; what
+it speaks of is written before it, which processors of the x86-64 kind let others see in that order.
 
 Who has looked in vain writes down that it sleeps, and looks once more; who stamps something looks afterwards whether
 the other sleeps, and is to wake it. One of the two sees what the other wrote, as each lets its own be seen before it
@@ -36,16 +35,16 @@ LINE = 64
 OWN = 3
 """Words of each home: the step that it has begun, whether it sleeps, and the step that it has ended."""
 TURNS = 2
-"""Steps of which what crosses may be in the segment, at least."""
+"""Steps of which what crosses may be in the segment."""
 
 
-def segment_bytes(homes: int, slots: Sequence[int], turns: int = TURNS) -> int:
+def segment_bytes(homes: int, slots: Sequence[int]) -> int:
     """How long the segment is that so many homes need for slots of these bytes each.
 
     >>> segment_bytes(2, [100])
     768
     """
-    return LINE * (OWN * homes + turns * len(slots)) + turns * sum(map(_aligned, slots))
+    return LINE * (OWN * homes + TURNS * len(slots)) + TURNS * sum(map(_aligned, slots))
 
 
 class Crossings:
@@ -56,20 +55,18 @@ class Crossings:
         home: whose end it is.
         homes: how many there are.
         slots: bytes of each thing that may cross in a step, the same at every home.
-        turns: steps of which what crosses may be there at once, 2 or more.
         copies: between the memory and the device where this home computes; None where that is the host.
     """
 
     def __init__(
-        self, memory: torch.Tensor, home: int, homes: int, slots: Sequence[int], turns: int = TURNS,
-        copies: DeviceCopies | None = None,
-    ) -> None:  # fmt: skip
+        self, memory: torch.Tensor, home: int, homes: int, slots: Sequence[int], copies: DeviceCopies | None = None
+    ) -> None:
         data: Any = memory.numpy()
-        self._stamps = memoryview(data)[: LINE * (OWN * homes + turns * len(slots))].cast("q")
+        self._stamps = memoryview(data)[: LINE * (OWN * homes + TURNS * len(slots))].cast("q")
         start = len(self._stamps) * self._stamps.itemsize
         self._slots = []
         for size in slots:
-            for _ in range(turns):
+            for _ in range(TURNS):
                 # a tensor of its own for each: views of one share the counter by which autograd finds that a value has
                 # been overwritten
                 held = (
@@ -80,7 +77,7 @@ class Crossings:
                 self._slots.append(held)
                 start += _aligned(size)
         self._views: dict[tuple[int, torch.dtype, tuple[int, ...]], torch.Tensor] = {}
-        self._home, self._homes, self._turns, self._copies = home, homes, turns, copies
+        self._home, self._homes, self._copies = home, homes, copies
         self._step = 0
         self.traffic = Traffic()
         self._fence = threading.Lock()
@@ -92,19 +89,7 @@ class Crossings:
         Returns:
             Homes that are to be woken.
         """
-        self.turn_to(step)
-        return self.free(step)
-
-    def turn_to(self, step: int) -> None:
-        """What crosses next is of this step, while others are under way."""
         self._step = step
-
-    def free(self, step: int) -> list[int]:
-        """Nothing of the steps before this one is needed here.
-
-        Returns:
-            Homes that are to be woken.
-        """
         if self._copies is not None:
             self._copies.settle()
         self._stamps[_word(OWN * self._home)] = step
@@ -127,11 +112,12 @@ class Crossings:
         return [home for home in range(self._homes) if home != self._home and self.sleeps(home)]
 
     def give(self, slot: int, to: int, tensor: torch.Tensor) -> bool:
-        """Have something cross to a home: a tensor of at most the slot's bytes, where this one computes. False where
-        that home needs what lies in the slot (with two turns: it has not begun the step before): this one is woken when
-        it does not, and is to ask again.
+        """Have something cross to a home: a tensor of at most the slot's bytes, where this one computes.
+
+        False where that home needs what lies in the slot, as it has not begun the step before: this one is woken when
+        it does, and is to ask again.
         """
-        if not self._reached(OWN * to, self._step - self._turns + 1):
+        if not self._reached(OWN * to, self._step - TURNS + 1):
             return False
         at = self._turn(slot)
         held = self._view(at, tensor.dtype, tuple(tensor.shape))
@@ -191,7 +177,7 @@ class Crossings:
         return known
 
     def _turn(self, slot: int) -> int:
-        return self._turns * slot + self._step % self._turns
+        return TURNS * slot + self._step % TURNS
 
 
 def _word(number: int) -> int:

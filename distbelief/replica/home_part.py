@@ -17,7 +17,7 @@ from distbelief.errors import UsageError
 from distbelief.fabric.pinned import device_copies
 from distbelief.schedules.pipeline import HomeTask, Pass, depths_of
 from distbelief.schedules.pipeline_price import BACKWARD
-from distbelief.schedules.pipelines import check_depths, home_tasks, in_flight
+from distbelief.schedules.pipelines import home_tasks, in_flight
 from distbelief.split.graph import SplitGraph, Transfer
 from distbelief.split.play import Give, HomeEffect, RunSegment, Take
 from distbelief.split.program import HomeProgram
@@ -60,7 +60,6 @@ def home_schedule(graph: SplitGraph, settings: Settings, home: int) -> HomeSched
     """Make the schedule of a job's minibatches through a home of a split model."""
     transfers = tuple(sorted(graph.transfers.values(), key=lambda one: one.number))
     depths = depths_of(graph.partitions, ((one.source, one.target) for one in transfers))
-    check_depths(settings.pipeline, depths)
     return HomeSchedule(transfers, settings.pipeline, settings.microbatches, depths[home])
 
 
@@ -86,11 +85,6 @@ class ModelPart:
         """Samples of each microbatch of the step that is played."""
         for layer in program.layers:
             layer.train()
-
-    @property
-    def depth(self) -> int:
-        """Number of homes on a minibatch's way, from this one on to where it turns."""
-        return self.way.depth
 
     def share(self, run: RunSegment) -> float:
         """Return the share of a step's work that a segment is for its microbatch."""

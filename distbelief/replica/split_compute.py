@@ -4,9 +4,7 @@ takes what crosses to it.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
@@ -20,7 +18,7 @@ from distbelief.replica.home_part import AskScript, PartSteps
 from distbelief.replica.siblings import Siblings
 from distbelief.replica.steps import Steps
 from distbelief.schedules.pipeline import Pass
-from distbelief.split.play import Give, HomeEffect, RunSegment, Take
+from distbelief.split.play import Give, RunSegment, Take
 
 PART = 1 << 20
 """Most bytes of what crosses in one message."""
@@ -31,15 +29,6 @@ class SplitPart(Protocol):
 
     copies: DeviceCopies | None
     """Between the host and the device where it computes; None where that is the host, or nothing is computed."""
-    samples: list[int]
-    """Samples of each microbatch of the step that is played; whoever plays several steps puts back those of the one
-    that goes on.
-    """
-
-    @property
-    def depth(self) -> int:
-        """Number of homes on a minibatch's way, from this one on to where it turns."""
-        ...
 
     @property
     def slots(self) -> Sequence[int]:
@@ -89,20 +78,6 @@ class CrossingKey(NamedTuple):
     backward: bool
 
 
-@dataclass
-class StepUnderWay:
-    """A step of which this partition has played some."""
-
-    number: int
-    """Number of the step, since the replica began."""
-    batch: Batch
-    play: PartSteps
-    asked: HomeEffect | AskScript | None = None
-    """Effect that it asks for next, where it was stopped there."""
-    samples: list[int] = field(default_factory=list)
-    """Samples of each microbatch, then."""
-
-
 class SplitCompute:
     """One partition's steps.
 
@@ -118,23 +93,10 @@ class SplitCompute:
         self._here: dict[CrossingKey, bytearray] = {}
         self._coming: dict[CrossingKey, list[bytes]] = {}
         self._waits_for: Give | Take | None = None
-        self._flying: deque[StepUnderWay] = deque()
-        """Steps that went forward and are not back."""
-
-    @property
-    def depth(self) -> int:
-        """Number of steps that may be under way here."""
-        return self._part.depth
-
-    @property
-    def flying(self) -> int:
-        """Number of steps that went forward and are not back."""
-        return len(self._flying)
 
     def begin(self, generation: int) -> list[Send]:
         """The replica begins, in a generation of the job; what is left of another is dropped."""
         self._generation, self._step, self._waits_for = generation, 0, None
-        self._flying.clear()
         self._here = {one: data for one, data in self._here.items() if one.generation >= generation}
         self._coming = {one: parts for one, parts in self._coming.items() if one.generation >= generation}
         return self._begin_step()
@@ -162,56 +124,22 @@ class SplitCompute:
         """Its part of a step; `wait` is for the next arrival. None where a script has left its loop."""
         self._step += 1
         yield from self._begin_step()
-        computed = yield from self._go_on(StepUnderWay(self._step, batch, self._part.play(batch)), wait)
+        computed = yield from self._play(batch, self._part.play(batch), wait)
         if self._crossings is not None:
             for home in self._crossings.end():
                 yield self._wake(home)
         return computed
 
-    def forward(self, batch: Batch, wait: Callable[[], Steps[None]]) -> Steps[None]:
-        """Takes a minibatch forward; it goes `backward` when those before it have."""
-        number = self._flying[-1].number + 1 if self._flying else self._step + 1
-        step = StepUnderWay(number, batch, self._part.play(batch))
-        self._flying.append(step)
-        self._turn_to(step)
-        yield from self._go_on(step, wait, turns=True)
-        step.samples = self._part.samples
-
-    def backward(self, wait: Callable[[], Steps[None]]) -> Steps[tuple[Batch, Computed]]:
-        """Takes the earliest minibatch that went `forward` back; what crossed for it is not needed any more."""
-        step = self._flying.popleft()
-        self._part.samples = step.samples
-        self._turn_to(step)
-        computed = yield from self._go_on(step, wait)
-        assert computed is not None
-        if self._crossings is not None:
-            for home in self._crossings.free(self.siblings.moment(step.number + 1)):
-                yield self._wake(home)
-        return step.batch, computed
-
-    def _turn_to(self, step: StepUnderWay) -> None:
-        self._step = step.number
-        if self._crossings is not None:
-            self._crossings.turn_to(self.siblings.moment(step.number))
-
-    def _go_on(
-        self, step: StepUnderWay, wait: Callable[[], Steps[None]], turns: bool = False
-    ) -> Steps[Computed | None]:
-        """Plays a step to its end, or to where it would go back if it `turns` there."""
-        answer, begins = None, step.asked is None
+    def _play(self, batch: Batch, play: PartSteps, wait: Callable[[], Steps[None]]) -> Steps[Computed | None]:
+        answer, begins = None, True
         while True:
             try:
-                asked = step.asked or step.play.send(answer)
+                asked = play.send(answer)
             except StopIteration as end:
                 computed: Computed | None = end.value
                 return computed
-            answer = step.asked = None
+            answer = None
             match asked:
-                case RunSegment(direction=way) | Give(direction=way) | Take(direction=way) if (
-                    turns and way is Pass.BACKWARD
-                ):
-                    step.asked = asked
-                    return None
                 case RunSegment():
                     yield Work(self._part.share(asked), begins)
                     begins = False
@@ -220,7 +148,7 @@ class SplitCompute:
                 case Take():
                     answer = yield from self._take(asked, wait)
                 case AskScript():
-                    answer = yield Compute(step.batch)
+                    answer = yield Compute(batch)
 
     def _crossing(self, asked: Give | Take) -> CrossingKey:
         backward = asked.direction is Pass.BACKWARD

@@ -222,10 +222,6 @@ class Pipeline(msgspec.Struct, frozen=True, dict=True):
     microbatches: int
     orders: tuple[tuple[HomeTask, ...], ...]
     """The tasks of each home."""
-    asynchronous: bool = False
-    """True if a home updates its weights when a microbatch is back, which is a minibatch of its own; the weights that
-    it went forward with are kept for its way back.
-    """
 
     @cached_property
     def actions(self) -> tuple[tuple[Action, ...], ...]:

@@ -8,14 +8,10 @@ from typing import NamedTuple
 import msgspec
 
 from distbelief.schedules.pipeline import Crossing, Pass, Pipeline, SegmentTask
-from distbelief.schedules.pipeline_proof import prove
-from distbelief.schedules.pipelines import pipeline
 from distbelief.schedules.price import LinkModel, Port, carry
 
 BACKWARD = 2.0
 """Work of a backward pass, of that of a forward pass."""
-FULL = 4
-"""Minibatches for each home after which those that overlap come as regularly as they ever do."""
 
 
 class SegmentCost(msgspec.Struct, frozen=True):
@@ -27,8 +23,6 @@ class SegmentCost(msgspec.Struct, frozen=True):
     """Seconds of one microbatch."""
     kept: int = 0
     """Bytes that a microbatch keeps from its way forward for its way back, beside what was received."""
-    parameters: int = 0
-    """Bytes of a version of the weights."""
 
     def seconds(self, direction: Pass) -> float:
         """Of one task."""
@@ -54,8 +48,8 @@ class PipelinePrice(msgspec.Struct, frozen=True):
     busy: tuple[float, ...]
     """Seconds that each home computes."""
     held: tuple[int, ...]
-    """The most bytes that each home holds for what it is still to compute: what it kept, the slots of what comes
-    to it, and versions of its weights beside those that are stepped."""
+    """The most bytes that each home holds for what it is still to compute: what it kept, and the slots of what comes to
+    it."""
 
     @property
     def idle(self) -> float:
@@ -78,7 +72,7 @@ def price_pipeline(
     sum(t) + (M - 1) max(t).
 
     Args:
-        made: what is played; it is proved first.
+        made: what is played.
         costs: of each segment, in their order.
         link: between any two homes, where messages cost something; a home computes on while they leave and arrive.
         samples: in a microbatch, for the bytes of what crosses.
@@ -88,41 +82,16 @@ def price_pipeline(
     >>> price_pipeline(pipeline("1f1b", chain(2), 4), [SegmentCost(1, 2), SegmentCost(2, 4)]).seconds
     27.0
     """
-    stashed = prove(made).stashed
     run = _Timeline(made, costs, link or LinkModel(0.0, float("inf")), samples)
     # who is the earliest goes first, since ports serve in that order
     while any(run.advance(home) for home in sorted(range(len(run.now)), key=run.now.__getitem__)):
         pass
     held = list(run.most)
-    for cost, segment in zip(costs, made.graph.segments, strict=True):
-        held[segment.home] += cost.parameters * stashed[segment.home] * (stashed[segment.home] > 1)
     for number, boundary in enumerate(made.graph.boundaries):
         held[boundary.target] += run.sizes[number] * made.slots(number)
         held[boundary.source] += run.sizes[number] * made.slots(number) * boundary.gradient
     spans = sorted(run.spans, key=lambda span: (span.start, span.home))
     return PipelinePrice(max(run.now, default=0.0), tuple(spans), tuple(run.busy), tuple(held))
-
-
-def price_step(
-    made: Pipeline, costs: Sequence[SegmentCost], link: LinkModel | None = None, samples: float = 0.0
-) -> PipelinePrice:
-    """The price of one step: as `price_pipeline`; where minibatches overlap, that of one more among many, and what is
-    held when as many are under way as may be.
-
-    >>> from distbelief.schedules.pipeline import chain
-    >>> from distbelief.schedules.pipelines import pipeline
-    >>> stages = [SegmentCost(1, 2), SegmentCost(2, 3), SegmentCost(1, 1)]
-    >>> price_step(pipeline("pipedream", chain(3)), stages).seconds
-    5.0
-    """
-    if not made.asynchronous:
-        return price_pipeline(made, costs, link, samples)
-    count = FULL * made.graph.homes
-    some, more = (
-        price_pipeline(pipeline(made.algorithm, made.graph, times * count), costs, link, samples) for times in (1, 2)
-    )
-    busy = tuple(one / (2 * count) for one in more.busy)
-    return PipelinePrice((more.seconds - some.seconds) / count, more.spans, busy, more.held)
 
 
 class _Timeline:

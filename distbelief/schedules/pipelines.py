@@ -6,12 +6,12 @@ turns, then the rest back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from distbelief.errors import UsageError, unknown
 from distbelief.schedules.pipeline import HomeTask, Pass, Pipeline, SegmentGraph
 
-PIPELINES = ("sequential", "gpipe", "1f1b", "pipedream")
+PIPELINES = ("sequential", "gpipe", "1f1b")
 
 
 def pipeline(algorithm: str, graph: SegmentGraph, microbatches: int = 1) -> Pipeline:
@@ -20,9 +20,6 @@ def pipeline(algorithm: str, graph: SegmentGraph, microbatches: int = 1) -> Pipe
     - `sequential`: the minibatch goes through as a whole.
     - `gpipe`: all microbatches go forward, then all back (Huang et al. 2018).
     - `1f1b`: a home has no more in flight than there are homes from it to the turn (Narayanan et al. 2019, 2021).
-    - `pipedream`: the same, but each microbatch is a minibatch of its own, after which each home updates its weights,
-      and those in flight are computed with the weights that they began with: stage k of K (from 1) computes minibatch
-      t with the weights after t - K + k updates (Narayanan et al. 2019, section 3.3).
 
     Args:
         algorithm: one of `PIPELINES`.
@@ -38,7 +35,7 @@ def pipeline(algorithm: str, graph: SegmentGraph, microbatches: int = 1) -> Pipe
     """
     check_pipeline(algorithm, microbatches)
     orders = tuple(tuple(home_tasks(microbatches, in_flight(algorithm, microbatches, depth))) for depth in graph.depths)
-    return Pipeline(algorithm, graph, microbatches, orders, algorithm == "pipedream")
+    return Pipeline(algorithm, graph, microbatches, orders)
 
 
 def in_flight(algorithm: str, microbatches: int, depth: int) -> int:
@@ -61,32 +58,6 @@ def home_tasks(microbatches: int, in_flight: int) -> Iterator[HomeTask]:
             yield HomeTask(Pass.BACKWARD, turn - in_flight)
         if turn < microbatches:
             yield HomeTask(Pass.FORWARD, turn)
-
-
-def check_overlap(algorithm: str, microbatches: int) -> None:
-    """Refuse microbatches where a training takes whole minibatches forward before those before them are back.
-
-    Raises:
-        UsageError: with the remedy.
-    """
-    if algorithm == "pipedream" and microbatches > 1:
-        raise UsageError(
-            f"--microbatches {microbatches} in pipedream, which takes whole minibatches forward while others are under "
-            "way: leave it off, or use 1f1b"
-        )
-
-
-def check_depths(algorithm: str, depths: Sequence[int]) -> None:
-    """Refuse minibatches that overlap where no home can begin one before another is back.
-
-    Raises:
-        UsageError: with the remedy.
-    """
-    if algorithm == "pipedream" and max(depths) == 1:
-        raise UsageError(
-            "pipedream, where each partition needs what all others compute: none can begin a minibatch before the one "
-            "before it is back; use sequential, or stages of which each needs only those before it"
-        )
 
 
 def check_pipeline(algorithm: str, microbatches: int) -> None:

@@ -16,8 +16,8 @@ from torch import nn
 
 from distbelief.errors import UsageError
 from distbelief.schedules.pipeline import Pipeline
-from distbelief.schedules.pipeline_price import BACKWARD, SegmentCost, price_step
-from distbelief.schedules.pipelines import check_depths, pipeline
+from distbelief.schedules.pipeline_price import BACKWARD, SegmentCost, price_pipeline
+from distbelief.schedules.pipelines import pipeline
 from distbelief.schedules.price import LinkModel
 from distbelief.split.layers import LossFunction
 from distbelief.split.options import AUTO, Split
@@ -96,7 +96,6 @@ def choose(
             graph = apply(one, traced, loss, targets)
             programs = [build(graph, home, shapes) for home in range(one.partitions)]
             pipe = pipeline(schedule, segment_graph(programs), microbatches)
-            check_depths(schedule, pipe.graph.depths)
             candidates.append(Candidate(one, _price(programs, pipe, scale, batch_size)))
         except UsageError as error:
             if len(ways) == 1:
@@ -157,7 +156,7 @@ def _price(programs: Sequence[HomeProgram], pipe: Pipeline, scale: float, sample
         one = next(left[place.home])
         forward = _seconds(scale * one.flops / parts, samples * one.elements / parts, one.nodes)
         costs.append(SegmentCost(forward, BACKWARD * forward))
-    return price_step(pipe, costs, LINE, samples / parts).seconds
+    return price_pipeline(pipe, costs, LINE, samples / parts).seconds
 
 
 def _of_whole(traced: Traced, scale: float, samples: int) -> float:

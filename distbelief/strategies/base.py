@@ -255,7 +255,7 @@ class Partitioned(Strategy):
     does."""
     schedule: str = field(default="auto", kw_only=True)
     """In which order microbatches go forward and back: gpipe, 1f1b, or sequential for one; auto is 1f1b for more than
-    one. With single also pipedream: each stage takes minibatches forward while others are under way."""
+    one."""
     chunks: int = field(default=0, kw_only=True)
     """For --split time: in how many runs of steps a sequence is cut, of which one home computes one while the next home
     computes the one before; 0 is four for each partition."""

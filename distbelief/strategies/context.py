@@ -19,7 +19,7 @@ from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import ANEW, StartingPoint
 from distbelief.core.records import Record
 from distbelief.core.settings import Settings
-from distbelief.fabric.crossings import TURNS, Crossings, segment_bytes
+from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.fabric.shared_memory import in_order
 from distbelief.replica.script import KeptScript
 from distbelief.replica.siblings import Siblings
@@ -187,13 +187,12 @@ class Context:
         if self.crossings is None or not in_order():
             return None
         homes = self.settings.partitions
-        turns = max(TURNS, homes) if self.settings.overlapping else TURNS
-        length = segment_bytes(homes, part.slots, turns)
+        length = segment_bytes(homes, part.slots)
         start = roles.index_of(self.role) * length
         memory = self.crossings(self.settings.replicas * length)[start : start + length]
         if part.copies is not None:
             part.copies.pin(memory)
-        crossings = Crossings(memory, roles.partition_of(self.role), homes, part.slots, turns, part.copies)
+        crossings = Crossings(memory, roles.partition_of(self.role), homes, part.slots, part.copies)
         if self.process is not None:
             self.process.count(crossings.traffic)
         return crossings

@@ -146,11 +146,6 @@ class PhantomPartition:
         self.samples: list[int] = []
         self._passes = {Pass.FORWARD: self._forward, Pass.BACKWARD: self._backward}
 
-    @property
-    def depth(self) -> int:
-        """Return how many homes a minibatch is at, from this one on to where it turns."""
-        return self._way.depth
-
     def play(self, batch: Batch) -> Generator[HomeEffect, object, Computed]:
         """Its part of a step."""
         begun = self._clock()

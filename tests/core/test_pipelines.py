@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pipeline_proofs import prove
 
 from distbelief.cli import commands
 from distbelief.errors import LocalProtocolError, UsageError
@@ -29,7 +30,6 @@ from distbelief.schedules.pipeline import (
     chain,
 )
 from distbelief.schedules.pipeline_price import SegmentCost, price_pipeline
-from distbelief.schedules.pipeline_proof import prove
 from distbelief.schedules.pipelines import PIPELINES, pipeline
 from distbelief.schedules.price import LinkModel
 
@@ -82,30 +82,10 @@ def test_every_pipeline_over_any_graph_is_proved_with_its_own_slots_and_with_mor
     assert seen.waits == 0 or not all(boundary.gradient for boundary in over.boundaries)
     for home, depth in enumerate(over.depths):
         assert seen.in_flight[home] <= (made.microbatches if way == "gpipe" else min(depth, made.microbatches))
-        assert seen.stashed[home] <= (depth if way == "pipedream" else 1)
     crossings = [one for actions in made.actions for one in actions if isinstance(one, Crossing)]
     both = sum(1 + boundary.gradient for boundary in over.boundaries)
     assert len(crossings) == 2 * len(set(crossings)) == 2 * both * made.microbatches
     assert price_pipeline(made, [SegmentCost(1, 2)] * len(over.segments)).seconds > 0
-
-
-@pytest.mark.parametrize("stages", range(1, 7))
-@pytest.mark.parametrize("microbatches", [1, 2, 5, 8])
-def test_a_stage_of_pipedream_computes_with_the_weights_that_the_paper_says(stages: int, microbatches: int) -> None:
-    """Stage k of K (from 1) computes minibatch t with w(t - K + k), and keeps K - k + 1 versions at most."""
-    seen = prove(pipeline("pipedream", chain(stages), microbatches))
-    for k in range(1, stages + 1):
-        for t in range(microbatches):
-            assert seen.versions[k - 1, t] == max(0, t - stages + k)
-        flying = min(stages - k + 1, microbatches)
-        assert seen.in_flight[k - 1] == flying
-        assert seen.stashed[k - 1] == min(flying, microbatches - flying + 2)
-
-
-@pytest.mark.parametrize("algorithm", ["sequential", "gpipe", "1f1b"])
-def test_all_microbatches_of_a_step_are_computed_with_the_same_weights(algorithm: str) -> None:
-    seen = prove(pipeline(algorithm, chain(3), 1 if algorithm == "sequential" else 5))
-    assert set(seen.versions.values()) == {0}
 
 
 def test_a_value_crosses_once_to_each_home_that_takes_it_and_passes_by_those_between() -> None:
@@ -340,8 +320,8 @@ def test_who_sends_waits_for_a_slot_that_is_still_in_use() -> None:
     assert began[SegmentTask(F, 1, 2)] == 41
 
 
-def test_memory_is_what_is_in_flight_and_older_weights() -> None:
-    cost = [SegmentCost(1, 2, kept=10, parameters=1000)] * 3
+def test_memory_is_what_is_in_flight() -> None:
+    cost = [SegmentCost(1, 2, kept=10)] * 3
     over = chain(3, size=1)
 
     def held(algorithm: str, microbatches: int) -> tuple[int, ...]:
@@ -351,7 +331,6 @@ def test_memory_is_what_is_in_flight_and_older_weights() -> None:
     assert held("sequential", 1) == (10 + 5, 10 + 5 + 5, 10 + 5)
     assert held("gpipe", 8) == (80 + 40, 80 + 40 + 40, 80 + 40)
     assert held("1f1b", 8) == (30 + 15, 20 + 15 + 10, 10 + 10)
-    assert held("pipedream", 8) == (30 + 15 + 3000, 20 + 15 + 10 + 2000, 10 + 10)
 
 
 # drawings
@@ -365,7 +344,6 @@ def test_a_drawing_has_every_task_once_and_says_what_is_in_flight() -> None:
         tasks = [cell for cell in cells if cell[0] in "FB"]
         assert tasks == [f"{way.name[0]}{number}" for way, number in made.orders[home]]
         assert line.endswith(f"{3 - home} in flight")
-    assert "2 versions of weights" in draw_pipeline(pipeline("pipedream", chain(3), 4))
 
 
 def test_the_document_shows_what_the_command_draws(capsys: pytest.CaptureFixture[str]) -> None:

@@ -176,20 +176,6 @@ def test_partitions_on_gpus_train_what_whole_replicas_do(
         torch.testing.assert_close(there[own], value, rtol=1e-3, atol=1e-4)
 
 
-def test_minibatches_that_overlap_train_what_they_do_on_the_host(tmp_path: Path) -> None:
-    here, there = (
-        weights(
-            tmp_path / device,
-            db.Single(optimizer=db.optim("sgd", lr=0.05), partitions=2, split="stages", schedule="pipedream"),
-            Local(),
-            device,
-        )
-        for device in ("cpu", "cuda")
-    )
-    for own, value in here.items():
-        torch.testing.assert_close(there[own], value, rtol=1e-3, atol=1e-4)
-
-
 SCRIPT = """
 import sys, torch, distbelief as db
 from torch.nn.functional import cross_entropy

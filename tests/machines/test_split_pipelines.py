@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
+from pipeline_proofs import prove
 from splitting import Played, whole_gradients
 from torch import nn
 
 from distbelief.schedules.pipeline import Crossing, Pipeline, SegmentGraph, SegmentTask
-from distbelief.schedules.pipeline_proof import prove
 from distbelief.schedules.pipelines import pipeline
 from distbelief.split.inline import play
 from distbelief.split.options import Split

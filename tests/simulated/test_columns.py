@@ -20,7 +20,7 @@ import distbelief as db
 from distbelief.core import records, roles
 from distbelief.core.conversations import grouping
 from distbelief.core.messages import Message
-from distbelief.core.optimizer import LAYERWISE, Optimizer
+from distbelief.core.optimizer import Optimizer
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
@@ -86,15 +86,6 @@ def test_stages_step_each_layer_by_its_own_norm(
     split, whole = play(plain, strategy, **given).run(), play(plain, Allreduce(1, optimizer), **given).run()
     for name, tensor in weights(whole).items():
         torch.testing.assert_close(weights(split)[name], tensor, rtol=1e-11, atol=1e-11)
-
-
-@pytest.mark.parametrize("name", LAYERWISE)
-def test_partitions_that_step_parts_of_a_layer_while_minibatches_overlap_have_no_norm_of_it(
-    plain: SimpleNamespace, name: str
-) -> None:
-    strategy = Single(optimizer=Optimizer(name), partitions=2, split="0=columns,2=1,4=1", schedule="pipedream")
-    with pytest.raises(UsageError, match=f"--optimizer {name} needs the norms of whole layers, .*'0.weight'"):
-        play(plain, strategy).run()
 
 
 @pytest.mark.parametrize(("schedule", "microbatches"), [("gpipe", 3), ("1f1b", 4), ("auto", 2)])
@@ -404,7 +395,6 @@ def test_partitions_say_for_whom_they_wait(plain: SimpleNamespace) -> None:
     [
         (Allreduce(split="stages"), {}, "--split stages: says how replicas are split, and they are whole"),
         (Allreduce(microbatches=2), {}, "--microbatches 2: says how minibatches go through the partitions"),
-        (Allreduce(partitions=2, schedule="pipedream"), {}, "strategy allreduce all partitions of all replicas"),
         (Allreduce(partitions=9), {}, "--partitions 9: there are 3 layers with parameters"),
     ],
 )

@@ -56,8 +56,6 @@ ANY: dict[str, Any] = {
     "locking": Locking(3),
     "sandblaster": Sandblaster(2, 2, 4, portion_size=4),
     "sandblaster of partitions": Sandblaster(2, 2, 4, portion_size=4, partitions=2, split="stages"),
-    "pipedream of three": Single(partitions=3, split="stages", schedule="pipedream", optimizer=MOMENTUM),
-    "pipedream": Single(partitions=2, split="stages", schedule="pipedream", optimizer=MOMENTUM),
 }
 ALIKE: dict[str, Any] = {
     "one replica": Downpour(1, 2, prefetch=0, optimizer=MOMENTUM),

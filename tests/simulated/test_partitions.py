@@ -337,7 +337,6 @@ def test_no_fault_loses_or_repeats_a_gradient_of_split_replicas(plain: SimpleNam
         (Downpour(partitions=2, microbatches=0), {}, "0 microbatches: there must be 1 or more"),
         (Downpour(partitions=2, microbatches=5), {}, "--microbatches 5 of a minibatch of 4 samples"),
         (Downpour(partitions=2, microbatches=2, schedule="sequential"), {}, "2 microbatches in sequential"),
-        (Downpour(partitions=2, schedule="pipedream"), {}, "partitions push a minibatch together"),
         (Downpour(chunks=3), {}, "--chunks 3: says how minibatches go through the partitions"),
         (Downpour(partitions=2, split="stages", chunks=3), {}, "--chunks 3: cuts the sequence of a split by time, and"),
         (Downpour(partitions=2, chunks=3), {}, "--chunks 3: cuts the sequence of a split by time, and auto is none"),

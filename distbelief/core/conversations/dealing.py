@@ -44,7 +44,7 @@ class Deal(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Drain(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Nothing to deal at present: push what is accrued, or bring back what is under way, report it and wait."""
+    """Nothing to deal at present: push what is accrued, report it and wait."""
 
     epoch: int = 0
     """The epoch that has nothing left to deal."""

@@ -7,10 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
-import msgspec
-
 from distbelief.core.conversations.agreement import Squares
-from distbelief.core.conversations.dealing import Drain
 from distbelief.core.conversations.evaluating import Evaluate, Evaluated
 from distbelief.core.conversations.membership import Finish, Leave, Refused, Stop
 from distbelief.core.conversations.table import Conversation, Says, States, TextEnum, Transition
@@ -148,9 +145,6 @@ class Kept(Message, frozen=True, array_like=True, tag=True, gc=False):
     number: int
     error: str
     updates: int
-    staleness: dict[int, int] = msgspec.field(default_factory=dict)
-    """Updates by how many others were made between the forward pass that each was computed with and itself, where
-    minibatches overlap: of all partitions. Else none was."""
     script: bool = False
     """True where what a script keeps is on disk too."""
 
@@ -340,7 +334,6 @@ GROUPING = Conversation(
         Says(Receipt, by=(Kind.REPLICA,), to=(Kind.REPLICA,), answers=AskReceipt),
         Says(RoundsMade, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
         Says(RoundBatch, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
-        Says(Drain, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
         Says(ReducedPiece, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(ReducedChunk, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(ChunkBack, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
@@ -362,7 +355,6 @@ GROUPING = Conversation(
                 Enter,
                 Assemble,
                 RoundBatch,
-                Drain,
                 RoundsMade,
                 Evaluate,
                 Keep,

@@ -20,8 +20,8 @@ from distbelief.lab.cost.turns import Turns
 from distbelief.places.evaluate import threads
 from distbelief.record import limits
 from distbelief.schedules.pipeline import Pass, Pipeline
-from distbelief.schedules.pipeline_price import PipelinePrice, SegmentCost, price_step
-from distbelief.schedules.pipelines import check_overlap, pipeline
+from distbelief.schedules.pipeline_price import PipelinePrice, price_pipeline
+from distbelief.schedules.pipelines import pipeline
 from distbelief.schedules.price import LinkModel
 from distbelief.split.choosing import Choice, choose
 from distbelief.split.graph import SplitGraph, TransferKind
@@ -224,7 +224,6 @@ def measure(
         UsageError: the model cannot be split so.
         DataError: the task's data cannot be had.
     """
-    check_overlap(schedule, microbatches)
     if batch_size < max(1, microbatches):
         raise UsageError(f"--batch-size {batch_size}: {microbatches} microbatches need a sample each")
     data = load(task, "training")
@@ -241,12 +240,9 @@ def measure(
     chosen = optimizer or optim("sgd")
     whole = WholeStep(*turns.whole(), *_held(model, chosen, turns.kept, device))
     held = [_held(program.module, chosen, 0, device) for program in programs]
-    costs = turns.costs()
-    if made.asynchronous:
-        costs = _with_updates(made, costs, whole.gathers, held)
-    price = price_step(made, costs, link, batch_size / microbatches)
+    price = price_pipeline(made, turns.costs(), link, batch_size / microbatches)
     homes = [_home(program, made, price, own, batch_size) for program, own in zip(programs, held, strict=True)]
-    beside = 0.0 if made.asynchronous else whole.gathers + max(home.update for home in homes)
+    beside = whole.gathers + max(home.update for home in homes)
     found = SplitCost(
         task=task.reference, split=split.text, partitions=split.partitions, traced=traced.method.value,
         batch_size=batch_size, schedule=made.algorithm, microbatches=microbatches, placements=placements(graph),
@@ -305,22 +301,6 @@ def _held(module: nn.Module, optimizer: Optimizer, kept: int, device: str) -> tu
     update = updates.measure(optimizer, max(1, sum(one.numel() for one in trained)), device)
     held = sum(one.nbytes for one in (*module.parameters(), *module.buffers()))
     return update.seconds, dict(zip(KINDS, (held, sum(one.nbytes for one in trained), update.state, kept), strict=True))
-
-
-def _with_updates(
-    made: Pipeline, costs: list[SegmentCost], gathers: float, updates: list[tuple[float, dict[str, int]]]
-) -> list[SegmentCost]:
-    """Where minibatches overlap, a home gathers each before its first segment, and makes its update after that is back,
-    while others compute; and each version of the weights is as long as they are.
-    """
-    found = list(costs)
-    for home, (update, memory) in enumerate(updates):
-        first = made.graph.of(home)[0]
-        one = found[first]
-        found[first] = msgspec.structs.replace(
-            one, forward=one.forward + gathers, backward=one.backward + update, parameters=memory[GRADIENTS]
-        )
-    return found
 
 
 def _home(

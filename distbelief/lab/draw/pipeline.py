@@ -6,7 +6,6 @@ from html import escape
 
 from distbelief.schedules.pipeline import Crossing, Pass, Pipeline, SegmentTask
 from distbelief.schedules.pipeline_price import PipelinePrice, SegmentCost, price_pipeline
-from distbelief.schedules.pipeline_proof import prove
 
 COLOURS = {Pass.FORWARD: "#9ec5f4", Pass.BACKWARD: "#f4c08c"}
 ROW, LABEL, WIDTH = 26, 64, 1000
@@ -25,7 +24,7 @@ def draw_pipeline(pipeline: Pipeline) -> str:
       home 0  F0 F1 .  B0 F2 B1 .  B2    2 in flight
       home 1  .  F0 B0 F1 B1 F2 B2 .     1 in flight
     """
-    seen, graph = prove(pipeline), pipeline.graph
+    graph = pipeline.graph
     made = price_pipeline(pipeline, [SegmentCost(1, 1)] * len(graph.segments))
     rows = [["."] * round(made.seconds) for _ in range(graph.homes)]
     for span in made.spans:
@@ -38,8 +37,7 @@ def draw_pipeline(pipeline: Pipeline) -> str:
     ]
     for home, row in enumerate(rows):
         cells = " ".join(cell.ljust(width) for cell in row)
-        kept = f", {_count(seen.stashed[home], 'version')} of weights" if pipeline.asynchronous else ""
-        lines.append(f"  home {home}  {cells}   {seen.in_flight[home]} in flight{kept}")
+        lines.append(f"  home {home}  {cells}   {pipeline.in_flight[home]} in flight")
     return "\n".join(lines)
 
 

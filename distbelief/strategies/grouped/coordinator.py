@@ -21,7 +21,7 @@ from distbelief.coordination.cadence import (
 from distbelief.coordination.coordinator import Handlers
 from distbelief.coordination.partitions import PartitionRegistry
 from distbelief.core import events, records, roles
-from distbelief.core.conversations import dealing, evaluating, grouping, membership, partitioning, scripting
+from distbelief.core.conversations import evaluating, grouping, membership, partitioning, scripting
 from distbelief.core.conversations.grouping import GROUP_ALLOWED, GROUP_PHASES, Duty, GroupMay, GroupPhase
 from distbelief.core.effects import Commit, Discard, Effect, End, Send, WriteRecord
 from distbelief.core.lives import Lives
@@ -38,7 +38,7 @@ from distbelief.strategies.grouped.round_batches import ROUNDS_LIMIT, RoundBatch
 from distbelief.strategies.grouped.settings import reduction
 
 AHEAD = 2
-"""Round batches that a group has at a time; where minibatches overlap, beside those that may hold what is under way."""
+"""Round batches that a group has at a time."""
 BARREN, BARREN_WITH_GUESTS = 5, 2
 """Groups in a row that may break up without having made a round, though nobody has died; and with guests, who may be
 where the others do not reach them.
@@ -67,7 +67,7 @@ class AllreduceCoordinator(Answering):
         self._resumed = bool(start.checkpoint)
         self._cut = start.position
         """Position of the next round's data."""
-        self._failed, self._updates, self._staleness = "", 0, {0: 0}
+        self._failed, self._updates = "", 0
         self._lives = Lives(settings.restarts)
         self._groups = Grouping()
         self._partitions = PartitionRegistry(settings.partitions)
@@ -80,8 +80,6 @@ class AllreduceCoordinator(Answering):
             tuple[Duty, int]
         ] = []  # what the first member is to do before more is dealt, the first of which it does now
         self._out = False
-        self._drains = False
-        """True if the group was told to bring back all that is under way, and has not yet."""
         self._pushes = self._minibatches = 0
         """Since the last checkpoint."""
         self._unmeasured = MinibatchCount()
@@ -208,7 +206,7 @@ class AllreduceCoordinator(Answering):
         for.
         """
         halting = self._groups.break_up()
-        self._out = self._drains = False
+        self._out = False
         return [*(Send(role, grouping.Halt(self._groups.number)) for role in halting), *self._assemble()]
 
     def _on_halted(self, sender: str, event: grouping.Halted) -> list[Effect]:
@@ -301,14 +299,7 @@ class AllreduceCoordinator(Answering):
         assert self.data is not None
         effects: list[Effect] = []
         group = self._groups.group if self._groups.whole else []
-        self._drains = self._drains and self.data.out > 0
-        while group and not self._drains and self.data.out < self._ahead:
-            portion = self._deal(self.data, len(group))
-            if portion is None:
-                if self.data.out and self.settings.overlapping:
-                    self._drains = True
-                    effects += [Send(role, dealing.Drain()) for role in group]
-                break
+        while group and self.data.out < AHEAD and (portion := self._deal(self.data, len(group))) is not None:
             effects += [Send(role, grouping.RoundBatch(self._groups.number, portion)) for role in group]
         if group and self._duties and not self._out and not self.data.out:
             self._out = True
@@ -322,13 +313,6 @@ class AllreduceCoordinator(Answering):
             )
         return effects
 
-    @property
-    def _ahead(self) -> int:
-        """Round batches that a group has at a time: where minibatches overlap the first of them is not done before
-        there are as many others as minibatches may be under way.
-        """
-        return AHEAD + (self.settings.partitions - 1) * self.settings.overlapping
-
     def _deal(self, data: RoundBatches, members: int) -> Portion | None:
         """The next round batch; None where nothing more is to be dealt before what is out is done."""
         if self._duties or not self._may(GroupMay.DEAL):
@@ -340,18 +324,14 @@ class AllreduceCoordinator(Answering):
         return data.deal(members, rounds) if rounds else None
 
     def _rounds_to_deal(self, members: int) -> int:
-        """Return how many may be dealt now: no more than there are to the next measure or checkpoint by minibatches;
-        where these overlap also to that by pushes, so that what is under way is brought back at the same in each run.
-        """
+        """Return how many may be dealt now: no more than there are to the next measure or checkpoint by minibatches."""
         s, held = self.settings, sum(self._held)
         every = (
             (s.evaluate_minibatches * self._evaluates, self._unmeasured.done),
             (s.snapshot_minibatches, self._minibatches),
-            (s.snapshot_pushes * s.overlapping, self._pushes),
         )
         left = [max(0, -(-(whole - done - held) // members)) for whole, done in every if whole]
-        most = max(1, AHEAD * ROUNDS_LIMIT // self._ahead)  # in all as many as where none overlap: a job ends no later
-        return min(most, s.snapshot_pushes or most, *left)
+        return min(ROUNDS_LIMIT, s.snapshot_pushes or ROUNDS_LIMIT, *left)
 
     def _measures_after(self, epoch: int) -> bool:
         return self._evaluates and is_due(self.settings.evaluate_every, epoch)
@@ -458,7 +438,6 @@ class AllreduceCoordinator(Answering):
         assert self.plan is not None
         assert self.data is not None
         self._failed, self._updates, self._cut = event.error, event.updates, self.data.position()
-        self._staleness = event.staleness or {0: event.updates}
         if event.error:
             return [Discard(event.number)]
         return [Commit(event.number, self.plan, self._cut, self.samples, event.script)]
@@ -502,7 +481,7 @@ class AllreduceCoordinator(Answering):
         stops: list[Effect] = [Send(role, membership.Stop(reason)) for role in self._groups.here]
         dealt = self._groups.dealt
         applied = (
-            [WriteRecord(records.Applied(dealt[0], self._updates, self.samples, self._staleness))] if dealt else []
+            [WriteRecord(records.Applied(dealt[0], self._updates, self.samples, {0: self._updates}))] if dealt else []
         )
         return [*applied, WriteRecord(records.Finished.of(cause, reason, role)), *stops, End(reason)]
 

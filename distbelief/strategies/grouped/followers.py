@@ -35,7 +35,6 @@ class Followers:
     def __init__(self, siblings: Siblings, collect: Callable[[int, bytes], None]) -> None:
         self._siblings, self.collect = siblings, collect
         self._said: dict[tuple[str, type[Message]], Message] = {}
-        self._made: dict[str, int] = {}
 
     def enter(self, own: grouping.Enter) -> grouping.Enter:
         """Return what the lead enters the job with, for all."""
@@ -50,22 +49,6 @@ class Followers:
             Send(role, replace(told, members=grouping.column(told.members, partition)))
             for partition, role in enumerate(self._siblings.followers, 1)
         ]
-
-    def begin(self, rounds: int) -> None:
-        """All have made so many rounds."""
-        self._made = dict.fromkeys(self._siblings.followers, rounds)
-
-    def made(self, who: str, rounds: int) -> None:
-        """One has made so many."""
-        self._made[who] = rounds
-
-    def behind(self, rounds: int) -> list[str]:
-        """Those that have made fewer."""
-        return [role for role, made in self._made.items() if made < rounds]
-
-    def least(self, own: int) -> int:
-        """The rounds that all have made, where the lead has made `own`."""
-        return min(own, *self._made.values()) if self._made else own
 
     def take(self, arrival: Arrival) -> bool:
         """Note what one has said; whether it is that."""

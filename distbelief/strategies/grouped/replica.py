@@ -12,13 +12,13 @@ round's update is made when all of them hold their sums, so that a replica is ne
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Generator
 from itertools import islice
 from typing import NamedTuple
 
 from distbelief.core import events, roles
-from distbelief.core.conversations import dealing, evaluating, grouping, membership, partitioning
+from distbelief.core.conversations import evaluating, grouping, membership, partitioning
 from distbelief.core.conversations.agreement import Squares
 from distbelief.core.effects import (
     GLANCE,
@@ -58,15 +58,12 @@ from distbelief.schedules.schedule import Schedule
 from distbelief.strategies.grouped.followers import Followers, Said
 from distbelief.strategies.grouped.round_batches import round_of
 from distbelief.strategies.grouped.settings import AllreduceSettings, reduction
-from distbelief.strategies.grouped.versions import Versions
 from distbelief.strategies.grouped.whole import Whole
 
 CHUNK = 4 << 20
 """Most bytes of what a replica holds in one message to another."""
 FORWARD = 1 / 3
 """Fraction of a simulated step after which the backward pass begins."""
-UNDONE = 2
-"""Minibatches for each partition that a lead has begun and not all have done, at most, where they overlap."""
 NAMED = 3
 """Most replicas that a sentence about a wait names."""
 OTHERS_SAY = (grouping.ReducedPiece, grouping.GroupHello, grouping.State, grouping.AskReceipt, grouping.Receipt)
@@ -74,7 +71,11 @@ OTHERS_SAY = (grouping.ReducedPiece, grouping.GroupHello, grouping.State, groupi
 
 
 class _Halted(Exception):
-    """The group is broken up."""
+    """The group is broken up, and another of this number is to be formed."""
+
+    def __init__(self, group: int) -> None:
+        super().__init__(group)
+        self.group = group
 
 
 class _Dismissed(Exception):
@@ -149,7 +150,6 @@ class AllreduceReplica:
         """True if the optimizer needs norms of layers that lie at several partitions."""
         self._plan: Plan | None = None
         self._assemble: grouping.Assemble | None = None
-        self._halt: int | None = None
         self._group = -1
         self._members: list[str] = []
         self._rank = 0
@@ -159,18 +159,7 @@ class AllreduceReplica:
         """Carrier that adds up the gradients of the group, where no worker does."""
         self._awaits, self._awaited = "", list[str]()
         """Reason that it, or its worker, may be waiting, and those of its group that it waits for."""
-        self._versions: Versions | None = None
-        """Versions of the weights, where minibatches overlap."""
-        self._drained = True
-        """True if nothing is under way, here and at those that this one leads."""
-        self._reported = 0
-        """Rounds of the last report."""
-        self._begun: deque[int] = deque()
-        """Rounds that were made when each minibatch under way began."""
-        self._staleness: Counter[int] = Counter()
-        """Updates by how many others were made since the forward pass of each."""
-        self._round_batches: deque[tuple[Portion | None, int]] = deque()
-        """None: what is under way is to be brought back."""
+        self._round_batches: deque[grouping.RoundBatch] = deque()
         self._early: list[tuple[str, grouping.ReducedPiece]] = []
         self._requests: deque[grouping.Keep | evaluating.Evaluate] = deque()
         self._coming: deque[Batch] = deque()
@@ -195,13 +184,11 @@ class AllreduceReplica:
                 if self._assemble is not None:
                     yield from self._form(self._assemble)
                     yield from self._train()
-            except _Halted:
+            except _Halted as halted:
                 self._requests.clear()
                 self._early.clear()
                 self._awaits = ""
-                halt, self._halt = self._halt, None
-                assert halt is not None
-                self._group = -1
+                halt, self._group = halted.group, -1
                 yield from self._siblings.tell(grouping.Halt(halt))
                 yield from self._all_say(grouping.Halted, lambda said, halt=halt: said.group == halt, "a halt")  # type: ignore[misc]  # of the type that is asked for
                 self._followers.forget()
@@ -278,9 +265,6 @@ class AllreduceReplica:
             loaded: events.Loaded = yield Load(told.checkpoint, plan, home)
             self.whole.load(loaded.arrays)
             self._updates = int(loaded.facts.get("updates", 0))
-            if self._versions is not None:
-                known = loaded.facts.get("staleness", {})
-                self._staleness = Counter({int(age): count for age, count in known.items()})
         if self.rounds == grouping.NOTHING:
             self.samples = told.samples
         if rank == told.source:
@@ -290,7 +274,6 @@ class AllreduceReplica:
             yield from self._receive_state()
             self._awaits = ""
         self.rounds = told.rounds
-        self._followers.begin(self.rounds)
         if self._reduces:
             self._await(f"a link of group {self._group}", self._others)
             if not (yield Form(told)):
@@ -304,8 +287,6 @@ class AllreduceReplica:
         self._plan = plan
         self._cuts = bool(cut_layers(plan))
         yield Attach(plan, 0, 0)
-        if self._split is not None and plan.settings.overlapping:
-            self._versions = self.whole.versions(self._split.depth)
 
     @property
     def _settings(self) -> Settings:
@@ -393,22 +374,14 @@ class AllreduceReplica:
 
     def _train(self) -> Steps[None]:
         """One round batch after another, until the group is broken up or the job is over."""
-        while not self._ending or not self._drained:
+        while not self._ending:
             if self._round_batches:
-                portion, group = self._round_batches.popleft()
-                if group != self._group:
-                    continue
-                if portion is None:
-                    yield from self._drain()
-                elif self._versions is not None:
-                    yield from self._overlap(portion, self._versions)
-                else:
-                    yield from self._siblings.tell(grouping.RoundBatch(group, portion))
-                    yield from self._make(portion)
+                batch = self._round_batches.popleft()
+                if batch.group == self._group:  # one of a group before was on its way when that broke up
+                    yield from self._siblings.tell(batch)
+                    yield from self._make(batch.portion)
             elif self._requests:
                 yield from self._answer_request(self._requests.popleft())
-            elif self._done > self._reported and not self._drained and not self._siblings.follows:
-                yield self._report()
             else:
                 yield from self._wait()
 
@@ -474,86 +447,6 @@ class AllreduceReplica:
         while True:  # until it is halted, to form a group that ends
             yield from self._wait()
 
-    # minibatches that overlap: each partition makes its own updates
-
-    @property
-    def _done(self) -> int:
-        """Rounds that this partition has made, and all that it leads."""
-        return self.rounds if self._versions is None else self._followers.least(self.rounds)
-
-    def _overlap(self, portion: Portion, versions: Versions) -> Steps[None]:
-        """Take the minibatches of a portion forward one after the other, and each time that as many are under way as
-        may be, the earliest of them back.
-        """
-        assert self._split is not None
-        lead, most = not self._siblings.follows, UNDONE * self._settings.partitions
-        for index in range(portion.first, portion.first + portion.count):
-            while behind := self._followers.behind(self.rounds + self._split.flying + 1 - most):
-                self._await("updates", behind)
-                yield from self._wait()
-            self._awaits = ""
-            yield from self._look()
-            if lead and (self._halt is not None or self._ending):
-                return
-            self._drained = False
-            yield from self._siblings.tell(grouping.RoundBatch(self._group, Portion(portion.epoch, index, 1)))
-            self._begun.append(self.rounds)
-            versions.keep()
-            yield from self._split.forward(Batch(portion.epoch, index), self._wait)
-            if self._split.flying == self._split.depth:
-                yield from self._take_back(versions)
-        if lead:
-            yield self._report()
-
-    def _take_back(self, versions: Versions) -> Steps[None]:
-        """Take the earliest minibatch back with the weights that it went forward with, and make its update."""
-        assert self._split is not None
-        assert self._plan is not None
-        versions.recall()
-        batch, computed = yield from self._split.backward(self._wait)
-        if computed.loss is not None:
-            self.report(computed.loss, batch, self.step)
-        self.whole.weigh(1.0)
-        self.whole.gather()
-        self.whole.clip(0.0)
-        self.whole.update(self._plan.factor(self.samples))
-        versions.release()
-        self._staleness[self.rounds - self._begun.popleft()] += 1
-        self.step += 1
-        self.rounds += 1
-        self._updates += 1
-        self.samples += computed.samples
-        if self._siblings.follows:
-            yield self._report()
-
-    def _drain(self) -> Steps[None]:
-        """Bring back all that is under way: then all partitions have made the same updates.
-
-        Raises:
-            _Halted: the group is to break up.
-        """
-        assert self._split is not None
-        assert self._versions is not None
-        yield from self._siblings.tell(dealing.Drain())
-        while self._split.flying:
-            yield from self._take_back(self._versions)
-        self._versions.settle()
-        while behind := self._followers.behind(self.rounds):
-            self._await("updates", behind)
-            yield from self._wait()
-        self._awaits = ""
-        self._drained = True
-        if not self._siblings.follows:
-            yield self._report()
-        if self._halt is not None:
-            raise _Halted
-
-    def _bring_back(self) -> None:
-        """Have what is under way brought back, and nothing more begun; those that follow are told by their lead."""
-        if not self._siblings.follows:
-            self._round_batches.clear()
-            self._round_batches.append((None, self._group))
-
     def _compute(self, batch: Batch) -> Steps[Computed | None]:
         return gradient(self._split, batch, self._wait)
 
@@ -598,7 +491,7 @@ class AllreduceReplica:
         yield from self._siblings.tell(told)
         return told.of
 
-    def _add_counts(self, told: grouping.PartSummed | grouping.RoundsMade) -> None:
+    def _add_counts(self, told: grouping.PartSummed) -> None:
         """Count what a partition has counted into the next report."""
         self._loss, self._losses = self._loss + told.loss, self._losses + told.losses
 
@@ -664,8 +557,7 @@ class AllreduceReplica:
         self._losses += 1
 
     def _report(self) -> Send:
-        self._reported = self._done
-        return Send(self._siblings.superior, grouping.RoundsMade(self._group, self._reported, *self._count()))
+        return Send(self._siblings.superior, grouping.RoundsMade(self._group, self.rounds, *self._count()))
 
     def _count(self) -> tuple[float, int]:
         """Since this was last asked: the sum of the losses, and how many they are."""
@@ -690,8 +582,8 @@ class AllreduceReplica:
                 ),
             )
             return
-        told = {str(age): count for age, count in self._staleness.items()} or {"0": self._updates}
-        facts = {"updates": self._updates, "samples": self.samples, "staleness": told, "taken": []}
+        staleness = {"0": self._updates}  # a round is made of the parameters that it updates
+        facts = {"updates": self._updates, "samples": self.samples, "staleness": staleness, "taken": []}
         part = f"shard-{self._siblings.partition}"
         saved: events.Saved = yield Save(asked.number, part, self.whole.arrays(), facts)
         kept = yield from self._all_say(grouping.Kept, lambda said: said.number == asked.number, "its checkpoint")
@@ -700,9 +592,7 @@ class AllreduceReplica:
             yield from end_minibatch(self.script)
             errors.append((yield from save(self.script, asked.number)))
         error = next(filter(None, errors), "")
-        every = sum((Counter(one.staleness) for one in kept), self._staleness)
-        script_too = self.script is not None
-        yield Send(self._siblings.superior, grouping.Kept(asked.number, error, self._updates, dict(every), script_too))
+        yield Send(self._siblings.superior, grouping.Kept(asked.number, error, self._updates, self.script is not None))
 
     def _give_values(self) -> Steps[None]:
         """Send the lead what this partition holds of the flat vector."""
@@ -743,14 +633,7 @@ class AllreduceReplica:
         """
         event = arrival.event
         if isinstance(event, grouping.Halt):
-            self._halt = event.group
-            if self._drained:
-                raise _Halted
-            self._bring_back()
-            return
-        if self._versions is not None and isinstance(event, grouping.RoundsMade):
-            self._followers.made(arrival.sender, event.rounds)
-            self._add_counts(event)
+            raise _Halted(event.group)
         if self._takes(event) or self._followers.take(arrival):
             return
         if self._siblings.takes(arrival):
@@ -769,19 +652,15 @@ class AllreduceReplica:
         """Note what the coordinator, or the lead of a partition, has it do, and what crosses; whether it is that."""
         match event:
             case grouping.RoundBatch():
-                self._round_batches.append((event.portion, event.group))
+                self._round_batches.append(event)
             case grouping.Assemble():
                 self._assemble = event
             case grouping.Keep() | evaluating.Evaluate():
                 self._requests.append(event)
-            case dealing.Drain():
-                self._round_batches.append((None, self._group))
             case membership.Finish():
                 self._ending = True
-                if self._siblings.follows and self._versions is None:
+                if self._siblings.follows:
                     raise _Dismissed
-                if not self._drained:
-                    self._bring_back()
             case grouping.UpdatePart():
                 self._permitted = event.group, event.round, event.norm
             case grouping.PartSquares() if self._siblings.follows:

@@ -15,7 +15,6 @@ from distbelief.server.slice import TorchSlice
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Layout
 from distbelief.strategies.grouped.gradients import Gradients, GradientVectors, OwnVector, typed
-from distbelief.strategies.grouped.versions import WeightVersions
 from distbelief.tasks.flat import FlatModule
 
 
@@ -136,12 +135,6 @@ class TorchWhole:
     def adopt_buffers(self) -> None:
         """Take the buffers in the vector as the model's own."""
         self.gradients.adopt_buffers()
-
-    def versions(self, most: int) -> WeightVersions:
-        """Return versions of the weights, for at most so many minibatches that are under way at once."""
-        moving = self.slice.moving()
-        assert isinstance(moving, torch.Tensor)
-        return WeightVersions(self.flat, moving[: self._own.trained.size], most)
 
     # everything
 

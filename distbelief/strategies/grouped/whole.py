@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol
 from distbelief.core.conversations.agreement import Squares
 from distbelief.fabric.buckets import Bucket
 from distbelief.sharding.layout import Layout
-from distbelief.strategies.grouped.versions import NoVersions, Versions
 
 if TYPE_CHECKING:
     import torch
@@ -62,10 +61,6 @@ class Whole(Protocol):
 
     def adopt_buffers(self) -> None:
         """Take the buffers in the vector as the model's own."""
-
-    def versions(self, most: int) -> Versions:
-        """Return versions of the weights, for at most so many minibatches that are under way at once."""
-        ...
 
     def arrays(self) -> dict[str, torch.Tensor]:
         """Everything it holds, by name: views, not copies."""
@@ -135,10 +130,6 @@ class PhantomWhole:
 
     def adopt_buffers(self) -> None:
         """Nothing to take."""
-
-    def versions(self, most: int) -> Versions:
-        """None."""
-        return NoVersions()
 
     def arrays(self) -> dict[str, torch.Tensor]:
         """Nothing to save."""

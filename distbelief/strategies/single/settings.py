@@ -12,5 +12,4 @@ class SingleSettings(StrategySettings, frozen=True, kw_only=True):
 
     held_by: ClassVar[Holder] = Holder.REPLICAS
     deals_to_any: ClassVar[str] = "has one replica, which has all the data: use downpour or synchronous"
-    overlaps: ClassVar[bool] = True
     one_reader: ClassVar[bool] = True

@@ -7,24 +7,7 @@ ENDS = "Every pipeline, over any graph of segments"
 BUILT_IN = "The built-in models are what they say"
 ANY = f"{PIPELINES}::test_every_pipeline_over_any_graph_is_proved_with_its_own_slots_and_with_more"
 
-OVERLAP = "Where the minibatches of a split `single` overlap"
-STAGED = "tests/simulated/test_pipedream.py"
-
 MUTANTS = [
-    Mutant("a-stage-goes-back-with-the-newest-weights", OVERLAP, "strategies/grouped/versions.py",
-        "            self._compute_with(self._kept[0][1])", "            self._compute_with(self._own)",
-        (f"{STAGED}::test_it_is_that_bit_for_bit",), 20),
-    Mutant("a-version-is-written-over-while-it-is-in-use", OVERLAP, "strategies/grouped/versions.py",
-        "        copy, views = self._free.popleft()\n", "        copy, views = self._free[0]\n",
-        (f"{STAGED}::test_it_is_that_bit_for_bit",), 20),
-    Mutant("an-evaluation-does-not-wait-for-what-is-under-way", OVERLAP, "strategies/grouped/coordinator.py",
-        "        if data.out and data.at_start and (self._measures_after(whole) or self._keeps_after(whole)):",
-        "        if False:",
-        (f"{STAGED}::test_evaluations_and_checkpoints_are_of_a_moment",), 40),
-    Mutant("who-is-told-to-halt-drops-what-is-under-way", OVERLAP, "strategies/grouped/replica.py",
-        "            if self._drained:\n                raise _Halted",
-        "            if True:\n                raise _Halted",
-        (f"{STAGED}::test_a_job_that_is_stopped_anywhere_has_made_the_same_updates_at_all_stages",), 40),
     Mutant("a-boundary-has-slots-for-what-its-target-holds", ENDS, "schedules/pipeline.py",
         "self.in_flight[self.graph.boundaries[boundary].source]",
         "self.in_flight[self.graph.boundaries[boundary].target]",
@@ -41,15 +24,6 @@ MUTANTS = [
         "        if turn >= in_flight:\n            yield HomeTask(Pass.BACKWARD, turn - in_flight)\n",
         (f"{PIPELINES}::test_the_orders_are_those_of_pytorchs_pipelining_and_its_simulator_ends_them",),
     ),
-    Mutant("a-slot-is-written-while-it-is-in-use", ENDS, "schedules/pipeline_proof.py",
-        "if not ring or ring[at % len(ring)] is not None:", "if not ring:",
-        (f"{PIPELINES}::test_with_fewer_slots_than_a_pipeline_holds_it_waits_forever",)),
-    Mutant("whatever-lies-in-a-slot-is-taken", ENDS, "schedules/pipeline_proof.py",
-        "        if lies != action:\n", "        if lies.boundary != action.boundary:\n",
-        (f"{PIPELINES}::test_what_does_not_run_to_its_end_with_every_gradient_is_refused[never sent]",)),
-    Mutant("pipedream-never-updates", ENDS, "schedules/pipelines.py",
-        'orders, algorithm == "pipedream")', 'orders, algorithm == "dream")',
-        (f"{PIPELINES}::test_a_stage_of_pipedream_computes_with_the_weights_that_the_paper_says",)),
     Mutant("bytes-cross-for-nothing", ENDS, "schedules/pipeline_price.py",
         "size / self.link.bandwidth", "0.0",
         (f"{PIPELINES}::test_messages_cost_latency_and_bytes_of_each_sample",)),

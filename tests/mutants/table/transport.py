@@ -43,7 +43,7 @@ PARTS = SECURE + "test_a_guest_is_given_a_replica_that_nobody_has_had_or_the_nex
 
 MUTANTS = [
     Mutant("what-crosses-is-written-over-while-it-is-read", CROSSES, "fabric/crossings.py",
-        "self._reached(OWN * to, self._step - self._turns + 1)", "self._reached(OWN * to, self._step - self._turns)",
+        "self._reached(OWN * to, self._step - TURNS + 1)", "self._reached(OWN * to, self._step - TURNS)",
         (CROSSING + "test_what_was_taken_stays_until_the_step_after_the_next_begins",)),
     Mutant("what-crossed-a-step-ago-is-taken", CROSSES, "fabric/crossings.py",
         "self._reached(OWN * self._homes + at, self._step)", "self._reached(OWN * self._homes + at, self._step - 2)",

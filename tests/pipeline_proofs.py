@@ -8,7 +8,6 @@ first, so that one execution proves it for all.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 
 import msgspec
 
@@ -19,10 +18,6 @@ from distbelief.schedules.pipeline import Action, Crossing, Pass, Pipeline, Segm
 class Execution(msgspec.Struct, frozen=True):
     """What a pipeline was seen to do."""
 
-    versions: Mapping[tuple[int, int], int]
-    """With how many updates of its weights a segment computed a microbatch, forward and back."""
-    stashed: tuple[int, ...]
-    """Of each home, the most versions of its weights that it had to keep at once, the newest among them."""
     in_flight: tuple[int, ...]
     """Of each home, the most microbatches that were forward and not yet back."""
     waits: int
@@ -34,7 +29,7 @@ def prove(pipeline: Pipeline, slots: int | None = None) -> Execution:
 
     Every segment goes forward and back once with each microbatch, at its own home, and has what it uses, of that
     microbatch; each value and each gradient crosses once to each home that needs it; no slot is written before it is
-    free; nobody waits forever. All segments of a home compute a microbatch with the same version of its weights.
+    free; nobody waits forever.
 
     Args:
         pipeline: what is played.
@@ -69,9 +64,7 @@ class _Proof:
         self.read: Counter[tuple[int, Pass]] = Counter()
         self.done: set[SegmentTask] = set()
         self.waits = 0
-        self.updates = [0] * self.graph.homes
-        self.versions: dict[tuple[int, int], int] = {}
-        self.stashed, self.in_flight = [1] * self.graph.homes, [0] * self.graph.homes
+        self.in_flight = [0] * self.graph.homes
 
     def advance(self, home: int) -> bool:
         """Go on until it waits; whether it did anything."""
@@ -90,7 +83,7 @@ class _Proof:
             for way, microbatch in ways:
                 if (task := SegmentTask(way, number, microbatch)) not in self.done:
                     raise self._wrong(segment.home, task, "is never computed")
-        return Execution(self.versions, tuple(self.stashed), tuple(self.in_flight), self.waits)
+        return Execution(tuple(self.in_flight), self.waits)
 
     def _act(self, home: int, action: Action) -> bool:
         if isinstance(action, SegmentTask):
@@ -150,7 +143,7 @@ class _Proof:
             if other not in self.done:
                 raise self._wrong(home, task, f"comes before {other}")
         self.done.add(task)
-        self._account(home, task)
+        self._account(home)
         for crossing in self.graph.uses(task):
             if self.pipeline.last_uses[crossing] == task:
                 self.rings[crossing.boundary, crossing.direction][self.here.pop(crossing)] = None
@@ -164,26 +157,15 @@ class _Proof:
         behind = [task._replace(segment=number) for number in mine[at + 1 :]]
         return [task._replace(direction=Pass.FORWARD), *behind]
 
-    def _account(self, home: int, task: SegmentTask) -> None:
-        """Count what is in flight and which weights are kept, and update them where that is due."""
-        mine = self.graph.of(home)
-        if task.direction is Pass.FORWARD:
-            self.versions[task.segment, task.microbatch] = self.updates[home]
-        elif self.pipeline.asynchronous and task.segment == mine[0]:
-            self.updates[home] += 1
-        every = range(self.pipeline.microbatches)
+    def _account(self, home: int) -> None:
+        """Count what is in flight."""
+        first = self.graph.of(home)[0]
         flying = [
-            m for m in every
-            if SegmentTask(Pass.FORWARD, mine[0], m) in self.done
-            and SegmentTask(Pass.BACKWARD, mine[0], m) not in self.done
+            m for m in range(self.pipeline.microbatches)
+            if SegmentTask(Pass.FORWARD, first, m) in self.done
+            and SegmentTask(Pass.BACKWARD, first, m) not in self.done
         ]  # fmt: skip
-        used = {m: {self.versions[number, m] for number in mine if (number, m) in self.versions} for m in flying}
-        if mixed := [m for m, versions in used.items() if len(versions) > 1]:
-            raise self._wrong(home, task, f"finds microbatch {mixed[0]} computed with two versions of the weights")
         self.in_flight[home] = max(self.in_flight[home], len(flying))
-        self.stashed[home] = max(
-            self.stashed[home], len({self.updates[home], *(v for one in used.values() for v in one)})
-        )
 
     def _wrong(self, home: int, action: Action, says: str) -> LocalProtocolError:
         name = f"{self.pipeline.algorithm}, {self.pipeline.microbatches} microbatches, home {home}"
