@@ -26,10 +26,10 @@ Make = Callable[[int, int], Message]
 """Maker of a message, from its number and the slot that its bytes lie in (-1 without bytes)."""
 
 
-# Whatever changes the shard is a numbered message, in the order in which it changed that, and the standby confirms
-# numbers in that order. So one number says how far the standby is. What the shard has to say of a change (`after`) is
-# kept with the number of the latest change, and let go when that is confirmed: nobody outside knows of anything that
-# would be gone if the standby took over now.
+# Every change of the shard is a numbered message, sent in the order of the changes, and the standby confirms numbers in
+# that order: one number says how far it is. What the shard has to say of a change (`after`) is kept with the number of
+# the latest change, and released when that is confirmed. So nobody outside knows of anything that would be lost if the
+# standby took over now.
 #
 # Floors of the policy go with the messages, and count once theirs is confirmed (`_floors`): a floor that only this
 # shard knew would be lower again in its next life, behind what replicas hold.
@@ -93,8 +93,8 @@ class Mirror:
             whole: counts of the shard, sent last; its number is replaced.
             beside: makers of messages that are sent before that, each with its bytes.
         """
-        # The state is copied, and sent as slots get free, while the shard goes on. Changes queue behind it, so the
-        # standby makes them to the state that they were made to here.
+        # The state is copied now and sent as slots become free, while the shard goes on. Later changes queue behind it,
+        # so the standby applies them to the state that they were applied to here.
         effects = self.end()
         self.place, self._incarnation, self._free = place, whole.incarnation, list(range(SLOTS))
         self._floor = self._told_floor = whole.floor
@@ -118,11 +118,6 @@ class Mirror:
         self._number = self._confirmed = self._whole = 0
         return effects
 
-    @property
-    def pending(self) -> bool:
-        """True while the standby has not confirmed all that the shard has done."""
-        return self._number > self._confirmed
-
     def covers(self, floor: int) -> bool:
         """Return whether the standby would go on from this floor of the policy, or there is no standby."""
         return self.place is None or floor <= self._floor
@@ -140,8 +135,8 @@ class Mirror:
         norms: Squares = (),
     ) -> list[Effect]:
         """Send the standby a push, or the sum of several."""
-        # While it waits for a slot it is not copied. A push lies still without that: it is acknowledged after the
-        # standby has it, and not written over before.
+        # What waits for a slot is not copied: a push is acknowledged only once the standby has it, and its replica does
+        # not overwrite it before.
         pushes = keys, staleness, samples
 
         def copied(number: int, slot: int) -> Message:
@@ -176,17 +171,13 @@ class Mirror:
 
     def after(self, effects: list[Effect]) -> list[Effect]:
         """Return effects, or keep them until the standby has confirmed all that the shard has done so far."""
-        if not self.pending or not effects:
+        if self._number == self._confirmed or not effects:
             return effects
         self._waiting.append((self._number, effects))
         return []
 
     def kept(self, event: Confirmed) -> tuple[list[Effect], bool]:
-        """Note what the standby has confirmed.
-
-        Returns:
-            Effects that waited for it, and whether with this number it holds the whole state.
-        """
+        """Note what the standby confirmed; returns effects that waited for it, and whether it is whole from now on."""
         if self.place is None or event.incarnation != self.place.incarnation or event.number > self._number:
             return [], False
         whole = self._confirmed < self._whole <= event.number

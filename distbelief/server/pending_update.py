@@ -1,12 +1,11 @@
-"""An update that a shard has begun, what its standby and replicas are told of it, and who waits for one."""
+"""An update that a shard has begun, and what its standby and its replicas are told of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from distbelief.core import roles
-from distbelief.core.consistency import Action, Key, PlannedUpdate, Policy
+from distbelief.core.consistency import Key, PlannedUpdate
 from distbelief.core.conversations import pushing
 from distbelief.core.conversations.agreement import Squares
 from distbelief.core.conversations.mirroring import CopyUse
@@ -33,8 +32,8 @@ class PendingUpdate(NamedTuple):
 
     def mirrored(self, mirror: Mirror, held: Slice, floor: int, norms: Squares) -> list[Effect]:
         """Have the standby make it too."""
-        # Pushes that were gathered at once are at the standby, which needs to know only when to step. Held ones are
-        # not: it gets their sum, one vector for all of them, and whose they are.
+        # Gathered pushes are at the standby already, which only needs to know when to step. Held ones are not: it gets
+        # their sum, one vector for all, and whose they are.
         if not self.pushes:
             return mirror.tell(step=(self.due.samples, self.factor, self.due.weight))
         if mirror.place is None:
@@ -65,32 +64,3 @@ def acknowledgement(who: str, push: pushing.Push, version: Version, dropped: boo
 def push_taken(who: str, push: pushing.Push) -> PushTaken:
     """Return a push as a ledger notes it."""
     return PushTaken(who, push.partition, push.incarnation, push.clock)
-
-
-def waiting(
-    policy: Policy, fetches: Mapping[tuple[str, int, int], pushing.Fetch], pushes: Iterable[Key]
-) -> dict[str, str]:
-    """Say for each replica whose push or fetch is held why it waits."""
-    slowest = f": waits for {roles.named(policy.slowest())}" if policy.slowest() else ""
-    reasons = {}
-    for (who, _, _), event in fetches.items():
-        # where the policy would answer, only the standby can be what the fetch waits for
-        verdict = policy.fetch(who, event.tick)
-        reasons[who] = (
-            "the standby has not confirmed the latest round"
-            if verdict.action is Action.ANSWER
-            else verdict.reason + slowest
-        )
-    return reasons | {key.who: policy.why(key) + slowest for key in pushes}
-
-
-def standing(
-    ledger: Iterable[PushTaken], latest: Mapping[str, tuple[int, int]], waits: Mapping[str, str]
-) -> dict[str, dict[str, object]]:
-    """Return what is applied of each replica, and why it waits."""
-    rows: dict[str, dict[str, object]] = {push.who: {"clock": push.clock} for push in ledger}
-    for role, (version, staleness) in latest.items():
-        rows[role] |= {"version": version, "staleness": staleness}
-    for role, reason in waits.items():
-        rows.setdefault(role, {})["waits_for"] = reason
-    return rows

@@ -45,7 +45,7 @@ from distbelief.errors import RemoteProtocolError
 from distbelief.server import optimizers
 from distbelief.server.machine import Answers
 from distbelief.server.mirror import Make, Mirror
-from distbelief.server.pending_update import PendingUpdate, acknowledgement, mean_rate, push_taken, standing, waiting
+from distbelief.server.pending_update import PendingUpdate, acknowledgement, mean_rate, push_taken
 from distbelief.server.slice import Slice
 from distbelief.sharding.layout import Range
 
@@ -73,8 +73,8 @@ class HeldRange:
         """Ranges that may be fetched."""
         self.covers = [(part,) for part in self.parts]
         """Ranges of a push of each model that leaves nothing out."""
-        # with a standby every parameter is stepped, with zeros where a push has no gradient: a standby is sent a push's
-        # bytes, not its ranges, and must make the same step
+        # a standby is sent a push's bytes and not its ranges, and must make the same step: where there is one, gaps
+        # count as zero gradients
         self.skips = not plan.settings.standby
         """True where parameters that a push does not cover are not stepped."""
         self.home = plan.layout.home_of(self.moving)
@@ -129,17 +129,17 @@ class Sums(Protocol):
         """Take the state of the sum from the end of a shard's state."""
 
 
-# A shard is told its range, then its first values, by a checkpoint or a replica (until then ranges are `_blank`), and
-# then serves. Who may be served the coordinator decides: it welcomes replicas once all shards hold parameters.
+# A shard is told its range, gets its first values from a checkpoint or a replica (ranges without values are `_blank`),
+# and then serves. The coordinator decides when: it welcomes replicas once all shards hold parameters.
 #
-# Between two events slice, version, ledger and counts are of one moment, since each event is handled to its end. There
-# is one exception, an update that waits for the norms of layers that are cut (`_pending`): its round is left out of the
-# floor that is told (`_floor`), no fetch is answered, and what reads the shard's state waits for it (`_later`).
+# Between two events the slice, version, ledger and counts are of one moment, since each event is handled to its end.
+# The exception is an update that waits for other shards' norms of cut layers (`_pending`): `_floor` leaves its round
+# out, no fetch of what moves is answered, and whatever reads the state waits (`_later`).
 #
-# A push that the ledger takes is in one of three places. Applied: in the parameters. Gathered: added to the next
-# update, and acknowledged, since its slot is not read again. Held: where its replica wrote it, not acknowledged before
-# it is in an update or dropped. So what is acknowledged can only be lost with the shard; where there is a standby, what
-# it has not confirmed is not acknowledged either (`Mirror.after`).
+# A push that the ledger takes is applied, gathered or held. Applied: it is in the parameters. Gathered: it is added to
+# the next update and acknowledged, since its slot is not read again. Held: it stays where its replica wrote it, and is
+# not acknowledged until it is in an update, or dropped. With a standby, nothing is acknowledged that the standby has
+# not confirmed (`Mirror.after`).
 class Shard:
     """One server shard.
 
@@ -220,12 +220,8 @@ class Shard:
         )
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
-        """Take one event.
-
-        Raises:
-            RemoteProtocolError: the sender broke the protocol.
-        """
-        # These three read the shard's state. Amid an update that is of no moment: pushes are taken, are in no
+        """Take one event; raises `RemoteProtocolError` where its sender breaks the protocol."""
+        # These three read the shard's state, which amid an update is of no moment: pushes have been taken, are in no
         # parameters, and their sum is no part of a checkpoint.
         if self._pending is not None and isinstance(
             event, checkpointing.Snapshot | checkpointing.Describe | mirroring.BeginMirroring
@@ -235,9 +231,9 @@ class Shard:
         return self._answers.to(sender, type(event))(sender, event, payload)
 
     def _restore(self, sender: str, event: initialising.Restore, payload: Payload | None) -> list[Effect]:
-        # A shard that was a standby holds its slice and its counts, and inherits floor, rulings and norms: nothing is
-        # loaded. Any other begins blank, or from a checkpoint. In both cases members take part at once, before they say
-        # so themselves: otherwise a bound or a round would not wait for those that have not reached this life yet.
+        # A former standby holds slice and counts, and inherits floor, rulings and norms: it loads nothing. Any other
+        # shard starts blank, or from a checkpoint. Members take part at once, before they say so themselves: otherwise
+        # a bound or a round would not wait for those that have not reached this life yet.
         if self._inherits is None:
             if self._held_range is not None:
                 raise RemoteProtocolError(f"{self.role} was told its range before: a shard begins once")
@@ -323,8 +319,8 @@ class Shard:
         self._blank.clear()
         self._began = event.facts["updates"]
         self.version = Version(self.version.incarnation, self._began)
-        # where all go back together replicas begin anew, and count their pushes from 1: only one that goes back alone
-        # must know which of them the checkpoint has
+        # where all go back together, replicas begin anew and count pushes from 1: only a shard that goes back alone
+        # must know which pushes the checkpoint has
         if self._succeeds:
             self.ledger.restore(PushTaken(*push) for push in event.facts.get("taken", ()))
         self.samples = event.facts["samples"]
@@ -352,10 +348,10 @@ class Shard:
         return [Send(sender, initialising.Initialised(self.version))]
 
     def _push(self, sender: str, event: pushing.Push, payload: Payload | None) -> list[Effect]:
-        # Whether the bytes can be applied at all is looked at before the ledger takes the push. The ledger says whether
-        # it is new. A new one is applied, gathered or held, as the policy says. One that comes again was pushed to the
-        # life before, or its acknowledgement was lost: it is acknowledged, and not applied.
-        held_range = self._held_range or self.own
+        # First check that the bytes can be applied at all; then the ledger says whether the push is new. A new one is
+        # applied, gathered or held, as the policy decides. One that comes again was meant for the life before, or its
+        # acknowledgement was lost: it is acknowledged, and not applied.
+        held_range = self._held_range or self.own  # `own`, without the call
         model = self._model(held_range, sender, event, payload)
         held = held_range.slice.of(model)
         assert payload is not None
@@ -401,7 +397,7 @@ class Shard:
         elif self._is_held(Key(sender, event.incarnation, event.clock)):
             return []  # it is acknowledged once it is in an update
         else:
-            # a shard in the place of another learns here how far a replica is: its pushes of before are in nothing else
+            # a shard in the place of another learns here how far a replica is
             self.policy.taken(sender, event.tick)
             answers = self.let_go()
         dropped = taking is ACKNOWLEDGE and self.ledger.dropped(sender, event.incarnation, event.clock)
@@ -475,8 +471,8 @@ class Shard:
 
     def _staleness(self, held_range: HeldRange, version: Version, model: int) -> int:
         """Count the updates of a model that parameters of a version do not have."""
-        # A life before may have made more updates than the checkpoint has from which this one began. Those are lost;
-        # numbers beyond `_began` are of other updates, none of which are in what that life answered.
+        # A former life may have made more updates than the checkpoint that this one began from. Those are lost; numbers
+        # beyond `_began` now count other updates, which are in nothing that the former life sent out.
         (life, based), (incarnation, updates) = version, self.version
         since = updates - (based if life == incarnation else min(based, self._began))
         if len(held_range.parts) == 1 or since <= 0:
@@ -511,14 +507,14 @@ class Shard:
             values = held_range.slice.moving()
         else:
             values = held_range.slice.of(held_range.parts.index(part)).moving()
-        # no copy: the bytes of an answer need to stay as they are only until this shard is told something next
+        # no copy: an answer's bytes need to stay unchanged only until this shard is told something next
         answer = pushing.Fetched(event.slot, start, stop, self.version, self._floor, event.number)
         return [Send(sender, answer, values)]
 
     def may_fetch(self, who: str, tick: int) -> bool:
         """Return whether a step may begin with the parameters as they are."""
-        # An update that is begun is in the policy's floor, not in the parameters. And a floor that the standby does not
-        # know yet is told nobody: in this shard's place it would be behind what a replica holds.
+        # A begun update is in the policy's floor and not in the parameters. And a floor that the standby does not know
+        # yet is told to nobody: taking over, it would be behind what a replica holds.
         return (
             self._pending is None
             and self.mirror.covers(self.policy.floor)
@@ -531,14 +527,14 @@ class Shard:
         if isinstance(self.policy, Rounds):
             for who, tick in self.policy.admitted():
                 effects += self.mirror.after([Send(who, attendance.Admitted(tick))])
-            # a ruling binds all shards, so it must not die with this one: nobody is told before the standby has it
+            # a ruling binds all shards and must not die with this one: nobody is told before the standby has it
             for ruling in self.policy.untold():
                 effects += self.mirror.tell(ruling=ruling)
                 effects += self.mirror.after([Send(role, ruling) for role in self._followers])
         updates: list[Effect] = []
         while self._pending is None and (due := self.policy.due(short)) is not None:
             updates += self._drop(due) if isinstance(due, Drop) else self._update(due)
-        # rounds that were counted here without an update: shards that did make one wait for this one's norms
+        # rounds counted here without an update: the shards that did make one wait for this one's norms
         effects += self._held_range.exchange.pass_over(self._floor) if self._held_range else []
         return effects + updates + self.let_go() if updates else effects + self.mirror.tell_floor(self._floor)
 
@@ -608,8 +604,7 @@ class Shard:
         return answer + self._settle() + self.let_go()
 
     def _return(self, sender: str, event: attendance.Return, payload: Payload | None) -> list[Effect]:
-        # what the life before had acknowledged is not pushed again; of that, what the checkpoint does not have is lost,
-        # and said so
+        # what the former life acknowledged is not pushed again; what the checkpoint lacks of it is lost, and recorded
         lost = self.ledger.resume(sender, event.partition, event.incarnation, event.clock)
         first = event.clock - lost + 1
         return (
@@ -622,7 +617,7 @@ class Shard:
 
     def _departed(self, sender: str, event: attendance.Departed, payload: Payload | None) -> list[Effect]:
         effects = self._without(event.who, event.incarnation)
-        # from here on no ruling takes what it pushed: only then may the coordinator deal its minibatches to others
+        # from here on no ruling takes its pushes: only now may the coordinator deal its minibatches to others
         rules = isinstance(self.policy, Rounds) and self.index == self.own.plan.ruler
         return effects + (self.mirror.after([Send(roles.COORDINATOR, event)]) if rules else [])
 
@@ -641,9 +636,9 @@ class Shard:
 
     def _begin_mirror(self, sender: str, event: mirroring.BeginMirroring, payload: Payload | None) -> list[Effect]:
         """Send a standby all that this shard holds, and from here on what changes."""
-        # What was gathered makes an update first: sums are no part of what is sent. A push that is held has been taken,
-        # and the standby is not sent it: it is told of the push before that as the last one. So, in this shard's place,
-        # it takes the held one when its replica pushes that again.
+        # Gathered pushes make an update first, since sums are no part of the state. A held push has been taken but is
+        # not sent: the standby is told that the one before was the last, so that, in this shard's place, it takes the
+        # held one when that is pushed again.
         updates = self._settle(short=True)
         rulings = tuple(self.policy.history.since(0)) if isinstance(self.policy, Rounds) else ()
         applied = {push[:2]: push for push in self.ledger.taken()}
@@ -692,7 +687,7 @@ class Shard:
         if not isinstance(self.policy, Rounds) or held_range is None or sender != roles.shard(held_range.plan.ruler):
             raise RemoteProtocolError(f"{sender} rules a round, and does not rule this job")
         self.policy.rule(event.at_partition(held_range.home))
-        # a round of nobody who is left makes no update, and yet those who waited for it may go on
+        # a round whose members are all gone makes no update, but those who waited for it may go on
         return self._settle() + self.let_go()
 
     def _snapshot(self, sender: str, event: checkpointing.Snapshot, payload: Payload | None) -> list[Effect]:
@@ -711,8 +706,8 @@ class Shard:
         if sender == roles.EVALUATOR:
             self._forget_fetches(sender, event.incarnation)
             return []
-        # The link may be gone while the standby lives, and the coordinator may be about to put it in this shard's
-        # place. So nothing is acknowledged that it may lack, until the coordinator says `Unmirrored`.
+        # The link may be gone while the standby lives, and the coordinator may be about to let it take over. So nothing
+        # is acknowledged that it may lack, until the coordinator says `Unmirrored`.
         place = self.mirror.place
         if sender == self.mirror.standby and place is not None and event.incarnation in (-1, place.incarnation):
             return [Send(roles.COORDINATOR, mirroring.StandbyLost(place.incarnation))]
@@ -720,7 +715,14 @@ class Shard:
 
     def waiting(self) -> dict[str, str]:
         """Say for each replica whose push or fetch is held here why it waits."""
-        return waiting(self.policy, self._fetches, self._pushes)
+        slowest = f": waits for {roles.named(self.policy.slowest())}" if self.policy.slowest() else ""
+        reasons = {}
+        for (who, _, _), event in self._fetches.items():
+            verdict = self.policy.fetch(who, event.tick)
+            # the policy would answer: only the standby can be what the fetch waits for
+            behind = verdict.action is ANSWER
+            reasons[who] = "the standby has not confirmed the latest round" if behind else verdict.reason + slowest
+        return reasons | {key.who: self.policy.why(key) + slowest for key in self._pushes}
 
     def waits(self) -> str:
         """Say in one sentence what it waits for."""
@@ -730,7 +732,12 @@ class Shard:
 
     def standing(self) -> dict[str, object]:
         """Return its version, and what is applied of each replica."""
-        return {"version": self.version.updates, "of": standing(self.ledger.taken(), self._latest, self.waiting())}
+        rows: dict[str, dict[str, object]] = {push.who: {"clock": push.clock} for push in self.ledger.taken()}
+        for role, (version, staleness) in self._latest.items():
+            rows[role] |= {"version": version, "staleness": staleness}
+        for role, reason in self.waiting().items():
+            rows.setdefault(role, {})["waits_for"] = reason
+        return {"version": self.version.updates, "of": rows}
 
     @property
     def own(self) -> HeldRange:
@@ -749,11 +756,7 @@ class Shard:
         return self.own.slice
 
     def _is_frozen(self, sender: str, part: Range) -> bool:
-        """Return whether a range is the frozen one.
-
-        Raises:
-            RemoteProtocolError: it is neither that nor a moving one.
-        """
+        """Return whether a range is the frozen one; refuse one that is not held here."""
         held_range = self._held_range
         if held_range is None or part not in held_range.ranges:
             raise RemoteProtocolError(

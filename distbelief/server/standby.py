@@ -75,9 +75,9 @@ class Following:
 
     def copy(self, sender: str, event: mirroring.Copied, payload: Payload | None) -> None:
         """Apply or gather a push, or make an update with the sum of several."""
-        # The shard sends the factor of the learning rate and the staleness, since a standby has no policy that could
-        # tell them. The ledger notes whose pushes these are: one that its replica pushes again, because the shard died
-        # before it had acknowledged it, is not applied twice.
+        # The shard sends the factor of the learning rate and the staleness, since a standby has no policy to compute
+        # them with. The ledger notes whose pushes these are: one that is pushed again, because the shard died before
+        # acknowledging it, is not applied twice.
         shard = self.shard
         if not self.whole or payload is None or len(event.keys) != len(event.staleness):
             raise RemoteProtocolError(
@@ -128,7 +128,8 @@ class Following:
 
     def succeed(self, incarnation: int) -> Shard:
         """Make the shard, in its next life."""
-        # what was gathered is acknowledged, and the policy of the next life does not know of it: it makes an update now
+        # gathered pushes are acknowledged, and the policy of the next life does not know of them: they make an update
+        # now
         if self._gathered:
             factor = self.plan.factor(self.shard.samples)
             self._step(self._gathered_samples, factor, 1.0 / self._gathered)
@@ -136,10 +137,9 @@ class Following:
         return self.shard
 
 
-# A standby follows nobody, or one life of its shard: first it collects that life's state, then (`whole`) it makes each
-# change that the shard makes, in the shard's order, and confirms its number. It decides nothing: the same steps in the
-# same order give the shard's bits. Of another life than the one that it was told to follow it takes nothing, since a
-# link may still bring what the life before has sent.
+# A standby follows nobody, or one life of its shard: it first collects that life's state, then (`whole`) repeats each
+# change in the shard's order and confirms its number. It decides nothing: the same steps in the same order give the
+# same bits. Messages of any other life are ignored, since a link may still deliver what a former life has sent.
 class Standby:
     """The standby of one shard.
 
@@ -183,11 +183,7 @@ class Standby:
         )
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
-        """Take one event.
-
-        Raises:
-            RemoteProtocolError: the sender broke the protocol.
-        """
+        """Take one event; raises `RemoteProtocolError` where its sender breaks the protocol."""
         if roles.kind(sender) is roles.Kind.SHARD and sender != self._shard:
             raise RemoteProtocolError(f"{self.role} is none of {sender}'s")
         return self._answers.to(sender, type(event))(sender, event, payload)
@@ -210,8 +206,7 @@ class Standby:
         return {"version": now.shard.version.updates} if now and now.whole else {}
 
     def _stand(self, sender: str, event: mirroring.Stand, payload: Payload | None) -> list[Effect]:
-        # whatever it held of another life may be ahead of this one, which has gone back to a checkpoint: it begins with
-        # nothing
+        # a copy of another life may be ahead of this one, which has gone back to a checkpoint: start with nothing
         shard = Shard(self.index, self._make, sums=self._sums() if self._sums else None)
         self.following = Following(event.plan, event.incarnation, shard)
         return [Send(roles.COORDINATOR, mirroring.Stands(event.incarnation))]

@@ -189,9 +189,9 @@ MUTANTS = [
         (f"{CONSISTENCY}::test_softsync_wants_no_pushes_of_the_dead",)),
     Mutant("a-step-computes-on-what-was-asked-for-a-step-ago", READ_OWN, "replica/downpour.py",
         "            yield from self.server.fetch(0, self.server.moving, self._tick)\n"
-        "            yield from self._landed(*self._models)\n"
+        "            yield from self._await_parameters(*self._models)\n"
         "            self._vectors.swap(0)\n"
-        "            return\n", "            yield from self._landed(*self._models)\n"
+        "            return\n", "            yield from self._await_parameters(*self._models)\n"
         "            self._vectors.swap(0)\n"
         "            yield from self.server.fetch(0, self.server.moving, self._tick)\n"
         "            return\n",

@@ -23,7 +23,7 @@ MUTANTS = [
         "covered = (self._covered, self._accrued_samples) if single else (steps, steps * self._accrued_samples)",
         (MODELS + "test_a_minibatch_is_done_when_all_of_its_pushes_are",)),
     Mutant("a-checkpoint-is-made-in-the-middle-of-a-minibatch", SEVERAL, "replica/downpour.py",
-        "if self._hold is not None and not self._pushes.waiting and not self._amid:",
+        "if self._hold is not None and not self._pushes.waiting and not self._mid_minibatch:",
         "if self._hold is not None and not self._pushes.waiting:",
         (MODELS + "test_whatever_the_network_and_whoever_dies_the_job_ends_with_all_of_its_steps",), seconds=20),
     Mutant("orders-that-differ-are-one-round", SEVERAL, "core/rounds.py",
