@@ -77,7 +77,7 @@ class DownpourTraining:
         self._stepped = {*range(len(server.models))}
         """Models, of several, that were stepped since their parameters were fetched."""
         self._mid_minibatch = False
-        """True while some of the pushes of a minibatch are made, of several models, and not all."""
+        """True while a minibatch of several models has made some of its pushes and not all."""
         self._pushing, self._bound = settings.strategy.pushing, settings.strategy.staleness_bound
         shards, slots = [role for role, _ in server.parts], settings.slots * len(server.models)
         self._pushes = Pushes(replica.incarnation, shards, slots, reports=replica.siblings.follows)
@@ -405,7 +405,7 @@ class DownpourTraining:
     # parameters down
 
     def _fetch(self) -> Steps[None]:
-        """Have this step compute with parameters of its tick; with prefetch they may have been asked for a step ago."""
+        """Swap in this step's parameters; with prefetch they were asked for a step ago, else they are now."""
         if not self._pushing.prefetch:
             yield from self.server.fetch(0, self.server.moving, self._tick)
             yield from self._await_parameters(*self._models)

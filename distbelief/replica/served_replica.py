@@ -172,14 +172,14 @@ class ServedReplica:
         role: its name.
         vectors: of its model.
         samples: number of samples in its training set.
-        batch_size: the user's own loop's; 0 for the job's.
+        batch_size: that the user's own loop names; 0 where the job's is taken.
         keeps: whether the model is used after the story, which then ends with the server's parameters.
         incarnation: of this replica; a restarted one has a higher.
         split: steps of this partition, where the replica is split.
-        epochs: the user's own loop's; 0 for the job's.
-        order: the user's own loop's; "" for the job's.
-        optimizers: the user's own loop's, one for each model; none where all have the job's.
-        script: the user's, where it keeps something.
+        epochs: that the user's own loop names; 0 where the job's are taken.
+        order: that the user's own loop names; "" where the job's is taken.
+        optimizers: that the user's own loop names, one for each model; none where all have the job's.
+        script: of the user, where that keeps something.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class ServedReplica:
         """Beginning of its stream, until the coordinator is told."""
         self.script = script
         self.asked: int | None = None
-        """The checkpoint for which it is to save what its script keeps."""
+        """Number of the checkpoint for which it is to save what its script keeps."""
         keeps = script is not None
         self._join = membership.Join(incarnation, vectors.layout, samples, batch_size, epochs, order, optimizers, keeps)
         self._make = training

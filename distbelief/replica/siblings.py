@@ -18,7 +18,7 @@ from distbelief.replica.steps import Steps
 from distbelief.sharding.layout import Layout, check_same
 
 PARTED_SECONDS = 30.0
-"""Limit for a partition's wait without its link to another: where that one has died, it is ended itself before that."""
+"""Limit of a partition's wait without a link to another; where that one has died, it is ended itself before that."""
 Part = TypeVar("Part", partitioning.AtRound, partitioning.PartNorm)
 """Message of one partition in an exchange, and of the lead for all."""
 
