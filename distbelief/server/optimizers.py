@@ -1,6 +1,4 @@
-"""The server's optimizers: `torch.optim` by name, fused wherever torch has it for this device, and two of our own that
-it has not.
-"""
+"""The server's optimizers: `torch.optim` by name, fused where torch has it for the device, and two that torch lacks."""
 
 from __future__ import annotations
 
@@ -33,20 +31,19 @@ OPTIMIZERS: Mapping[str, tuple[type[torch.optim.Optimizer], Mapping[str, Any]]] 
     "lars": (LARS, {}),
     "lamb": (LAMB, {}),
 }
-"""Name, to the class and the options that the name stands for."""
+"""For each name the class, and the options that the name stands for."""
 
 _FUSED_ON_CUDA = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 _FUSED_ON_CPU = (*_FUSED_ON_CUDA, torch.optim.Adagrad)
 _FUSED_DTYPES = (torch.float32, torch.float64)
-"""In lower precisions torch 2.13's fused SGD steps wrongly on a CPU, from 16 elements on, and leaves garbage in its
-momentum: measured.
+"""Dtypes that fused optimizers step rightly.
+
+In lower precisions torch 2.13's fused SGD steps wrongly on a CPU from 16 elements on, and spoils momentum: measured.
 """
 
 
 def build(settings: Optimizer, groups: list[Group], rows: bool = False) -> torch.optim.Optimizer:
-    """Build the optimizer of some parameter groups, each `{"params": [...], ...}` with what it sets for itself.
-
-    With `rows` it takes sparse gradients.
+    """Build the optimizer of some parameter groups, given as torch takes them; with `rows` gradients are sparse.
 
     Raises:
         UsageError: an unknown optimizer, an option it does not have, or a value it refuses.
@@ -64,7 +61,8 @@ def build(settings: Optimizer, groups: list[Group], rows: bool = False) -> torch
         if option not in known:
             raise unknown(f"option of optimizer {settings.name}", option, known)
     for option, value in settings.options.items():
-        numbers = len(default) if isinstance(default := parameters[option].default, tuple) else 0
+        default = parameters[option].default
+        numbers = len(default) if isinstance(default, tuple) else 0
         if numbers != (len(value) if isinstance(value, tuple) else 0):
             example = f"{numbers} numbers, such as {','.join(map(str, default))}" if numbers else "one value"
             raise UsageError(f"--optimizer-options {option}={value}: optimizer {settings.name} takes {example}")
@@ -85,13 +83,14 @@ def build(settings: Optimizer, groups: list[Group], rows: bool = False) -> torch
     try:
         return kind(groups, **options)
     except (ValueError, TypeError, IndexError, RuntimeError) as error:
-        raise UsageError(f"optimizer {settings.name} refuses {_shown(options)}: {error}") from error
+        shown = ", ".join(f"{key}={value}" for key, value in options.items() if key not in _HOW)
+        raise UsageError(f"optimizer {settings.name} refuses {shown}: {error}") from error
 
 
 def stepper(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-    """Return an optimizer's step without what torch wraps around it: profiling, torch._dynamo, and hooks of its own.
+    """Return an optimizer's step without what torch wraps around it: hooks, profiling, and torch._dynamo.
 
-    Where parameters require a gradient, it is to be called under `torch.no_grad()`.
+    Where parameters require a gradient it is to be called under `torch.no_grad()`.
 
     >>> parameter = torch.zeros(1); parameter.grad = torch.ones(1)
     >>> stepper(build(Optimizer("sgd", 0.5), [{"params": [parameter]}]))(); parameter
@@ -111,9 +110,8 @@ def post_hooks(settings: Settings) -> list[Callable[[Iterable[torch.Tensor]], No
 
 
 def _spare_dynamo() -> None:
-    """Keep torch from importing torch._dynamo as it makes an optimizer: that takes 1.2 s and 70 MB, and serves compiled
-    models only.
-    """
+    """Keep torch from importing torch._dynamo as it makes an optimizer."""
+    # that takes 1.2 s and 70 MB in every process that steps parameters, and serves compiled models only
     function = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
     if function is not None and "torch._dynamo" not in sys.modules:
         function.__dynamo_disable = function  # where torch keeps what it would make of it
@@ -129,7 +127,7 @@ def check(settings: Optimizer) -> None:
 
 
 def defaults(settings: Optimizer) -> dict[str, object]:
-    """Give the options of a parameter group that sets none of its own.
+    """Return the options of a parameter group that sets none of its own.
 
     Raises:
         UsageError: as `build`.
@@ -142,7 +140,7 @@ def defaults(settings: Optimizer) -> dict[str, object]:
 
 
 def numbers_of(settings: Optimizer) -> dict[str, int]:
-    """Give the options of a parameter group that are numbers, and how many each has.
+    """Return the options of a parameter group that are numbers, and how many each has.
 
     >>> numbers_of(Optimizer("adam", 0.1))["betas"]
     2
@@ -156,7 +154,3 @@ def numbers_of(settings: Optimizer) -> dict[str, int]:
 
 _HOW = ("foreach", "fused", "capturable", "differentiable")
 """Options that say how a step is computed."""
-
-
-def _shown(options: Mapping[str, object]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in options.items() if key not in ("fused", "foreach"))
