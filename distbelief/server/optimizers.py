@@ -88,7 +88,7 @@ def build(settings: Optimizer, groups: list[Group], rows: bool = False) -> torch
 
 
 def stepper(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-    """Return an optimizer's step without what torch wraps around it: hooks, profiling, and torch._dynamo.
+    """Return an optimizer's step without what torch wraps around it: profiling, torch._dynamo, and hooks of its own.
 
     Where parameters require a gradient it is to be called under `torch.no_grad()`.
 
