@@ -276,9 +276,12 @@ HERE = {"--accumulate": "--push-every", "--push-every": "--accumulate"}
 
 
 def refuse(
-    prog: str, args: Sequence[str], known: Sequence[str], elsewhere: Mapping[str, str] | None = None,
+    prog: str,
+    args: Sequence[str],
+    known: Sequence[str],
+    elsewhere: Mapping[str, str] | None = None,
     why: Mapping[str, str] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Refuse an option that is not known.
 
     Args:
@@ -342,8 +345,8 @@ def _ask(kind: Any, prog: str, description: str, args: Sequence[str], default: A
     """
     import tyro
 
-    config = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone,
-              tyro.conf.HelptextFromCommentsOff)  # fmt: skip
+    shown = tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff
+    config = (tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone, *shown)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):

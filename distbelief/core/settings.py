@@ -410,9 +410,10 @@ class Settings(msgspec.Struct, frozen=True):
         if not self.strategy.overlaps:
             shared = self.strategy.held_by is Holder.SHARDS and not self.strategy.rounds
             why = (
-                "partitions push a minibatch together, when it is back at all of them" if shared
+                "partitions push a minibatch together, when it is back at all of them"
+                if shared
                 else "all partitions of all replicas make the update of a round together"
-            )  # fmt: skip
+            )
             raise UsageError(
                 "--schedule pipedream: each stage updates its weights after every minibatch by itself, and with "
                 f"strategy {self.strategy.name} {why}; use single, or 1f1b or gpipe"
