@@ -32,9 +32,8 @@ def make_report(study: Study, trials: Sequence[Trial], machine: Json, left: int 
     shrunk = [shrunk_figures(counted, arm) for arm in study.arms if arm.compresses]
     left, kept = whole - len(trials) if left is None else left, [one for one in counted if one.arm in names]
     made = Report(study=study, machine=dict(machine), left=left, arms=measured, trials=kept, shrunk=shrunk)
-    arms = {one.name: one for one in made.arms}
     judged = [
-        judge(claim, [FIGURES[claim.of](arms[name]) for name in claim.arms])
+        judge(claim, [FIGURES[claim.of](made.arm(name)) for name in claim.arms])
         for claim in (() if made.left else study.claims)
     ]
     return msgspec.structs.replace(made, sentences=sentences(made), claims=judged)
