@@ -23,11 +23,13 @@ class Bench(NamedTuple):
 
     def defaults(self, quick: bool) -> Any:
         """Its options where none is given; those that `--quick` makes shorter can still be given beside it."""
-        return self.options(**(self.options.QUICK if quick else {}))
+        return self.options(**(QUICK[self.module] if quick else {}))
 
-    def run(self, options: object) -> Json:
+    def run(self, options: Any) -> Json:
         """Run it; returns what it writes as JSON."""
-        return self._imported().run(options)  # type: ignore[no-any-return]  # a benchmark's result
+        from benchmarks.parts.timing import report
+
+        return report(self.module, self._imported().run, options)
 
     def _imported(self) -> Any:
         return importlib.import_module(f"{__name__}.{self.module}")
@@ -53,3 +55,21 @@ BENCHES: Mapping[str, Bench] = {
     )
 }
 """Every benchmark, by name."""
+
+QUICK: Mapping[str, Mapping[str, object]] = {
+    "wire": {"sizes": (4 << 10, 256 << 10), "repeats": 3, "seconds": 0.002},
+    "train": {"repeats": 1, "epochs": 1},
+    "allreduce": {"sizes": (100_000,), "ranks": (2,), "repeats": 1},
+    "hogwild": {"repeats": 1, "epochs": 1, "svm_batch_size": 512},
+    "straggle": {"pad": 0.002, "epochs": 1, "repeats": 1},
+    "standby": {"task": "benchmarks.parts.workloads:lenet_quick", "repeats": 1},
+    "loading": {"repeats": 1, "epochs": 1},
+    "start": {"task": "digits", "repeats": 1},
+    "memory": {"epochs": 3},
+    "cost": {"models": ("mlp",), "seconds": 2.0},
+    "plan": {"models": ("mlp",), "repeats": 1, "seconds": 0.5},
+    "split": {"repeats": 1, "models": ("mlp",), "microbatches": (4,)},
+    "simulator": {"replicas": 50, "repeats": 1},
+    "sandblaster": {"task": "benchmarks.parts.workloads:mlp_quick", "portion_size": 64, "repeats": 1, "iterations": 3},
+}
+"""Defaults with `--quick`."""

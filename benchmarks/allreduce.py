@@ -12,18 +12,16 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 from benchmarks.parts import lines
 from benchmarks.parts.ranks import SWAPS, play
-from benchmarks.parts.timing import BenchOptions, Figure, figure, finish, interleave, medians, ratio
-from distbelief.cli.tables import number, show
+from benchmarks.parts.timing import BenchOptions, Figure, Measured, Table, figure, interleave, medians, ratio
+from distbelief.cli.tables import number
 from distbelief.core import roles
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
 from distbelief.places.join.authority import Authority
 from distbelief.places.processes.peers import Peer, Peers, lend
-from distbelief.record.machine import machine
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, schedule
 from distbelief.schedules.price import LinkModel, price
 
@@ -57,19 +55,20 @@ class AllreduceOptions(BenchOptions):
     """
     rate: int = 100
     """Mbit/s of each namespace, both ways."""
-    QUICK: ClassVar[Mapping[str, object]] = {"sizes": (100_000,), "ranks": (2,), "repeats": 1}
-    """Defaults with --quick."""
 
 
-def run(options: AllreduceOptions) -> Json:
-    """Measure; returns what is written as JSON.
+def run(options: AllreduceOptions) -> Measured:
+    """Measure.
 
     Raises:
         UsageError: a number that cannot be, what describes a network where none is made, or namespaces where none can
             be.
     """
-    facts = machine()
-    _check(options)
+    if options.rate != AllreduceOptions.rate and not (options.namespaces or options.encrypted):
+        raise UsageError(
+            f"--rate {options.rate}: is that of a network between --namespaces or --encrypted, and there is none: name "
+            "one"
+        )
     measured = {str(ranks): _on_one_host(ranks, options.sizes, options.repeats) for ranks in options.ranks}
     within = (4_000,) if options.quick else LIMITED
     limited = {str(ranks): _limited(lines.hosts(ranks, options.rate), within) for ranks in options.namespaces}
@@ -77,43 +76,35 @@ def run(options: AllreduceOptions) -> Json:
         str(ranks): _encrypted(lines.hosts(ranks, options.rate), options.sizes, options.repeats)
         for ranks in options.encrypted
     }
-    figures = [*_figures(measured), *_of_prices(limited), *_of_encryption(encrypted, options.rate)]
-    result = {"bench": "allreduce", "machine": facts, "repeats": options.repeats, "one_host": measured,
-              "namespaces": limited, "encrypted": encrypted, "figures": figures}  # fmt: skip
-    if not options.quiet:
-        for ranks, by_size in measured.items():
-            rows = [
-                [name, *(number(1e3 * one["seconds"][name]) for one in by_size.values())]
-                for name in (OWN, PLACE, COPY, RING)
-            ]
-            show(f"one host, {ranks} ranks: ms", ("", *(f"{int(size) / MB:g} MB" for size in by_size)), rows)
-        for ranks, by_size in encrypted.items():
-            rows = [
-                [name, *(number(1e3 * one["seconds"][name]) for one in by_size.values())] for name in (OWN, ENCRYPTED)
-            ]
-            where = f"{ranks} namespaces of {options.rate} Mbit/s: ms"
-            show(where, ("", *(f"{int(size) / MB:g} MB" for size in by_size)), rows)
-        for ranks, by_size in limited.items():
-            rows = [
-                [name, size, number(1e3 * one["seconds"]), number(1e3 * one["price"])]
-                for size, found in by_size.items()
-                for name, one in found.items()
-            ]
-            show(f"{ranks} namespaces of {options.rate} Mbit/s: ms", ("", "bytes", "measured", "price"), rows)
-    return finish(result, options)
+    lined = f"namespaces of {options.rate} Mbit/s"
+    return Measured(
+        {"repeats": options.repeats, "one_host": measured, "namespaces": limited, "encrypted": encrypted},
+        [*_figures(measured), *_of_prices(limited), *_of_encryption(encrypted, lined)],
+        [
+            *(_table(f"one host, {ranks} ranks: ms", by_size) for ranks, by_size in measured.items()),
+            *(_table(f"{ranks} {lined}: ms", by_size) for ranks, by_size in encrypted.items()),
+            *(_table_of_prices(f"{ranks} {lined}: ms", by_size) for ranks, by_size in limited.items()),
+        ],
+    )
 
 
-def _check(options: AllreduceOptions) -> None:
-    """Refuse what describes a network that is not there."""
-    if options.rate != AllreduceOptions.rate and not (options.namespaces or options.encrypted):
-        raise UsageError(
-            f"--rate {options.rate}: is that of a network between --namespaces or --encrypted, and there is none: name "
-            "one"
-        )
+def _table(title: str, by_size: Json) -> Table:
+    names = dict.fromkeys(name for one in by_size.values() for name in one["seconds"])
+    rows = [[name, *(number(1e3 * one["seconds"][name]) for one in by_size.values())] for name in names]
+    return Table(title, ("", *(f"{int(size) / MB:g} MB" for size in by_size)), rows)
+
+
+def _table_of_prices(title: str, by_size: Json) -> Table:
+    rows = [
+        [name, size, number(1e3 * one["seconds"]), number(1e3 * one["price"])]
+        for size, found in by_size.items()
+        for name, one in found.items()
+    ]
+    return Table(title, ("", "bytes", "measured", "price"), rows)
 
 
 @contextmanager
-def _processes(ranks: int, hosts: lines.Namespaces | None = None) -> Iterator[Callable[[str, int, int], float]]:
+def _processes(ranks: int, hosts: list[str] | None = None) -> Iterator[Callable[[str, int, int], float]]:
     """Processes that add up; yields who has them do it: how, how many bytes, how often; seconds each time (the median),
     of the slowest.
     """
@@ -122,11 +113,8 @@ def _processes(ranks: int, hosts: lines.Namespaces | None = None) -> Iterator[Ca
         started: list[Peer] = []
         authority = Authority("bench")
         for rank in range(ranks):
-            where = hosts.names[rank] if hosts else ""
-            identity = authority.issue(roles.replica(rank)) if hosts else None
-            started.append(
-                peers.start(f"rank {rank}", 1, play, rank, ranks, store, os.getpid(), memory, where, identity)
-            )
+            where = (hosts[rank], authority.issue(roles.replica(rank))) if hosts else ("", None)
+            started.append(peers.start(f"rank {rank}", 1, play, rank, ranks, store, os.getpid(), memory, *where))
 
         def measure(how: str, size: int, times: int) -> float:
             for peer in started:
@@ -143,20 +131,21 @@ def _processes(ranks: int, hosts: lines.Namespaces | None = None) -> Iterator[Ca
             peer.hear()
 
 
+def _by_turns(
+    measure: Callable[[str, int, int], float], hows: Mapping[str, str], size: int, times: int, repeats: int
+) -> Json:
+    """Ways to add up so many bytes, after one time of each that warms up, and what they are beside gloo's own."""
+    for how in hows.values():
+        measure(how, size, 1)
+    taken = interleave({name: partial(measure, how, size, times) for name, how in hows.items()}, repeats)
+    shares = {name: ratio(taken[OWN], values) for name, values in taken.items()}
+    return {"seconds": medians(taken), "faster_than_gloo": shares}
+
+
 def _on_one_host(ranks: int, sizes: tuple[int, ...], repeats: int) -> Json:
-    found: Json = {}
+    hows = {OWN: "native", PLACE: "place", COPY: "copy", RING: "ring"}
     with _processes(ranks) as measure:
-        for size in sizes:
-            times = max(1, min(50, 16 * MB // size))
-            hows = {OWN: "native", PLACE: "place", COPY: "copy", RING: "ring"}
-            for how in hows.values():
-                measure(how, size, 1)
-            taken = interleave({name: partial(measure, how, size, times) for name, how in hows.items()}, repeats)
-            found[str(size)] = {
-                "seconds": medians(taken),
-                "faster_than_gloo": {name: ratio(taken[OWN], values) for name, values in taken.items()},
-            }
-    return found
+        return {str(size): _by_turns(measure, hows, size, max(1, min(50, 16 * MB // size)), repeats) for size in sizes}
 
 
 def _figures(measured: Json) -> list[Figure]:
@@ -173,13 +162,13 @@ def _figures(measured: Json) -> list[Figure]:
     return figures
 
 
-def _limited(place: AbstractContextManager[lines.Namespaces], sizes: tuple[int, ...]) -> Json:
+def _limited(place: AbstractContextManager[list[str]], sizes: tuple[int, ...]) -> Json:
     """Every algorithm between namespaces, beside its price by the latency and the bandwidth of this network, measured
     in this run.
     """
     found: Json = {}
-    with place as hosts, _processes(len(hosts.names), hosts) as measure:
-        ranks, link = len(hosts.names), _probe(measure)
+    with place as hosts, _processes(len(hosts), hosts) as measure:
+        ranks, link = len(hosts), _probe(measure)
         for size in sizes:
             length = size // 4
             found[str(size)] = {}
@@ -191,27 +180,18 @@ def _limited(place: AbstractContextManager[lines.Namespaces], sizes: tuple[int, 
     return found
 
 
-def _encrypted(place: AbstractContextManager[lines.Namespaces], sizes: tuple[int, ...], repeats: int) -> Json:
+def _encrypted(place: AbstractContextManager[list[str]], sizes: tuple[int, ...], repeats: int) -> Json:
     """Our ring over TLS and gloo's own in the clear, by turns."""
-    found: Json = {}
-    with place as hosts, _processes(len(hosts.names), hosts) as measure:
-        for size in sizes:
-            hows = {OWN: "native", ENCRYPTED: "tls"}
-            for how in hows.values():
-                measure(how, size, 1)
-            taken = interleave({name: partial(measure, how, size, WITHIN) for name, how in hows.items()}, repeats)
-            found[str(size)] = {
-                "seconds": medians(taken),
-                "of_gloo": ratio(taken[OWN], taken[ENCRYPTED]),
-            }
-    return found
+    hows = {OWN: "native", ENCRYPTED: "tls"}
+    with place as hosts, _processes(len(hosts), hosts) as measure:
+        return {str(size): _by_turns(measure, hows, size, WITHIN, repeats) for size in sizes}
 
 
-def _of_encryption(encrypted: Json, rate: int) -> list[Figure]:
+def _of_encryption(encrypted: Json, where: str) -> list[Figure]:
     return [
         figure(
-            f"{int(size) / MB:g} MB, {ranks} namespaces of {rate} Mbit/s: {ENCRYPTED}, of gloo's in the clear",
-            one["of_gloo"],
+            f"{int(size) / MB:g} MB, {ranks} {where}: {ENCRYPTED}, of gloo's in the clear",
+            one["faster_than_gloo"][ENCRYPTED],
             0.85,
         )
         for ranks, by_size in encrypted.items()
@@ -226,14 +206,14 @@ def _probe(measure: Callable[[str, int, int], float]) -> LinkModel:
 
 
 def _of_prices(limited: Json) -> list[Figure]:
-    figures = []
-    for ranks, by_size in limited.items():
-        for size, found in by_size.items():
-            for name, one in found.items():
-                away = abs(one["seconds"] / one["price"] - 1)
-                figures.append(
-                    figure(
-                        f"{ranks} namespaces, {int(size):,} bytes, {name}: away from the price", away, 0.2, lower=True
-                    )
-                )
-    return figures
+    return [
+        figure(
+            f"{ranks} namespaces, {int(size):,} bytes, {name}: away from the price",
+            abs(one["seconds"] / one["price"] - 1),
+            0.2,
+            lower=True,
+        )
+        for ranks, by_size in limited.items()
+        for size, found in by_size.items()
+        for name, one in found.items()
+    ]

@@ -5,20 +5,19 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from benchmarks.parts import iterations
-from benchmarks.parts.timing import BenchOptions, check_models, figure, finish
-from distbelief.cli.tables import number, show
+from benchmarks.parts.timing import BenchOptions, Measured, Table, check_names, figure
+from distbelief.cli.tables import number
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Json
 from distbelief.lab.cost import profile
 from distbelief.lab.cost.cost import sample_of
 from distbelief.lab.cost.profile import ladder
 from distbelief.lab.cost.trace import Tracer
-from distbelief.record.machine import machine
 from distbelief.tasks import as_data, resolve
 
 ERROR = 0.10
@@ -68,18 +67,16 @@ class CostBenchOptions(BenchOptions):
     """mlp, lenet and alexnet."""
     seconds: float = 60.0
     """For the steps of each model."""
-    QUICK: ClassVar[Mapping[str, object]] = {"models": ("mlp",), "seconds": 2.0}
-    """Defaults with --quick."""
 
 
-def run(options: CostBenchOptions) -> Json:
-    """Measure; returns what is written as JSON.
+def run(options: CostBenchOptions) -> Measured:
+    """Measure.
 
     Raises:
         UsageError: an unknown model.
     """
-    check_models(options.models, MODELS)
-    facts, sizes = machine(), QUICK if options.quick else MODELS
+    check_names("model", options.models, MODELS)
+    sizes = QUICK if options.quick else MODELS
     steps = {name: _steps(sizes[name], options.seconds) for name in options.models}
     memory = {
         f"{one.task} {one.batch_size} {one.optimizer}": _memory(one) for name in options.models for one in MEMORY[name]
@@ -92,10 +89,7 @@ def run(options: CostBenchOptions) -> Json:
         figure(f"{name}: peak memory, error", one["error"], _allowed(one["process"]), lower=True)
         for name, one in memory.items()
     ]
-    result = {"bench": "cost", "machine": facts, "steps": steps, "memory": memory, "figures": figures}
-    if not options.quiet:
-        _show(steps, memory)
-    return finish(result, options)
+    return Measured({"steps": steps, "memory": memory}, figures, _tables(steps, memory))
 
 
 def _allowed(process: float) -> float:
@@ -133,15 +127,17 @@ def _memory(one: HeldMemory) -> dict[str, float]:
     return {"traced": traced, "process": process, "error": abs(traced / process - 1)}
 
 
-def _show(steps: Json, memory: Mapping[str, Mapping[str, float]]) -> None:
+def _tables(steps: Json, memory: Mapping[str, Mapping[str, float]]) -> list[Table]:
     rows = [
         [f"{name}, {size}", number(1e3 * row["measured"]), number(1e3 * row["predicted"]), f"{row['error']:.1%}"]
         for name, one in steps.items()
         for size, row in one["rows"].items()
     ]
-    show("a step at unseen batch sizes, ms", ("", "measured", "predicted", "error"), rows)
-    rows = [
+    needed = [
         [name, number(one["process"] / 1e6), number(one["traced"] / 1e6), f"{one['error']:.1%}"]
         for name, one in memory.items()
     ]
-    show("peak memory, MB", ("", "process", "trace", "error"), rows)
+    return [
+        Table("a step at unseen batch sizes, ms", ("", "measured", "predicted", "error"), rows),
+        Table("peak memory, MB", ("", "process", "trace", "error"), needed),
+    ]

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 from benchmarks.parts import loading as script
-from benchmarks.parts.timing import BenchOptions, figure, finish, interleave, rates, ratio
-from distbelief.cli.tables import number, show
+from benchmarks.parts.timing import BenchOptions, Measured, Table, figure, interleave, rate_rows, rates, ratio
 from distbelief.core.records import Json
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
-from distbelief.record.machine import machine
 from distbelief.strategies import Downpour
 
 SHARE = 0.97
@@ -32,13 +28,11 @@ class LoadingOptions(BenchOptions):
     """Passes over 12,800 images in a turn."""
     repeats: int = 5
     """Rounds."""
-    QUICK: ClassVar[Mapping[str, object]] = {"repeats": 1, "epochs": 1}
-    """Defaults with --quick."""
 
 
-def run(options: LoadingOptions) -> Json:
-    """Measure; returns what is written as JSON."""
-    facts, seconds = machine(), options.milliseconds / 1000
+def run(options: LoadingOptions) -> Measured:
+    """Measure."""
+    seconds = options.milliseconds / 1000
     turns = {
         "no transforms, tensors in memory": partial(_rate, options.epochs, 0.0, "held"),
         "no transforms": partial(_rate, options.epochs, 0.0, "1"),
@@ -48,18 +42,15 @@ def run(options: LoadingOptions) -> Json:
     taken = interleave(turns, options.repeats)
     held, none, ahead, between = taken.values()
     shares = {"ahead": ratio(ahead, none), "between": ratio(between, none), "ahead_of_held": ratio(ahead, held)}
-    result: Json = {
-        "bench": "loading", "machine": facts, "milliseconds": options.milliseconds, "epochs": options.epochs,
-        "repeats": options.repeats,
-        **rates(taken), "of_none": shares,
-        "figures": [] if options.quick else [
-            figure("samples per second with transforms that are loaded ahead, of those without", shares["ahead"], SHARE)
-        ],
-    }  # fmt: skip
-    if not options.quiet:
-        rows = [[name, number(value)] for name, value in result["samples_per_second"].items()]
-        show(f"LeNet, one replica, {options.milliseconds:g} ms of transforms", ("", "samples/s"), rows)
-    return finish(result, options)
+    fields = {"milliseconds": options.milliseconds, "epochs": options.epochs, "repeats": options.repeats}
+    result: Json = {**fields, **rates(taken), "of_none": shares}
+    what = "samples per second with transforms that are loaded ahead, of those without"
+    title = f"LeNet, one replica, {options.milliseconds:g} ms of transforms"
+    return Measured(
+        result,
+        [figure(what, shares["ahead"], SHARE)],
+        [Table(title, ("", "samples/s", "+-"), rate_rows(result))],
+    )
 
 
 def _rate(epochs: int, seconds: float, workers: str) -> float:

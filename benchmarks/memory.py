@@ -9,20 +9,17 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from benchmarks.parts import workloads
-from benchmarks.parts.timing import BenchOptions, Figure, figure, finish
-from distbelief.cli.tables import number, show
+from benchmarks.parts.timing import BenchOptions, Figure, Measured, Table, figure
+from distbelief.cli.tables import number
 from distbelief.core import roles
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Json
-from distbelief.job import Job
 from distbelief.places.paths import DIRECT, SERVED
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.settle import title_of
-from distbelief.record.machine import machine
-from distbelief.strategies import Downpour
+from distbelief.strategies import Downpour, Strategy
 
 VECTOR = 4 * workloads.WIDE * workloads.WIDE
 """Bytes of the large model's parameters."""
@@ -42,65 +39,44 @@ class MemoryOptions(BenchOptions):
     """What the shards step with: its state is part of theirs."""
     epochs: int = 30
     """Steps of each job: as long as it is looked at."""
-    QUICK: ClassVar[Mapping[str, object]] = {"epochs": 3}
-    """Defaults with --quick."""
 
 
-def run(options: MemoryOptions) -> Json:
-    """Measure; returns what is written as JSON."""
-    facts, measured = machine(), {}
-    asked = options.optimizer, options.epochs
+def run(options: MemoryOptions) -> Measured:
+    """Measure."""
+    measured, asked = {}, (options.optimizer, options.epochs)
     for prefetch in (0,) if options.quick else (0, 1):
         for transport in ("shared",) if options.quick else ("shared", "tcp"):
             grown = _grown(*asked, Local(transport, path=SERVED), prefetch=prefetch)
             measured[f"{transport}, prefetch {prefetch}"] = {str(roles.kind(role)): grown[role] for role in ROLES}
     together = {path: _grown(*asked, Local(path=path), replicas=2)[TOGETHER]["usual"] for path in (SERVED, DIRECT)}
-    result = {
-        "bench": "memory",
-        "machine": facts,
-        "vector_bytes": VECTOR,
-        "optimizer": options.optimizer,
-        "vectors": measured,
-        "together": together,
-        "figures": _figures(measured, options.optimizer) + _shared_figure(together, options.optimizer),
-    }
-    if not options.quiet:
-        rows = [
-            [how, *(number(one[role][kind]) for role in ("replica", "shard") for kind in ("usual", "peak"))]
-            for how, one in measured.items()
-        ]
-        title = f"flat vectors of {VECTOR >> 20} MB held; 1 replica, 1 shard, {options.optimizer}"
-        show(title, ("", "replica", "at its peak", "shard", "at its peak"), rows)
-        show("2 replicas and 1 shard", ("path", "all"), [[path, number(one)] for path, one in together.items()])
-    return finish(result, options)
+    rows = [
+        [how, *(number(one[role][kind]) for role in ("replica", "shard") for kind in ("usual", "peak"))]
+        for how, one in measured.items()
+    ]
+    title = f"flat vectors of {VECTOR >> 20} MB held; 1 replica, 1 shard, {options.optimizer}"
+    return Measured(
+        {"vector_bytes": VECTOR, "optimizer": options.optimizer, "vectors": measured, "together": together},
+        _figures(measured, together, options.optimizer),
+        [
+            Table(title, ("", "replica", "at its peak", "shard", "at its peak"), rows),
+            Table("2 replicas and 1 shard", ("path", "all"), [[path, number(one)] for path, one in together.items()]),
+        ],
+    )
 
 
-def _figures(measured: Json, optimizer: str) -> list[Figure]:
+def _figures(measured: Json, together: Mapping[str, float], optimizer: str) -> list[Figure]:
     """The promised figures; a vector more than the model's own is what a replica holds less its parameters."""
     figures = []
+    state = STATES.get(optimizer)
     for how, one in measured.items():
-        prefetch = how.endswith("1")
-        figures.append(
-            figure(
-                f"{how}: a replica's vectors beyond its parameters",
-                one["replica"]["peak"] - 1,
-                4.0 if prefetch else 3.0,
-                lower=True,
-            )
-        )
-        if (state := STATES.get(optimizer)) is not None:
-            figures.append(
-                figure(f"{how}: a shard's slices", one["shard"]["peak"], 2 + state + (2 if prefetch else 1), lower=True)
-            )
+        prefetch, replica = int(how[-1]), one["replica"]["peak"] - 1
+        figures.append(figure(f"{how}: a replica's vectors beyond its parameters", replica, 3.0 + prefetch, lower=True))
+        if state is not None:
+            figures.append(figure(f"{how}: a shard's slices", one["shard"]["peak"], 3 + state + prefetch, lower=True))
+    if state is not None:
+        what = "2 replicas and 1 shard together, on the direct path, of the served one"
+        figures.append(figure(what, together[DIRECT] / together[SERVED], 1.2 if state else 1.0, lower=True))
     return figures
-
-
-def _shared_figure(together: Mapping[str, float], optimizer: str) -> list[Figure]:
-    """What the direct path holds, of what the served one does: two of the optimizer's state, where a shard has one."""
-    if optimizer not in STATES:
-        return []
-    what = "2 replicas and 1 shard together, on the direct path, of the served one"
-    return [figure(what, together[DIRECT] / together[SERVED], 1.2 if STATES[optimizer] else 1.0, lower=True)]
 
 
 def _grown(
@@ -109,29 +85,19 @@ def _grown(
     """Flat vectors held by each role of a job, and by all of them together."""
     strategy = Downpour(replicas=replicas, shards=1, prefetch=prefetch, optimizer=optim(optimizer))
     large, small = (
-        _held(
-            Job(
-                task=f"benchmarks.parts.workloads:{model}",
-                strategy=strategy,
-                epochs=epochs,
-                evaluate_every=0,
-                checkpoint_every=0,
-            ),
-            place,
-        )
-        for model in ("wide", "narrow")
+        _held(f"benchmarks.parts.workloads:{model}", strategy, place, epochs) for model in ("wide", "narrow")
     )
     return {who: {kind: (large[who][kind] - small[who][kind]) / VECTOR for kind in large[who]} for who in large}
 
 
-def _held(job: Job, place: Local) -> dict[str, dict[str, float]]:
+def _held(task: str, strategy: Strategy, place: Local, epochs: int) -> dict[str, dict[str, float]]:
     """Bytes held by each role of a job: the median over the looks at it, and the most."""
     looks: dict[str, list[int]] = {}
     ended = threading.Event()
     watcher = threading.Thread(target=_look, args=(os.getpid(), looks, ended), daemon=True)
     watcher.start()
     try:
-        workloads.run(job, place)
+        workloads.run(task, strategy, place, epochs=epochs)
     finally:
         ended.set()
         watcher.join()
@@ -146,10 +112,12 @@ def _look(ancestor: int, looks: dict[str, list[int]], ended: threading.Event) ->
     while not ended.wait(INTERVAL):
         played = _roles(ancestor)
         for role in ROLES:
-            if role in played and (held := _own(played[role], role)):
+            # a shard only borrows the segment that a replica lends
+            own = ("RssAnon", "RssShmem") if roles.is_replica(role) else ("RssAnon",)
+            if role in played and (held := _bytes(played[role], "status", *own)):
                 looks.setdefault(role, []).append(held)
         if played:
-            looks.setdefault(TOGETHER, []).append(sum(map(_part, played.values())))
+            looks.setdefault(TOGETHER, []).append(sum(_bytes(pid, "smaps_rollup", "Pss") for pid in played.values()))
 
 
 def _roles(ancestor: int) -> dict[str, int]:
@@ -171,22 +139,11 @@ def _roles(ancestor: int) -> dict[str, int]:
     return {played[title]: pid for pid, title in titles.items() if title in played and below(pid)}
 
 
-def _own(pid: int, role: str) -> int:
-    """Bytes that a process holds: its own memory and, of a replica, the segment that it lends; a shard only borrows
-    that one.
-    """
+def _bytes(pid: int, file: str, *kinds: str) -> int:
+    """Bytes of some kinds that a process holds; 0 where it has ended."""
     try:
-        lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-        kinds = ("RssAnon", "RssShmem") if roles.is_replica(role) else ("RssAnon",)
-        return sum(int(lines[kind].split()[0]) << 10 for kind in kinds)
-    except (OSError, KeyError, ValueError):
-        return 0
-
-
-def _part(pid: int) -> int:
-    """Bytes that a process holds, with its part of what it shares with others."""
-    try:
-        lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
-        return int(lines["Pss"].split()[0]) << 10
+        lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
+        amounts = dict(line.split(":", 1) for line in lines if ":" in line)
+        return sum(int(amounts[kind].split()[0]) << 10 for kind in kinds)
     except (OSError, KeyError, ValueError):
         return 0

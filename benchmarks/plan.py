@@ -8,27 +8,26 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from benchmarks.parts import workloads
 from benchmarks.parts.timing import (
     BenchOptions,
     Figure,
-    check_models,
+    Measured,
+    Table,
+    check_names,
     check_repeats,
     figure,
-    finish,
     interleave,
     spread,
 )
-from distbelief.cli.tables import number, show
+from distbelief.cli.tables import number
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Json
-from distbelief.job import Job
-from distbelief.lab.plan.candidates import PLANNED, PlanCandidate, candidates
+from distbelief.lab.plan.candidates import PLANNED, candidates
 from distbelief.lab.plan.halving import MOST_EPOCHS
 from distbelief.lab.plan.plan import SECONDS, plan, this_machine
-from distbelief.record.machine import machine
 
 OF_BEST = 0.95
 """What of the best the first of a plan is to reach, or else the slowest of that best's own runs."""
@@ -64,27 +63,23 @@ class PlanBenchOptions(BenchOptions):
     """Jobs of each candidate afterwards, by turns."""
     seconds: float = 4.0
     """That each of these trains."""
-    QUICK: ClassVar[Mapping[str, object]] = {"models": ("mlp",), "repeats": 1, "seconds": 0.5}
-    """Defaults with --quick."""
 
 
-def run(options: PlanBenchOptions) -> Json:
-    """Measure; returns what is written as JSON.
+def run(options: PlanBenchOptions) -> Measured:
+    """Measure.
 
     Raises:
         UsageError: an unknown model, or a number of repeats that cannot be.
         DataError: there is no MNIST.
     """
-    check_models(options.models, MODELS)
+    check_names("model", options.models, MODELS)
     check_repeats(options.repeats)
-    facts = machine()
     models = {name: _of_model(MODELS[name], options) for name in options.models}
-    figures = [one for name, found in models.items() for one in _figures(name, found)]
-    result = {"bench": "plan", "machine": facts, "repeats": options.repeats, "models": models, "figures": figures}
-    if not options.quiet:
-        for name, found in models.items():
-            _show(name, found)
-    return finish(result, options)
+    return Measured(
+        {"repeats": options.repeats, "models": models},
+        [one for name, found in models.items() for one in _figures(name, found)],
+        [_table(name, found) for name, found in models.items()],
+    )
 
 
 def _of_model(model: PlannedModel, options: PlanBenchOptions) -> Json:
@@ -94,9 +89,8 @@ def _of_model(model: PlannedModel, options: PlanBenchOptions) -> Json:
         seconds, model = 1.0, PlannedModel(QUICK_TASK, model.strategies[:2])
     planned = plan(model.task, strategies=model.strategies, batch_size=BATCH, optimizer=SGD, seconds=seconds)
     known = {str(one): one for one in candidates(this_machine(), model.strategies, SGD)}
-    jobs = {
-        row.what: partial(_rate, model.task, known[row.what], options.seconds) for row in planned.rows if row.measured
-    }
+    rate = partial(workloads.rate, model.task, epochs=MOST_EPOCHS, batch_size=BATCH, budget=f"{options.seconds}s")
+    jobs = {row.what: partial(rate, known[row.what].strategy) for row in planned.rows if row.measured}
     rates = interleave(jobs, options.repeats)
     rows = {
         row.what: {
@@ -118,15 +112,6 @@ def _of_model(model: PlannedModel, options: PlanBenchOptions) -> Json:
     }
 
 
-def _rate(task: str, candidate: PlanCandidate, seconds: float) -> float:
-    """Samples a second of a job, by its result."""
-    job = Job(
-        task, candidate.strategy, epochs=MOST_EPOCHS, batch_size=BATCH, evaluate_every=0, checkpoint_every=0,
-        snapshot_every="0", budget=f"{seconds}s",
-    )  # fmt: skip
-    return float(workloads.run(job)["samples_per_second"])
-
-
 def _figures(name: str, found: Json) -> list[Figure]:
     """What is promised."""
     return [
@@ -135,9 +120,9 @@ def _figures(name: str, found: Json) -> list[Figure]:
     ]
 
 
-def _show(name: str, found: Json) -> None:
+def _table(name: str, found: Json) -> Table:
     rows = [
         [what, number(row["planned"]), number(row["measured"]), f"{row['spread']:.0%}"]
         for what, row in found["candidates"].items()
     ]
-    show(f"{name}: samples/s in the plan, and afterwards", ("", "in the plan", "afterwards", "+-"), rows)
+    return Table(f"{name}: samples/s in the plan, and afterwards", ("", "in the plan", "afterwards", "+-"), rows)

@@ -6,23 +6,19 @@ import contextlib
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import ClassVar
 
 import torch
 
-from benchmarks.parts import workloads
-from benchmarks.parts.timing import BenchOptions, figure, finish, interleave, medians, ratio
-from distbelief.cli.tables import number, show
-from distbelief.core.effects import Batch
+from benchmarks.parts import loops, workloads
+from benchmarks.parts.timing import BenchOptions, Measured, Table, figure, interleave, medians, ratio
+from distbelief.cli.tables import number
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
-from distbelief.job import Job
 from distbelief.places.processes.peers import Peers
-from distbelief.record.machine import machine
 from distbelief.strategies import Sandblaster
 from distbelief.tasks import as_data, resolve
 from distbelief.tasks.worker import Trainer, build_model
@@ -45,17 +41,10 @@ class SandblasterOptions(BenchOptions):
     """Rounds in which an iteration and its ceiling take turns; torch takes 3 at most."""
     iterations: int = 20
     """Iterations to the loss that torch is to reach."""
-    QUICK: ClassVar[Mapping[str, object]] = {
-        "task": "benchmarks.parts.workloads:mlp_quick",
-        "portion_size": 64,
-        "repeats": 1,
-        "iterations": 3,
-    }
-    """Defaults with --quick."""
 
 
-def run(options: SandblasterOptions) -> Json:
-    """Measure; returns what is written as JSON.
+def run(options: SandblasterOptions) -> Measured:
+    """Measure.
 
     Raises:
         UsageError: no iteration.
@@ -63,26 +52,19 @@ def run(options: SandblasterOptions) -> Json:
     """
     if options.iterations < 1:
         raise UsageError(f"--iterations {options.iterations}: must be 1 or more")
-    facts, measured = machine(), {"iteration": _iteration(options), "torch": _torch(options)}
+    measured: dict[str, Json] = {"iteration": _iteration(options), "torch": _torch(options)}
     figures = [one for part in measured.values() for one in part.pop("figures")]
-    if not options.quiet:
-        for part, found in measured.items():
-            rows = [[what, number(value)] for what, value in found.items() if isinstance(value, float)]
-            show(part, ("what", "measured"), rows)
-    result = {
-        "bench": "sandblaster",
-        "machine": facts,
-        "portion_size": options.portion_size,
-        "parts": measured,
-        "figures": figures,
-    }
-    return finish(result, options)
+    tables = [
+        Table(part, ("what", "measured"), [[what, number(it)] for what, it in found.items() if isinstance(it, float)])
+        for part, found in measured.items()
+    ]
+    return Measured({"portion_size": options.portion_size, "parts": measured}, figures, tables)
 
 
 def _job(options: SandblasterOptions, iterations: int) -> Json:
     """A job of two replicas and two shards; what it returns, with a row of its history for every iteration."""
     strategy = Sandblaster(2, 2, iterations, portion_size=options.portion_size)
-    return workloads.run(Job(options.task, strategy, evaluate_every=0, checkpoint_every=0, snapshot_every="0"))
+    return workloads.run(options.task, strategy)
 
 
 # an iteration and its ceiling
@@ -112,47 +94,26 @@ def _seconds(options: SandblasterOptions, iterations: int) -> float:
 
 
 def _halves(options: SandblasterOptions, times: int) -> float:
-    """Seconds in which two processes that know nothing of each other each do half of the batch's gradient: the median
-    of their medians.
-    """
+    """Seconds in which two processes that know nothing of each other each do half of the batch's gradient."""
+    samples = len(as_data(resolve(options.task).train()))
+    workload = loops.Workload(
+        options.task, max(1, times * samples // options.portion_size // 2), options.portion_size, 0
+    )
     with Peers() as peers:
-        pair = [peers.start("half", 1, _half, options.task, options.portion_size, which, times) for which in (0, 1)]
-        for word in ("ready", "done"):
-            for peer in pair:
-                assert peer.hear() == word
-            for peer in pair:
-                peer.say("go")
-        return statistics.mean(float(peer.hear()) for peer in pair)
+        return samples / sum(loops.race([peers.start("half", 1, _half, workload, rank) for rank in (0, 1)]))
 
 
-def _half(connection: Connection, task: str, size: int, which: int, times: int) -> None:
-    """Half of the portions of a batch, summed, so many times; both begin at once, and go on until both have counted
-    all.
-    """
-    made = resolve(task)
-    trainer = Trainer(made, build_model(made, 0, "cpu"), size, 0)
-    parameters, sums = list(trainer.model.parameters()), [torch.zeros_like(p) for p in trainer.model.parameters()]
-    own = range(which, trainer.order.batches, 2)
+def _half(connection: Connection, workload: loops.Workload, rank: int) -> None:
+    """Sum the gradients of one's portions."""
+    task = resolve(workload.task)
+    trainer = Trainer(task, build_model(task, 0, "cpu"), workload.batch_size, 0)
+    sums = [(torch.zeros_like(parameter), parameter) for parameter in trainer.model.parameters()]
 
-    def half() -> None:
-        for index in own:
-            trainer.compute(Batch(0, index))
-            for total, parameter in zip(sums, parameters, strict=True):
-                total.add_(parameter.grad)  # type: ignore[arg-type]  # there is one after backward
+    def add() -> None:
+        for total, parameter in sums:
+            total.add_(parameter.grad)  # type: ignore[arg-type]  # there is one after backward
 
-    half()
-    connection.send_bytes(b"ready")
-    connection.recv_bytes()
-    taken = []
-    for _ in range(times):
-        began = time.perf_counter()
-        half()
-        taken.append(time.perf_counter() - began)
-    connection.send_bytes(b"done")
-    while not connection.poll(0):  # the other one is not to have the machine for itself
-        half()
-    connection.recv_bytes()
-    connection.send_bytes(str(statistics.median(taken)).encode())
+    loops.warm_and_run(connection, workload, trainer, add, rank)
 
 
 # torch

@@ -1,6 +1,4 @@
-"""How fast the virtual cluster runs where nothing is computed; and, asked to validate, how near its
-times are to real ones.
-"""
+"""How fast the virtual cluster runs where nothing is computed."""
 
 from __future__ import annotations
 
@@ -8,21 +6,16 @@ import heapq
 import random
 import statistics
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
 
-from benchmarks import validate
-from benchmarks.parts.timing import BenchOptions, figure, finish, interleave, ratio
+from benchmarks.parts.timing import BenchOptions, Measured, Table, figure, interleave, ratio
 from benchmarks.parts.workloads import counted
-from distbelief.cli.tables import number, show
+from distbelief.cli.tables import number
 from distbelief.core.messages import Message
-from distbelief.core.records import Json
-from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.simulation import Simulation
-from distbelief.record.machine import machine
 from distbelief.strategies import Downpour
 
 BATCH = 64
@@ -44,97 +37,39 @@ class SimulatorOptions(BenchOptions):
     """Steps of each replica."""
     repeats: int = 3
     """Times it is run."""
-    validate: bool = False
-    """Run the same jobs on real processes and in simulation instead, and compare their times."""
-    only: tuple[str, ...] = ()
-    """With --validate, the jobs whose names begin so: mlp, lenet, '4 padded'."""
-    QUICK: ClassVar[Mapping[str, Any]] = {"replicas": 50, "repeats": 1}
-    """Defaults with --quick."""
 
 
-def run(options: SimulatorOptions) -> Json:
-    """Measure; returns what is written as JSON.
-
-    Raises:
-        UsageError: --only without --validate, or no such job.
-        DataError: --validate, and there is no MNIST.
-    """
-    if options.validate:
-        return _validate(options)
-    if options.only:
-        raise UsageError(
-            f"--only {' '.join(options.only)}: names jobs that --validate compares; give that too, or leave it off"
-        )
+def run(options: SimulatorOptions) -> Measured:
+    """Measure."""
     # counted in a run of its own, which is not timed: the same seed, the same messages
-    facts, messages = (
-        machine(),
-        _messages(options.replicas, options),
-    )
+    messages = _messages(options)
     own: list[float] = []
-    taken = interleave({"run": lambda: _run(options.replicas, options, own), "queue": _queue}, options.repeats)
+    taken = interleave({"run": partial(_run, options, own), "queue": _queue}, options.repeats)
     seconds, share = taken["run"], messages / EVENTS * ratio(taken["queue"], own)
     median = statistics.median(seconds)
-    result: Json = {
-        "bench": "simulator",
-        "machine": facts,
-        "replicas": options.replicas,
-        "shards": options.shards,
-        "steps": options.steps,
-        "messages": messages,
-        "seconds": median,
-        "messages_per_second": messages / median,
-        "runs": seconds,
-        "cpu_seconds": statistics.median(own),
-        "figures": [],
-    }
-    if not options.quick:
-        result["figures"].append(figure("messages a second, of events of a bare queue", share, SHARE))
-    if not options.quiet:
-        row = [
-            f"{options.replicas} x {options.shards} x {options.steps}",
-            f"{messages:,}",
-            number(median),
-            number(statistics.median(own)),
-            number(messages / median),
-        ]
-        show(
-            "the virtual cluster, nothing computed",
-            ("replicas x shards x steps", "messages", "seconds", "of CPU", "messages/s"),
-            [row],
-        )
-    return finish(result, options)
+    size = {"replicas": options.replicas, "shards": options.shards, "steps": options.steps}
+    rate, cpu = messages / median, statistics.median(own)
+    row = [" x ".join(map(str, size.values())), f"{messages:,}", number(median), number(cpu), number(rate)]
+    columns = ("replicas x shards x steps", "messages", "seconds", "of CPU", "messages/s")
+    times = {"seconds": median, "cpu_seconds": cpu, "runs": seconds, "messages_per_second": rate}
+    return Measured(
+        {**size, "messages": messages, **times},
+        [figure("messages a second, of events of a bare queue", share, SHARE)],
+        [Table("the virtual cluster, nothing computed", columns, [row])],
+    )
 
 
-def _validate(options: SimulatorOptions) -> Json:
-    """Compare times, real and simulated."""
-    usual = SimulatorOptions(**(options.QUICK if options.quick else {}))
-    for name in ("replicas", "shards", "steps"):
-        if (value := getattr(options, name)) != getattr(usual, name):
-            raise UsageError(f"--{name} {value}: --validate compares jobs of its own: leave one of them off")
-    facts = machine()
-    found = validate.measure(options.repeats, options.quick, options.only)
-    result = {
-        "bench": "simulator",
-        "machine": facts,
-        **found,
-        "figures": [] if options.quick else validate.figures(found),
-    }
-    if not options.quiet:
-        validate.tell(found)
-    return finish(result, options)
-
-
-def _simulation(replicas: int, options: SimulatorOptions) -> Simulation:
-    strategy = Downpour(replicas=replicas, shards=options.shards)
-    task = counted(replicas * options.steps * BATCH)
+def _simulation(options: SimulatorOptions) -> Simulation:
+    strategy = Downpour(replicas=options.replicas, shards=options.shards)
+    task = counted(options.replicas * options.steps * BATCH)
     job = Job(task=task, strategy=strategy, batch_size=BATCH, evaluate_every=0, checkpoint_every=0)
     return Simulation(job, job.settings(), Simulated(phantom=True), lambda *_: None)
 
 
-def _run(replicas: int, options: SimulatorOptions, own: list[float]) -> float:
+def _run(options: SimulatorOptions, own: list[float]) -> float:
     """Seconds of a run, from making the cluster to its end; the thread's own CPU seconds are added to `own`."""
     start, cpu = time.perf_counter(), time.thread_time()
-    _simulation(replicas, options).run()
+    _simulation(options).run()
     own.append(time.thread_time() - cpu)
     return time.perf_counter() - start
 
@@ -150,9 +85,9 @@ def _queue() -> float:
     return time.thread_time() - start
 
 
-def _messages(replicas: int, options: SimulatorOptions) -> int:
+def _messages(options: SimulatorOptions) -> int:
     """The messages that are delivered in a run."""
-    simulation, count = _simulation(replicas, options), 0
+    simulation, count = _simulation(options), 0
 
     def watch(*_: str | Message) -> None:
         nonlocal count

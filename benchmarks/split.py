@@ -8,23 +8,24 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from benchmarks.parts import homes, loops, torch_split
 from benchmarks.parts.timing import (
     BenchOptions,
     Figure,
-    check_models,
+    Measured,
+    Table,
+    check_names,
     figure,
-    finish,
     interleave,
+    rate_rows,
     rates,
     ratio,
 )
-from distbelief.cli.tables import number, show
+from distbelief.cli.tables import number
 from distbelief.core.records import Json
-from distbelief.errors import UsageError, unknown
-from distbelief.record.machine import machine
+from distbelief.errors import UsageError
 from distbelief.tasks.worker import placed
 
 WORKLOADS = "benchmarks.parts.workloads:"
@@ -105,19 +106,17 @@ class SplitBenchOptions(BenchOptions):
     one."""
     repeats: int = 3
     """Rounds in which all contenders take their turns."""
-    QUICK: ClassVar[Mapping[str, object]] = {"repeats": 1, "models": ("mlp",), "microbatches": (4,)}
-    """Defaults with --quick."""
 
 
-def run(options: SplitBenchOptions) -> Json:
-    """Measure; returns what is written as JSON.
+def run(options: SplitBenchOptions) -> Measured:
+    """Measure.
 
     Raises:
         UsageError: an unknown model or part, a number of repeats or microbatches that cannot be, or nothing to measure.
         DataError: there is no MNIST.
     """
     _check(options)
-    facts, parts = machine(), options.parts
+    parts = options.parts
     if options.device != "cpu":
         placed(options.device)
         parts = tuple(part for part in parts if part in ON_DEVICE)
@@ -131,43 +130,33 @@ def run(options: SplitBenchOptions) -> Json:
     }
     tensors = {m: _beside_tensors(m, options) for m in options.models if TENSORS in parts and m in AS_TENSORS}
     memory = _held(options) if MEMORY in parts and (options.quick or ALEXNET in options.models) else {}
-    figures = [*_of_torch(pipelines), *_of_torch(tensors)]
-    if options.device == "cpu":
-        figures = [*_of_crossing(seconds), *_of_wholes(measured), *figures]
-    for how, one in {} if options.quick else memory.items():
-        what = f"alexnet, {how}: parameters, gradients and state of the largest partition, of the whole's"
-        figures.append(figure(what, one["of_whole"], one["promised"], lower=True))
     if not (seconds or measured or memory or pipelines or tensors):
         raise UsageError(
             f"--parts {' '.join(parts)} --models {' '.join(options.models)}: nothing is measured of them; leave one off"
         )
-    result = {
-        "bench": "split", "machine": facts, "repeats": options.repeats, "crossing_seconds": seconds, "models": measured,
-        "memory": memory, "pipelines": pipelines, "tensors": tensors,
-        "figures": figures,
-    }  # fmt: skip
-    if not options.quiet:
-        _tell(result, options)
-    return finish(result, options)
-
-
-def _tell(result: Json, options: SplitBenchOptions) -> None:
-    """Print what was measured."""
-    if result["crossing_seconds"] and options.device != "cpu":
-        micros = number(1e6 * statistics.median(result["crossing_seconds"]["crossing"]))
-        show("what crosses between two devices", ("", "us"), [[f"{CROSSES:,} bytes", micros]])
-    for model, one in result["models"].items():
-        _show(model, one)
-    _show_held(result["memory"])
-    for name, one in (*result["pipelines"].items(), *result["tensors"].items()):
-        _show_beside_torch(name, one)
+    figures, beside_torch = [], {**pipelines, **tensors}
+    if options.device == "cpu":
+        figures = [*_of_crossing(seconds), *_of_wholes(measured)]
+    for name, one in beside_torch.items():
+        figures.append(figure(f"{name}: {one['best']}, of {one['torch']}", one["of_torch"], one["promised"]))
+    for how, one in {} if options.quick else memory.items():
+        what = f"alexnet, {how}: parameters, gradients and state of the largest partition, of the whole's"
+        figures.append(figure(what, one["of_whole"], one["promised"], lower=True))
+    tables = []
+    if seconds:
+        micros = number(1e6 * statistics.median(seconds["crossing"]))
+        tables = [Table("what crosses between two homes", ("", "us"), [[f"{CROSSES:,} bytes", micros]])]
+    tables += [_table(model, one) for model, one in measured.items()]
+    tables += [_table_of_held(how, one) for how, one in memory.items()]
+    for name, one in beside_torch.items():
+        tables.append(Table(f"{name}, beside torch", ("", "samples/s", "+-"), rate_rows(one)))
+    fields = {"crossing_seconds": seconds, "models": measured, "memory": memory}
+    return Measured({"repeats": options.repeats, **fields, "pipelines": pipelines, "tensors": tensors}, figures, tables)
 
 
 def _check(options: SplitBenchOptions) -> None:
-    check_models(options.models, MODELS)
-    for part in options.parts:
-        if part not in PARTS:
-            raise unknown("part", part, PARTS)
+    check_names("model", options.models, MODELS)
+    check_names("part", options.parts, PARTS)
     for count in options.microbatches:
         if not 1 <= count <= MODELS["alexnet"].batch_size:
             raise UsageError(f"--microbatches {count}: must be from 1 to {MODELS['alexnet'].batch_size}")
@@ -229,38 +218,21 @@ def _held(options: SplitBenchOptions) -> Json:
     for how, promised in splits.items():
         parts = homes.held(workload, how)
         largest = max(part.held for part in parts) / whole.held
-        found[f"{how.split} over {how.partitions}"] = {
-            "of_whole": largest, "promised": promised, "homes": [*map(list, parts)], "whole": list(whole),
-        }  # fmt: skip
+        shares = {"of_whole": largest, "promised": promised}
+        found[f"{how.split} over {how.partitions}"] = {**shares, "homes": [*map(list, parts)], "whole": list(whole)}
     return found
 
 
-def _show(model: str, one: Json) -> None:
-    of = 2 if one["of_two"] else 1
-    rows = [
-        [
-            name,
-            number(rate),
-            f"{one['spread'][name]:.0%}",
-            *(number(one[key][name]) for key in ("of_one", "of_two")[:of]),
-        ]
-        for name, rate in one["samples_per_second"].items()
-    ]
-    show(
-        f"{model}: {one['split']}, {one['batch_size']} samples a step",
-        ("", "samples/s", "+-", "of 1 thread", "of 2")[: 3 + of],
-        rows,
-    )
+def _table(model: str, one: Json) -> Table:
+    title, columns = f"{model}: {one['split']}, {one['batch_size']} samples a step", ("", "samples/s", "+-")
+    return Table(title, (*columns, "of 1 thread", "of 2"), rate_rows(one, one["of_one"], one["of_two"]))
 
 
-def _show_held(memory: Mapping[str, Json]) -> None:
-    for how, one in memory.items():
-        rows = [["whole", *one["whole"]], *([f"partition {home}", *part] for home, part in enumerate(one["homes"]))]
-        show(
-            f"{how}: MB of parameters, gradients and state, and most that the process had in memory",
-            ("", "held", "at its peak"),
-            [[name, *(f"{size / 1e6:,.0f}" for size in sizes)] for name, *sizes in rows],
-        )
+def _table_of_held(how: str, one: Json) -> Table:
+    rows = [["whole", *one["whole"]], *([f"partition {home}", *part] for home, part in enumerate(one["homes"]))]
+    title = f"{how}: MB of parameters, gradients and state, and most that the process had in memory"
+    sizes = [[name, *(f"{size / 1e6:,.0f}" for size in sizes)] for name, *sizes in rows]
+    return Table(title, ("", "held", "at its peak"), sizes)
 
 
 # beside torch
@@ -281,30 +253,13 @@ def _beside_tensors(name: str, options: SplitBenchOptions) -> Json:
     return _beside_torch(ours, {"torch, tensors": partial(torch_split.tensors, workload)}, AS_TENSORS[name], options)
 
 
-def _beside_torch(
-    ours: Mapping[str, Callable[[], float]], theirs: Mapping[str, Callable[[], float]], promised: float,
-    options: SplitBenchOptions,
-) -> Json:  # fmt: skip
+Contenders = Mapping[str, Callable[[], float]]
+
+
+def _beside_torch(ours: Contenders, theirs: Contenders, promised: float, options: SplitBenchOptions) -> Json:
     """All by turns, and the fastest of ours beside the fastest of torch's."""
     taken = interleave({**ours, **theirs}, options.repeats)
     found = rates(taken)
     best, rival = (max(names, key=found["samples_per_second"].__getitem__) for names in (ours, theirs))
-    return {
-        **found,
-        "best": best,
-        "torch": rival,
-        "of_torch": ratio(taken[best], taken[rival]),
-        "promised": promised,
-    }
-
-
-def _of_torch(measured: Json) -> list[Figure]:
-    return [
-        figure(f"{name}: {one['best']}, of {one['torch']}", one["of_torch"], one["promised"])
-        for name, one in measured.items()
-    ]
-
-
-def _show_beside_torch(name: str, one: Json) -> None:
-    rows = [[who, number(rate), f"{one['spread'][who]:.0%}"] for who, rate in one["samples_per_second"].items()]
-    show(f"{name}, beside torch", ("", "samples/s", "+-"), rows)
+    shares = {"of_torch": ratio(taken[best], taken[rival]), "promised": promised}
+    return {**found, "best": best, "torch": rival, **shares}

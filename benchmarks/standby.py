@@ -11,21 +11,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, ClassVar
+from typing import IO
 
 from benchmarks.parts import workloads
-from benchmarks.parts.timing import BenchOptions, figure, finish, interleave, rates, ratio
-from distbelief.cli.tables import number, show
+from benchmarks.parts.timing import BenchOptions, Measured, Table, figure, interleave, rates, ratio
+from distbelief.cli.tables import number
 from distbelief.core.optimizer import optim
-from distbelief.core.records import Json
 from distbelief.errors import JobFailed
-from distbelief.job import Job
 from distbelief.places.status import status
-from distbelief.record.machine import machine
 from distbelief.strategies import Downpour
 
 ANEW, SHARE = 0.33, 0.85
@@ -47,48 +43,34 @@ class StandbyOptions(BenchOptions):
     """Its shards."""
     repeats: int = 5
     """Rounds of the two jobs, and shards that are killed."""
-    QUICK: ClassVar[Mapping[str, object]] = {"task": "benchmarks.parts.workloads:lenet_quick", "repeats": 1}
-    """Defaults with --quick."""
 
 
-def run(options: StandbyOptions) -> Json:
-    """Measure; returns what is written as JSON.
+def run(options: StandbyOptions) -> Measured:
+    """Measure.
 
     Raises:
         JobFailed: a job did not go on.
     """
-    facts, task = machine(), options.task
     plain = Downpour(options.replicas, options.shards, optim("adagrad", lr=0.01))
-    turns = {
-        "without": partial(_rate, task, plain),
-        "with": partial(_rate, task, dataclasses.replace(plain, standby=1)),
-    }
+    rate = partial(workloads.rate, options.task)
+    turns = {"without": partial(rate, plain), "with": partial(rate, dataclasses.replace(plain, standby=1))}
     taken = interleave(turns, options.repeats)
     took = [_take_over(options) for _ in range(options.repeats)]
     anew, forgotten = statistics.median(one["of_start"] for one in took), sum(one["forgotten"] for one in took)
     share = ratio(taken["with"], taken["without"])
-    result: Json = {
-        "bench": "standby", "machine": facts, "task": task, "replicas": options.replicas, "shards": options.shards,
-        "repeats": options.repeats,
-        **rates(taken), "with_of_without": share,
-        "take_overs": took,
-        "figures": [] if options.quick else [
+    rated = rates(taken)
+    rows = [[f"samples/s {name} standbys", number(value)] for name, value in rated["samples_per_second"].items()]
+    rows += [["seconds to take over", ", ".join(number(one["seconds"]) for one in took)]]
+    job = {"task": options.task, "replicas": options.replicas, "shards": options.shards, "repeats": options.repeats}
+    again = "death of a shard to the next step that all shards have applied, of the job's start to its first"
+    return Measured(
+        {**job, **rated, "with_of_without": share, "take_overs": took},
+        [
             figure("samples per second with standbys, of those without", share, SHARE),
-            figure("death of a shard to the next step that all shards have applied, of the job's start to its first",
-                anew, ANEW, lower=True),
+            figure(again, anew, ANEW, lower=True),
             figure("acknowledged pushes that were lost", forgotten, 0, lower=True),
         ],
-    }  # fmt: skip
-    if not options.quiet:
-        rows = [[f"samples/s {name} standbys", number(value)] for name, value in result["samples_per_second"].items()]
-        rows += [["seconds to take over", ", ".join(number(one["seconds"]) for one in took)]]
-        show(f"{task}: {options.replicas} replicas, {options.shards} shards", ("", ""), rows)
-    return finish(result, options)
-
-
-def _rate(task: str, strategy: Downpour) -> float:
-    return float(
-        workloads.run(Job(task=task, strategy=strategy, evaluate_every=0, checkpoint_every=0))["samples_per_second"]
+        [Table(f"{options.task}: {options.replicas} replicas, {options.shards} shards", ("", ""), rows)],
     )
 
 

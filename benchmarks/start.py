@@ -8,15 +8,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
-from benchmarks.parts.timing import BenchOptions, figure, finish, interleave, ratio, spread
-from distbelief.cli.tables import number, show
-from distbelief.core.records import Json
+from benchmarks.parts.timing import BenchOptions, Measured, Table, figure, interleave, ratio, spread
+from distbelief.cli.tables import number
 from distbelief.errors import JobFailed
-from distbelief.record.machine import machine
 
 TIMES = 2.5
 """The figure to reach: the first step, in the time that Python takes here to import torch."""
@@ -36,53 +32,32 @@ class StartOptions(BenchOptions):
     """Its shards."""
     repeats: int = 5
     """Times a job is started."""
-    QUICK: ClassVar[Mapping[str, object]] = {"task": "digits", "repeats": 1}
-    """Defaults with --quick."""
 
 
-def run(options: StartOptions) -> Json:
-    """Measure; returns what is written as JSON.
+def run(options: StartOptions) -> Measured:
+    """Measure.
 
     Raises:
         JobFailed: a job did not train.
     """
-    facts, starts = machine(), []
+    starts: list[dict[str, float]] = []
 
     def start() -> float:
         starts.append(_start(options))
-        return float(starts[-1]["first_step"])
+        return starts[-1]["first_step"]
 
     taken = interleave({"start": start, "torch": _import_torch}, options.repeats)
     medians = {key: statistics.median(one[key] for one in starts) for key in starts[0]}
     medians["torch imported"] = statistics.median(taken["torch"])
-    result: Json = {
-        "bench": "start",
-        "machine": facts,
-        "task": options.task,
-        "replicas": options.replicas,
-        "shards": options.shards,
-        "seconds": medians,
-        "spread": spread(taken["start"]),
-        "runs": starts,
-        "figures": [],
-    }
-    if not options.quick and (options.replicas, options.shards) == (2, 2):
-        result["figures"].append(
-            figure(
-                "start of the command to the first step, of importing torch",
-                ratio(taken["start"], taken["torch"]),
-                TIMES,
-                lower=True,
-            )
-        )
-    if not options.quiet:
-        rows = [[key.replace("_", " "), number(value)] for key, value in medians.items()]
-        show(
-            f"{options.task}: {options.replicas} replicas, {options.shards} shards",
-            ("seconds after the command was started", "median"),
-            rows,
-        )
-    return finish(result, options)
+    job = {"task": options.task, "replicas": options.replicas, "shards": options.shards}
+    title = f"{options.task}: {options.replicas} replicas, {options.shards} shards"
+    rows = [[key.replace("_", " "), number(value)] for key, value in medians.items()]
+    what, times = "start of the command to the first step, of importing torch", ratio(taken["start"], taken["torch"])
+    return Measured(
+        {**job, "seconds": medians, "spread": spread(taken["start"]), "runs": starts},
+        [figure(what, times, TIMES, lower=True)],
+        [Table(title, ("seconds after the command was started", "median"), rows)],
+    )
 
 
 def _import_torch() -> float:

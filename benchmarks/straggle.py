@@ -5,21 +5,16 @@ cores hold many replicas.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 from benchmarks.parts import workloads
-from benchmarks.parts.timing import BenchOptions, Figure, figure, finish, interleave, rates, ratio
-from distbelief.cli.tables import number, show
+from benchmarks.parts.timing import BenchOptions, Figure, Measured, Table, figure, interleave, rate_rows, rates, ratio
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
-from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.processes.local import Local
-from distbelief.record.machine import machine
 from distbelief.strategies import Bounded, Downpour, Softsync, Strategy, Synchronous
 
 FACTOR, CHANCE, TAIL = 4.0, 0.05, 10.0
@@ -43,23 +38,20 @@ class StraggleOptions(BenchOptions):
     """Least seconds of a step."""
     repeats: int = 3
     """Rounds in which all strategies take their turns."""
-    QUICK: ClassVar[Mapping[str, object]] = {"pad": 0.002, "epochs": 1, "repeats": 1}
-    """Defaults with --quick."""
 
 
-def run(options: StraggleOptions) -> Json:
-    """Measure; returns what is written as JSON.
+def run(options: StraggleOptions) -> Measured:
+    """Measure.
 
     Raises:
         UsageError: fewer than two replicas, or a pad that is none.
     """
     if options.replicas < 2 or not options.pad >= 0:
         raise UsageError(f"--replicas {options.replicas} --pad {options.pad}: must be 2 or more, and 0 or more")
-    facts = machine()
-    pad, repeats = options.pad, options.repeats
+    pad, replicas = options.pad, options.replicas
     scenarios = {
         f"one replica always {FACTOR:g} times slower": ComputeModel(
-            step=pad, spread="constant", slow={options.replicas - 1: FACTOR}
+            step=pad, spread="constant", slow={replicas - 1: FACTOR}
         ),
         f"{CHANCE:.0%} of the steps {TAIL:g} times slower": ComputeModel(
             step=pad, spread="constant", straggle_chance=CHANCE, straggle_factor=TAIL
@@ -67,29 +59,19 @@ def run(options: StraggleOptions) -> Json:
     }
     measured = {}
     for name, compute in scenarios.items():
-        turns = {
-            strategy: partial(_rate, made, compute, options) for strategy, made in _strategies(options.replicas).items()
-        }
-        taken = interleave(turns, repeats)
+        rate = partial(workloads.rate, options.task, epochs=options.epochs, batch_size=options.batch_size)
+        turns = {what: partial(rate, made, Local(compute=compute)) for what, made in _strategies(replicas).items()}
+        taken = interleave(turns, options.repeats)
         measured[name] = {
             **rates(taken),
             "of_synchronous": {strategy: ratio(values, taken[SYNCHRONOUS]) for strategy, values in taken.items()},
         }
-    result = {"bench": "straggle", "machine": facts, "task": options.task, "replicas": options.replicas, "pad": pad,
-        "batch_size": options.batch_size,
-              "repeats": repeats, "scenarios": measured, "figures": _figures(measured)}  # fmt: skip
-    if not options.quiet:
-        for name, one in measured.items():
-            rows = [
-                [strategy, number(rate), f"{one['spread'][strategy]:.0%}", number(one["of_synchronous"][strategy])]
-                for strategy, rate in one["samples_per_second"].items()
-            ]
-            show(
-                f"{name}: {options.replicas} replicas, steps of {1000 * pad:g} ms",
-                ("", "samples/s", "+-", "of synchronous"),
-                rows,
-            )
-    return finish(result, options)
+    where, columns = f"{replicas} replicas, steps of {1000 * pad:g} ms", ("", "samples/s", "+-", "of synchronous")
+    tables = [
+        Table(f"{name}: {where}", columns, rate_rows(one, one["of_synchronous"])) for name, one in measured.items()
+    ]
+    fields = {"task": options.task, "replicas": replicas, "pad": pad, "batch_size": options.batch_size}
+    return Measured({**fields, "repeats": options.repeats, "scenarios": measured}, _figures(measured), tables)
 
 
 def _strategies(replicas: int) -> dict[str, Strategy]:
@@ -104,24 +86,12 @@ def _strategies(replicas: int) -> dict[str, Strategy]:
     }
 
 
-def _rate(strategy: Strategy, compute: ComputeModel, options: StraggleOptions) -> float:
-    job = Job(
-        task=options.task,
-        strategy=strategy,
-        epochs=options.epochs,
-        batch_size=options.batch_size,
-        evaluate_every=0,
-        checkpoint_every=0,
-    )
-    return float(workloads.run(job, Local(compute=compute))["samples_per_second"])
-
-
 def _figures(measured: Json) -> list[Figure]:
     """Each is ahead of synchronous where the issue of stragglers says so."""
-    figures = []
-    for number_of, (name, one) in enumerate(measured.items()):
-        ahead = ["downpour", "synchronous, 1 backup worker", *(["bounded, staleness 3"] if number_of else [])]
-        figures += [
-            figure(f"{name}: {strategy}, of synchronous", one["of_synchronous"][strategy], 1.0) for strategy in ahead
-        ]
-    return figures
+    ahead = ["downpour", "synchronous, 1 backup worker", "bounded, staleness 3"]
+    # where one replica is always slow, the others wait for it under a bound too
+    return [
+        figure(f"{name}: {strategy}, of synchronous", one["of_synchronous"][strategy], 1.0)
+        for number_of, (name, one) in enumerate(measured.items())
+        for strategy in ahead[: 2 + number_of]
+    ]

@@ -20,8 +20,6 @@ class MachineFacts(msgspec.Struct, frozen=True):
 
     cores: int
     processor: str
-    kernel: str
-    python: str
     torch: str
     date: str
 

@@ -4,19 +4,26 @@ nothing of each other, two in lockstep, two threads, and DDP on gloo.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 from benchmarks.parts import loops, workloads
-from benchmarks.parts.timing import BenchOptions, Figure, check_models, figure, finish, interleave, rates, ratio
-from distbelief.cli.tables import number, show
+from benchmarks.parts.timing import (
+    BenchOptions,
+    Figure,
+    Measured,
+    Table,
+    check_names,
+    figure,
+    interleave,
+    rate_rows,
+    rates,
+    ratio,
+)
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Json
-from distbelief.job import Job
 from distbelief.places.processes.local import Local
-from distbelief.record.machine import machine
 from distbelief.strategies import Allreduce, Bounded, Downpour, Single, Strategy, Synchronous
 from distbelief.tasks import as_data, resolve
 
@@ -72,26 +79,21 @@ class TrainOptions(BenchOptions):
     """Samples in a minibatch of one replica."""
     transport: str = "shared"
     """How Downpour's bytes travel: shared (memory) or tcp."""
-    QUICK: ClassVar[Mapping[str, object]] = {"repeats": 1, "epochs": 1}
-    """Defaults with --quick."""
 
 
-def run(options: TrainOptions) -> Json:
-    """Measure; returns what is written as JSON.
+def run(options: TrainOptions) -> Measured:
+    """Measure.
 
     Raises:
         UsageError: an unknown model, or a number of repeats that cannot be.
         DataError: there is no MNIST.
     """
-    check_models(options.models, TASKS)
-    facts = machine()
+    check_names("model", options.models, TASKS)
     measured = {model: _of_model(model, options) for model in options.models}
-    result = {"bench": "train", "machine": facts, "repeats": options.repeats, "batch_size": options.batch_size,
-              "transport": options.transport, "models": measured, "figures": _figures(measured)}  # fmt: skip
-    if not options.quiet:
-        for model, one in measured.items():
-            _show(model, one)
-    return finish(result, options)
+    fields = {"repeats": options.repeats, "batch_size": options.batch_size, "transport": options.transport}
+    return Measured(
+        {**fields, "models": measured}, _figures(measured), [_table(model, one) for model, one in measured.items()]
+    )
 
 
 def _of_model(model: str, options: TrainOptions) -> Json:
@@ -100,22 +102,15 @@ def _of_model(model: str, options: TrainOptions) -> Json:
     samples = len(as_data(resolve(task).train())) * epochs
 
     def job(strategy: Strategy, threads: int = 1, path: str = "served") -> Callable[[], float]:
-        made = Job(
-            task=task,
-            strategy=strategy,
-            epochs=epochs,
-            batch_size=options.batch_size,
-            threads=threads,
-            evaluate_every=0,
-            checkpoint_every=0,
+        place = Local(options.transport, path=path)
+        return partial(
+            workloads.rate, task, strategy, place, epochs=epochs, batch_size=options.batch_size, threads=threads
         )
-        return partial(_job, made, Local(options.transport, path=path))
 
     def downpour(replicas: int, prefetch: int = 0, path: str = "served", shards: int = 1) -> Callable[[], float]:
         return job(Downpour(replicas=replicas, shards=shards, optimizer=SGD, prefetch=prefetch), path=path)
 
     direct = partial(downpour, path="direct")
-    shares = options.transport == "shared"
     half = loops.Workload(task, max(1, samples // options.batch_size // 2), options.batch_size, RATE)
     contenders: dict[str, Callable[[], float]] = {
         SINGLE: job(Single(optimizer=SGD)),
@@ -127,10 +122,6 @@ def _of_model(model: str, options: TrainOptions) -> Json:
             for replicas in options.replicas
             for prefetch in (0, 1)
         },
-        **{f"{DIRECT}, {replicas} replicas": direct(replicas) for replicas in options.replicas if shares},
-        **({f"{DIRECT}, 2 replicas, 2 shards": direct(2, shards=2)} if shares else {}),
-        **({BOUNDED: job(Bounded(replicas=2, shards=1, staleness=3, optimizer=SGD), path="direct")} if shares else {}),
-        **({PLAIN_DIRECT: partial(loops.beside, half, "two buffers")} if shares else {}),
         PLAIN_SERVED: partial(loops.beside, half, loops.SERVED),
         SYNCHRONOUS: job(Synchronous(replicas=2, shards=1, optimizer=SGD)),
         PLAIN_ROUNDS: partial(loops.beside, half, loops.ROUNDS),
@@ -140,6 +131,11 @@ def _of_model(model: str, options: TrainOptions) -> Json:
         "ddp with our hook, ring, 2 ranks": partial(loops.ddp, half, 2, "ring"),
         "ddp with our hook, shared, 2 ranks": partial(loops.ddp, half, 2, "shared"),
     }
+    if options.transport == "shared":
+        contenders |= {f"{DIRECT}, {replicas} replicas": direct(replicas) for replicas in options.replicas}
+        contenders |= {f"{DIRECT}, 2 replicas, 2 shards": direct(2, shards=2)}
+        contenders |= {BOUNDED: job(Bounded(replicas=2, shards=1, staleness=3, optimizer=SGD), path="direct")}
+        contenders |= {PLAIN_DIRECT: partial(loops.beside, half, "two buffers")}
     taken = interleave(contenders, options.repeats)
     return {
         "task": task,
@@ -156,11 +152,6 @@ def _of_model(model: str, options: TrainOptions) -> Json:
     }
 
 
-def _job(job: Job, place: Local) -> float:
-    """Samples per second of a job's training: from its first minibatch dealt to its last step reported."""
-    return float(workloads.run(job, place)["samples_per_second"])
-
-
 def _figures(measured: Json) -> list[Figure]:
     """The promised figures of what was measured, round by round."""
     figures = []
@@ -173,11 +164,7 @@ def _figures(measured: Json) -> list[Figure]:
     return figures
 
 
-def _show(model: str, one: Json) -> None:
+def _table(model: str, one: Json) -> Table:
     shares: dict[str, dict[str, float]] = one["of"]
-    rows = [
-        [name, number(rate), f"{one['spread'][name]:.0%}",
-            *(number(of[name]) if name in of else "" for of in shares.values())]
-        for name, rate in one["samples_per_second"].items()
-    ]  # fmt: skip
-    show(f"{model}: {one['samples']:,} samples a turn; of", ("", "samples/s", "+-", *shares), rows)
+    columns = ("", "samples/s", "+-", *shares)
+    return Table(f"{model}: {one['samples']:,} samples a turn; of", columns, rate_rows(one, *shares.values()))

@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Protocol
 
 from benchmarks.parts import limits
-from benchmarks.parts.shards import Ours
-from benchmarks.parts.timing import BenchOptions, Figure, figure, finish, interleave, ratio, spread
-from distbelief.cli.tables import number, show
+from benchmarks.parts.shards import Does, Ours
+from benchmarks.parts.timing import BenchOptions, Figure, Measured, Table, figure, interleave, medians, ratio, spread
+from distbelief.cli.tables import number
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
 from distbelief.places.evaluate import threads
 from distbelief.places.processes.peers import Peers
-from distbelief.record.machine import machine
 
-OURS = (
-    "shared, landed",
-    "shared, in place",
-    "tcp",
-    "tls",
-    "shared, landed, 1 shard",
-    "shared, in place, 1 shard",
-    "a push alone",
-    "a fetch alone",
-)
-LIMITS = ("direct update", "direct update and copy", "raw tcp", "gloo", "doorbell")
+OURS: Mapping[str, tuple[str, bool, Does]] = {
+    "shared, landed": ("shared", True, "both"),
+    "shared, in place": ("shared", True, "in place"),
+    "tcp": ("tcp", False, "both"),
+    "tls": ("tls", False, "both"),
+    "shared, landed, 1 shard": ("shared", False, "both"),
+    "shared, in place, 1 shard": ("shared", False, "in place"),
+    "a push alone": ("shared", False, "push"),
+    "a fetch alone": ("shared", False, "fetch"),
+}
+"""Carrier, whether its bytes lie on all shards or on one, and what a round trip is."""
+LIMITS: Mapping[str, Callable[[Peers, int], limits.Limit]] = {
+    "direct update": lambda _, size: limits.Direct(size),
+    "direct update and copy": lambda _, size: limits.Direct(size, copies=True),
+    "raw tcp": limits.RawTcp,
+    "gloo": limits.Gloo,
+    "doorbell": lambda peers, _: limits.Doorbell(peers),
+}
+BESIDE = {"the direct update": "of_direct", "gloo": "of_gloo", "a raw socket": "of_raw_tcp"}
 TRIPS_LIMIT = 400
 """Most round trips of one measurement."""
 SMALL, MIDDLE, LARGE = 4 << 10, 4 << 20, 64 << 20
@@ -47,26 +53,10 @@ class WireOptions(BenchOptions):
     """Rounds in which all carriers and limits take their turns."""
     seconds: float = 0.04
     """About how long one turn lasts."""
-    QUICK: ClassVar[Mapping[str, object]] = {"sizes": (SMALL, 256 << 10), "repeats": 3, "seconds": 0.002}
-    """Defaults with --quick."""
 
 
-class Contender(Protocol):
-    """A carrier or a limit."""
-
-    def trips(self, count: int) -> float:
-        """Seconds per round trip, over `count` of them."""
-        ...
-
-    def check(self) -> None:
-        """Raise where what was measured did not happen."""
-
-    def close(self) -> None:
-        """Let go of everything."""
-
-
-def run(options: WireOptions) -> Json:
-    """Measure; returns what is written as JSON.
+def run(options: WireOptions) -> Measured:
+    """Measure.
 
     Raises:
         UsageError: a size or a number of repeats that cannot be.
@@ -74,43 +64,24 @@ def run(options: WireOptions) -> Json:
     for size in options.sizes:
         if size < 128 or size % 128:
             raise UsageError(f"--sizes {size}: must be a positive multiple of 128 bytes")
-    sizes, repeats, seconds = options.sizes, options.repeats, options.seconds
     if options.shards < 1:
         raise UsageError(f"--shards {options.shards}: must be 1 or more")
     with threads(1):
-        facts = machine()
-        measured = {str(size): _of_size(size, options.shards, repeats, seconds) for size in sizes}
-    result = {
-        "bench": "wire",
-        "machine": facts,
-        "shards": options.shards,
-        "repeats": repeats,
-        "sizes": measured,
-        "figures": _figures(measured),
-    }
-    if not options.quiet:
-        _show(measured)
-    return finish(result, options)
+        measured = {
+            str(size): _of_size(size, options.shards, options.repeats, options.seconds) for size in options.sizes
+        }
+    fields = {"shards": options.shards, "repeats": options.repeats, "sizes": measured}
+    return Measured(fields, _figures(measured), _tables(measured))
 
 
 def _of_size(size: int, shards: int, repeats: int, seconds: float) -> Json:
     """All carriers and limits, for one size."""
     with Peers() as peers, contextlib.ExitStack() as stack:
-        contenders: dict[str, Contender] = {
-            "shared, landed": Ours(peers, "shared", size, shards),
-            "shared, in place": Ours(peers, "shared", size, shards, "in place"),
-            "tcp": Ours(peers, "tcp", size),
-            "tls": Ours(peers, "tls", size),
-            "shared, landed, 1 shard": Ours(peers, "shared", size),
-            "shared, in place, 1 shard": Ours(peers, "shared", size, 1, "in place"),
-            "a push alone": Ours(peers, "shared", size, 1, "push"),
-            "a fetch alone": Ours(peers, "shared", size, 1, "fetch"),
-            "direct update": limits.Direct(size),
-            "direct update and copy": limits.DirectAndCopy(size),
-            "raw tcp": limits.RawTcp(peers, size),
-            "gloo": limits.Gloo(peers, size),
-            "doorbell": limits.Doorbell(peers),
+        contenders: dict[str, Ours | limits.Limit] = {
+            name: Ours(peers, carrier, size, shards if spreads else 1, does)
+            for name, (carrier, spreads, does) in OURS.items()
         }
+        contenders |= {name: make(peers, size) for name, make in LIMITS.items()}
         for contender in contenders.values():
             stack.callback(contender.close)
         counts = {}
@@ -122,11 +93,11 @@ def _of_size(size: int, shards: int, repeats: int, seconds: float) -> Json:
         )
         for contender in contenders.values():
             contender.check()
-    medians = {name: statistics.median(values) for name, values in taken.items()}
+    middle = medians(taken)
     return {
-        "seconds": medians,
+        "seconds": middle,
         "spread": {name: spread(values) for name, values in taken.items()},
-        "gigabytes_per_second": {name: size / value / 1e9 for name, value in medians.items() if name != "doorbell"},
+        "gigabytes_per_second": {name: size / value / 1e9 for name, value in middle.items() if name != "doorbell"},
         "least_seconds": {name: min(values) for name, values in taken.items()},
         "of_direct": {name: ratio(taken["direct update"], taken[name]) for name in (*OURS, "direct update and copy")},
         "of_gloo": {name: ratio(taken["gloo"], taken[name]) for name in OURS},
@@ -136,7 +107,7 @@ def _of_size(size: int, shards: int, repeats: int, seconds: float) -> Json:
     }
 
 
-def _turn(contender: Contender, count: int) -> float:
+def _turn(contender: Ours | limits.Limit, count: int) -> float:
     contender.trips(1)  # brings its data back into the caches, as in a run of its own
     return contender.trips(count)
 
@@ -147,9 +118,9 @@ def _figures(measured: Json) -> list[Figure]:
     for size, told, landed, in_place in ((MIDDLE, "4 MB", 0.45, 0.5), (LARGE, "64 MB", 0.6, 0.8)):
         if one := measured.get(str(size)):
             figures += [
-                figure(f"shared, landed, {told}: of the direct update", one["of_direct"]["shared, landed"], landed),
-                figure(
-                    f"shared, in place, {told}: of the direct update", one["of_direct"]["shared, in place"], in_place
+                *(
+                    figure(f"{ours}, {told}: of the direct update", one["of_direct"][ours], promised)
+                    for ours, promised in (("shared, landed", landed), ("shared, in place", in_place))
                 ),
                 figure(f"shared, landed, {told}: times gloo", one["of_gloo"]["shared, landed"], 4.0),
                 figure(f"tcp, {told}: of a raw blocking socket", one["of_raw_tcp"]["tcp"], 0.85),
@@ -162,27 +133,20 @@ def _figures(measured: Json) -> list[Figure]:
     return figures
 
 
-def _show(measured: Json) -> None:
-    def name_of(size: str) -> str:
-        return f"{int(size) >> 20} MB" if int(size) >= 1 << 20 else f"{int(size) >> 10} kB"
-
-    columns = [f"{name_of(size)}, {unit}" for size in measured for unit in ("us", "GB/s")]
-    rows = []
+def _tables(measured: Json) -> list[Table]:
+    names = [f"{int(size) >> 20} MB" if int(size) >= 1 << 20 else f"{int(size) >> 10} kB" for size in measured]
+    speeds = []
     for name in (*OURS, *LIMITS):
-        row = [name]
-        for one in measured.values():
-            rate = one["gigabytes_per_second"].get(name)
-            row += [number(one["seconds"][name] * 1e6), number(rate) if rate else ""]
-        rows.append(row)
-    show("a push and a fetch, the update applied; GB/s each way", ("", *columns), rows)
-    rows = []
-    for what, key in (("the direct update", "of_direct"), ("gloo", "of_gloo"), ("a raw socket", "of_raw_tcp")):
-        rows += [[f"{name}: speed, of {what}", *(number(one[key][name]) for one in measured.values())] for name in OURS]
-    rows.append(["tls: speed, of plain tcp", *(number(one["of_tcp"]["tls"]) for one in measured.values())])
-    rows.append(
-        [
-            "direct update and copy: of the direct update",
-            *(number(one["of_direct"]["direct update and copy"]) for one in measured.values()),
-        ]
-    )
-    show("ratios", ("", *map(name_of, measured)), rows)
+        rates = [one["gigabytes_per_second"].get(name, 0.0) for one in measured.values()]
+        times = [one["seconds"][name] * 1e6 for one in measured.values()]
+        cells = [(number(time), number(rate) if rate else "") for time, rate in zip(times, rates, strict=True)]
+        speeds.append([name, *itertools.chain.from_iterable(cells)])
+    rows = [(f"{name}: speed, of {what}", key, name) for what, key in BESIDE.items() for name in OURS]
+    rows += [("tls: speed, of plain tcp", "of_tcp", "tls")]
+    rows += [("direct update and copy: of the direct update", "of_direct", "direct update and copy")]
+    shares = [[what, *(number(one[key][name]) for one in measured.values())] for what, key, name in rows]
+    columns = [f"{name}, {unit}" for name in names for unit in ("us", "GB/s")]
+    return [
+        Table("a push and a fetch, the update applied; GB/s each way", ("", *columns), speeds),
+        Table("ratios", ("", *names), shares),
+    ]

@@ -14,8 +14,8 @@ import matplotlib.pyplot as plt
 import torch
 
 import distbelief as db
+from benchmarks import BENCHES
 from benchmarks.allreduce import COPY, OWN, PLACE, RING, AllreduceOptions
-from benchmarks.allreduce import run as measure
 
 STEP = 1e-3
 ALGORITHMS = ("naive", "tree", "butterfly", "halving-doubling", "ring")
@@ -49,7 +49,8 @@ def main(path: str, largest: float = 64.0, repeats: int = 5) -> None:
         middle.loglog(ranks, [1e3 * simulated(name, count, 1_000_000) for count in ranks], marker=".", label=name)
     middle.set_xticks(ranks, map(str, ranks))
     middle.set_xticks([], minor=True)
-    found = measure(AllreduceOptions(sizes=tuple(sizes), ranks=(2,), repeats=repeats, quiet=True))["one_host"]["2"]
+    options = AllreduceOptions(sizes=tuple(sizes), ranks=(2,), repeats=repeats, quiet=True)
+    found = BENCHES["allreduce"].run(options)["one_host"]["2"]
     for name in (OWN, RING, COPY, PLACE):
         right.loglog(
             [int(size) / 1e6 for size in found],
@@ -73,6 +74,4 @@ def main(path: str, largest: float = 64.0, repeats: int = 5) -> None:
 if __name__ == "__main__":
     asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     asked.add_argument("path", help="of the picture, such as docs/collectives.png")
-    asked.add_argument("largest", nargs="?", type=float, default=64.0, help="MB")
-    asked.add_argument("repeats", nargs="?", type=int, default=5)
     main(**vars(asked.parse_args()))

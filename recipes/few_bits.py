@@ -11,9 +11,11 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 
+from benchmarks.parts.timing import interleave
 from distbelief.codecs.file import ModelFile
 from distbelief.core.effects import Batch
 from distbelief.lab.compress import shrinking
@@ -28,14 +30,14 @@ INFERENCE = ("float32", "int8", "ids", "ids, 8.5 % kept")
 
 def timed(ways: Mapping[str, Callable[[], object]], turns: int) -> dict[str, list[float]]:
     """Seconds of each way, in turns; the first, which warms up, is left out."""
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(turns + 1):
-        for name, way in ways.items():
-            begun = time.process_time()
-            way()
-            if turn:
-                found[name].append(time.process_time() - begun)
-    return found
+
+    def seconds(way: Callable[[], object]) -> float:
+        begun = time.process_time()
+        way()
+        return time.process_time() - begun
+
+    taken = interleave({name: partial(seconds, way) for name, way in ways.items()}, turns + 1)
+    return {name: values[1:] for name, values in taken.items()}
 
 
 def held_for_backward(step: Callable[[], object]) -> int:

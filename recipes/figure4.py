@@ -19,12 +19,6 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 
-def report(folder: str) -> dict[str, Any]:
-    """What a study has found."""
-    found: dict[str, Any] = json.loads((Path(folder) / "report.json").read_text())
-    return found
-
-
 def draw_accuracies(place: Axes, found: dict[str, Any]) -> None:
     """A line for each arm: its points are at nearly the same times with all seeds."""
     for arm in found["arms"]:
@@ -65,9 +59,8 @@ def draw_times(place: Axes, found: dict[str, Any]) -> None:
 def main(accuracies: str, times: str, path: str) -> None:
     """Draw one beside the other."""
     figure, places = plt.subplots(1, 2, figsize=(11, 4.8), layout="constrained")
-    draw_accuracies(places[0], report(accuracies))
-    draw_times(places[1], report(times))
-    for place in places:
+    for draw, folder, place in zip((draw_accuracies, draw_times), (accuracies, times), places, strict=True):
+        draw(place, json.loads((Path(folder) / "report.json").read_text()))
         place.grid(alpha=0.3)
         place.legend(fontsize=8, frameon=False)
     figure.savefig(path, dpi=110)

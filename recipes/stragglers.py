@@ -46,6 +46,4 @@ def main(path: str, step: float = 0.03, epochs: int = 8) -> None:
 if __name__ == "__main__":
     asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     asked.add_argument("path", help="of the picture, such as docs/stragglers.png")
-    asked.add_argument("step", nargs="?", type=float, default=0.03, help="seconds")
-    asked.add_argument("epochs", nargs="?", type=int, default=8)
     main(**vars(asked.parse_args()))

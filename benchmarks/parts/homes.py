@@ -4,23 +4,24 @@ and makes the update of what it holds.
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import os
 import statistics
 import time
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from benchmarks.parts.loops import Trains, Workload, race, sgd, warm_and_run
+from benchmarks.parts.loops import Trains, Workload, race, run_steps, sgd, warm_and_run
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import DataSettings, Settings
 from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.fabric.pinned import DeviceCopies, device_copies
+from distbelief.lab.cost.cost import held as process_bytes
 from distbelief.places.processes.peers import Peers, lend, map_memory
 from distbelief.replica.home_part import home_schedule
 from distbelief.split.play import Give, RunSegment, Take
@@ -190,9 +191,7 @@ def _train_and_tell(connection: Connection, workload: Workload, trainer: Trains,
     kept: list[torch.Tensor] = [*module.parameters()]
     kept += [one.grad for one in module.parameters() if one.grad is not None]
     kept += [one["sum"] for one in optimizer.state.values()]
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    told = HomeMemory(sum(one.nbytes for one in kept), int(status["VmHWM"].split()[0]) << 10)
-    connection.send_bytes(json.dumps(told).encode())
+    connection.send_bytes(json.dumps([sum(one.nbytes for one in kept), process_bytes("VmHWM")]).encode())
 
 
 def _bounce(
@@ -211,15 +210,15 @@ def _bounce(
         while crossings.take(1 - home, torch.uint8, (size,)) is None:
             pass
 
-    connection.send_bytes(b"ready")
-    connection.recv_bytes()
-    begun = time.perf_counter()
-    for number in range(1, steps + 1):
-        crossings.begin(number)
+    numbers = itertools.count(1)
+
+    def once() -> int:
+        crossings.begin(next(numbers))
         for act in (give, take) if home == 0 else (take, give):
             act()
-    connection.send_bytes(str(2 * steps / (time.perf_counter() - begun)).encode())
-    connection.recv_bytes()
+        return 2
+
+    run_steps(connection, steps, once)
 
 
 def _bytes(mapping: mmap.mmap, copies: DeviceCopies | None) -> torch.Tensor:

@@ -53,41 +53,26 @@ def _ones(size: int) -> torch.Tensor:
 
 class Direct(Limit):
     """The replica itself updates parameters that processes share, with a gradient that they share: no server, no
-    message.
+    message; and copies them to memory of its own, as landing them does, where that is asked for.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, copies: bool = False) -> None:
         self._memory = os.memfd_create("distbelief measures")
         os.ftruncate(self._memory, 2 * size)
         both = mapped(self._memory, 2 * size).view(torch.float32)
-        self.parameters, self._gradient = both[: size // 4], both[size // 4 :]
+        self._parameters, self._gradient = both[: size // 4], both[size // 4 :]
         self._gradient.fill_(GRADIENT)
+        self._landing = torch.zeros(size // 4) if copies else None
 
     def once(self) -> None:
         """Update."""
-        self.parameters.add_(self._gradient, alpha=-RATE)
+        self._parameters.add_(self._gradient, alpha=-RATE)
+        if self._landing is not None:
+            self._landing.copy_(self._parameters)
 
     def close(self) -> None:
         """Let go of the descriptor."""
         os.close(self._memory)
-
-
-class DirectAndCopy(Limit):
-    """The same, and a copy of the parameters to memory of the replica's own: what landing them costs where no message
-    is sent.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._direct, self._landing = Direct(size), torch.zeros(size // 4)
-
-    def once(self) -> None:
-        """Update, and copy."""
-        self._direct.once()
-        self._landing.copy_(self._direct.parameters)
-
-    def close(self) -> None:
-        """Let go of the descriptor."""
-        self._direct.close()
 
 
 class Doorbell(Limit):

@@ -26,48 +26,54 @@ INTERFACE = "line"
 """By which a namespace reaches the others."""
 
 
-class Namespaces:
-    """So many namespaces, each with the interface `line` on one bridge."""
+def address(number: int) -> str:
+    """At which the others reach a host, by its place among them."""
+    return f"10.214.0.{number + 1}"
 
-    def __init__(self, count: int, rate: int) -> None:
-        self.names = [f"dbb{os.getpid()}x{number}" for number in range(count)]
-        self._bridge, self._rate = f"dbb{os.getpid()}", rate
 
-    def build(self) -> None:
-        """Make them.
+@contextlib.contextmanager
+def hosts(count: int, rate: int) -> Iterator[list[str]]:
+    """So many network namespaces, each with the interface `line` on one bridge, for as long as they are needed.
 
-        Raises:
-            UsageError: this machine or user may not.
-        """
-        packets = ["gso_max_size", str(PACKETS)] if self._rate <= SLOW else []
+    Raises:
+        UsageError: this machine or user may not make them.
+    """
+    bridge = f"dbb{os.getpid()}"
+    names = [f"{bridge}x{number}" for number in range(count)]
+    try:
         try:
-            ip("link", "add", self._bridge, "type", "bridge")
-            ip("link", "set", self._bridge, "up")
-            for number, name in enumerate(self.names):
-                outer = f"{self._bridge}p{number}"
-                ip("netns", "add", name)
-                ip("-n", name, "link", "set", "lo", "up")
-                ip("link", "add", outer, "type", "veth", "peer", "name", INTERFACE, "netns", name)
-                ip("link", "set", outer, "master", self._bridge, "up")
-                ip("-n", name, "addr", "add", f"10.214.0.{number + 1}/24", "dev", INTERFACE)
-                ip("-n", name, "link", "set", INTERFACE, *packets, "up")
-                _limit(["tc"], outer, self._rate)
-                _limit(["tc", "-n", name], INTERFACE, self._rate)
+            _build(bridge, names, rate)
         except OSError as error:
-            self.clear()
             raise UsageError(
-                f"--namespaces {len(self.names)}: they cannot be made here ({error}); they need Linux, root, iproute2 "
-                "and tbf"
+                f"--namespaces {count}: they cannot be made here ({error}); they need Linux, root, iproute2 and tbf"
             ) from error
+        yield names
+    finally:
+        for number, name in enumerate(names):
+            _clear("netns", "delete", name)
+            _clear("link", "delete", f"{bridge}p{number}")
+        _clear("link", "delete", bridge)
 
-    def clear(self) -> None:
-        """Take them away."""
-        for number, name in enumerate(self.names):
-            for words in (("netns", "delete", name), ("link", "delete", f"{self._bridge}p{number}")):
-                with contextlib.suppress(OSError):
-                    ip(*words)
-        with contextlib.suppress(OSError):
-            ip("link", "delete", self._bridge)
+
+def _build(bridge: str, names: list[str], rate: int) -> None:
+    packets = ["gso_max_size", str(PACKETS)] if rate <= SLOW else []
+    ip("link", "add", bridge, "type", "bridge")
+    ip("link", "set", bridge, "up")
+    for number, name in enumerate(names):
+        outer = f"{bridge}p{number}"
+        ip("netns", "add", name)
+        ip("-n", name, "link", "set", "lo", "up")
+        ip("link", "add", outer, "type", "veth", "peer", "name", INTERFACE, "netns", name)
+        ip("link", "set", outer, "master", bridge, "up")
+        ip("-n", name, "addr", "add", f"{address(number)}/24", "dev", INTERFACE)
+        ip("-n", name, "link", "set", INTERFACE, *packets, "up")
+        _limit(["tc"], outer, rate)
+        _limit(["tc", "-n", name], INTERFACE, rate)
+
+
+def _clear(*words: str) -> None:
+    with contextlib.suppress(OSError):
+        ip(*words)
 
 
 def _limit(tc: list[str], device: str, rate: int) -> None:
@@ -90,17 +96,6 @@ def _run(words: list[str]) -> None:
         raise OSError(f"{' '.join(words)}: {made.stderr.strip()}")
 
 
-@contextlib.contextmanager
-def hosts(count: int, rate: int) -> Iterator[Namespaces]:
-    """So many hosts on a bridge, for as long as they are needed."""
-    made = Namespaces(count, rate)
-    made.build()
-    try:
-        yield made
-    finally:
-        made.clear()
-
-
 def enter(name: str) -> str:
     """Put this process into a namespace; returns the interface by which it reaches the others.
 
@@ -114,18 +109,6 @@ def enter(name: str) -> str:
     finally:
         os.close(descriptor)
     return INTERFACE
-
-
-def own_address() -> str:
-    """At which the others reach this process, which is in a namespace."""
-    told = subprocess.run(
-        ["ip", "-4", "-o", "addr", "show", "dev", INTERFACE],
-        capture_output=True,
-        text=True,
-        timeout=IP_SECONDS,
-        check=True,
-    )
-    return told.stdout.split()[3].partition("/")[0]
 
 
 def first(process: int = 0) -> None:

@@ -147,7 +147,7 @@ def _linked(rank: int, ranks: int, size: int, identity: Identity) -> Links:
     """A group of all ranks over links of our own, encrypted, that adds up one vector."""
     endpoint = TlsEndpoint(roles.replica(rank), "bench", identity=identity)
     fabric = Links(
-        rank, ranks, torch.device("cpu"), "ring", 0, endpoint, endpoint.listen("tcp:0.0.0.0:0", lines.own_address())
+        rank, ranks, torch.device("cpu"), "ring", 0, endpoint, endpoint.listen("tcp:0.0.0.0:0", lines.address(rank))
     )
     fabric.open(size, [Bucket(0, size, "float32")])
     stores: list[str] = [""] * ranks

@@ -15,7 +15,7 @@ from distbelief.core import roles
 from distbelief.core.conversations import initialising, membership, pushing
 from distbelief.core.effects import RECEIVE, Batch, Compute, Computed, Send, Story
 from distbelief.core.messages import Version
-from distbelief.core.optimizer import Optimizer
+from distbelief.core.optimizer import optim
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import JobFailed
 from distbelief.places.join.authority import Authority
@@ -36,7 +36,6 @@ from distbelief.transport.tls import TlsEndpoint
 
 RATE = 1e-3
 """Learning rate of every update that is measured, here and in `limits`."""
-SGD = Optimizer("sgd", RATE)
 GRADIENT = 1e-3
 """What every gradient is filled with: the sums stay far from numbers that are slow to add."""
 JOB = "bench"
@@ -44,10 +43,10 @@ Does = Literal["both", "push", "fetch", "in place"]
 REPLICA = roles.replica(0)
 
 
-def plan_of(size: int, shards: int, optimizer: Optimizer = SGD) -> Plan:
+def plan_of(size: int, shards: int) -> Plan:
     """The plan of shards that hold `size` bytes of float32."""
     layout = lay_out([Tensor("weight", (size // 4,), "float32")])
-    settings = Settings(strategy=Downpour(1, shards, optimizer=optimizer))
+    settings = Settings(strategy=Downpour(1, shards, optimizer=optim("sgd", RATE)))
     return Plan(settings, layout, cut(layout, settings.mesh, shards), 1)
 
 
@@ -60,9 +59,9 @@ def serve_shard(
     connection: Connection,
     carrier: str,
     plan: Plan,
-    index: int,
     supervisor: int,
     memory: int,
+    index: int,
     identity: Identity | None,
 ) -> None:
     """Play a shard until it is told to stop; `memory` is the supervisor's descriptor of what is read in place, or
@@ -88,28 +87,39 @@ def _endpoint(carrier: str, role: str, identity: Identity | None) -> NetworkEndp
     return SharedEndpoint(role, JOB) if carrier == "shared" else TcpEndpoint(role, JOB)
 
 
-class Trips:
-    """A replica that makes round trips to the shards of a plan, whoever plays these.
+class Ours:
+    """A replica that makes round trips to shards at the other end of a carrier.
 
     Args:
-        endpoint: of the replica.
-        plan: of the shards.
+        peers: who starts the shards.
+        carrier: shared, tcp or tls.
+        size: bytes that are pushed, and fetched, in each round trip.
+        shards: that hold them, an equal part each.
         does: what a round trip is: a push and a fetch, one of them, or a push to shards whose own memory is read, so
             that there is nothing to fetch ("in place").
     """
 
-    def __init__(self, endpoint: NetworkEndpoint, plan: Plan, does: Does = "both") -> None:
-        self.endpoint, self._does = endpoint, does
+    def __init__(self, peers: Peers, carrier: str, size: int, shards: int = 1, does: Does = "both") -> None:
+        plan = plan_of(size, shards)
+        issue = Authority(JOB).issue if carrier == "tls" else lambda _: None
+        self.endpoint, self._does = _endpoint(carrier, REPLICA, issue(REPLICA)), does
         self._shards = [(roles.shard(i), a.moving) for i, a in enumerate(plan.assignments) if a.moving.size]
         self._answer: Callable[[Computed], None] | None = None
-        arena = endpoint.allocate(Range(0, plan.layout.total), 1, 1)
+        arena = self.endpoint.allocate(Range(0, plan.layout.total), 1, 1)
         self.gradient = arena.gradients[0].view(torch.float32).fill_(GRADIENT)
-        self.parameters = arena.parameters[0]
-        self._driver = Driver(WallClock(endpoint), lambda *_: None)
-        self.pushes = 0
-
-    def _begin(self) -> None:
-        """Be ready for trips: the shards can be reached."""
+        self.parameters, self.pushes, self._memory = arena.parameters[0], 0, -1
+        if does == "in place":
+            self._memory = os.memfd_create("distbelief bench")
+            os.ftruncate(self._memory, size)
+            self.parameters = mapped(self._memory, size)
+        what = carrier, plan, os.getpid(), self._memory
+        served = [
+            peers.start(f"{role} of {size} bytes", 1, serve_shard, *what, index, issue(role))
+            for index, (role, _) in enumerate(self._shards)
+        ]
+        for (role, _), peer in zip(self._shards, served, strict=True):
+            self.endpoint.connect(role, peer.hear())
+        self._driver = Driver(WallClock(self.endpoint), lambda *_: None)
         self._driver.add_story(REPLICA, self._story(), self.endpoint, Worker(compute=self._compute))
         self._driver.begin(REPLICA)
 
@@ -156,48 +166,6 @@ class Trips:
         """Wait for the next `trips`."""
         self._answer = answer
         return None
-
-
-class Ours(Trips):
-    """A replica with its shards at the other end of a carrier.
-
-    Args:
-        peers: who starts the shards.
-        carrier: shared, tcp or tls.
-        size: bytes that are pushed, and fetched, in each round trip.
-        shards: that hold them, an equal part each.
-        does: what a round trip is.
-        optimizer: that the shards step with.
-    """
-
-    def __init__(
-        self, peers: Peers, carrier: str, size: int, shards: int = 1, does: Does = "both", optimizer: Optimizer = SGD
-    ) -> None:
-        plan = plan_of(size, shards, optimizer)
-        issue = Authority(JOB).issue if carrier == "tls" else lambda _: None
-        super().__init__(_endpoint(carrier, REPLICA, issue(REPLICA)), plan, does)
-        self._memory = -1
-        if does == "in place":
-            self._memory = os.memfd_create("distbelief bench")
-            os.ftruncate(self._memory, size)
-            self.parameters = mapped(self._memory, size)
-        served = [
-            peers.start(
-                f"{role} of {size} bytes",
-                1,
-                serve_shard,
-                carrier,
-                plan,
-                index,
-                os.getpid(),
-                self._memory,
-                issue(role),
-            )
-            for index, (role, _) in enumerate(self._shards)
-        ]
-        for (role, _), peer in zip(self._shards, served, strict=True):
-            self.endpoint.connect(role, peer.hear())
-        self._begin()
 
     def check(self) -> None:
         """Refuse to report a speed of something that did not happen.

@@ -9,11 +9,12 @@ import json
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from distbelief.cli.tables import number, show
 from distbelief.core.records import Json
 from distbelief.errors import UsageError, unknown
+from distbelief.record.machine import machine
 
 REPEATS_LIMIT = 1000
 """Most rounds of one benchmark."""
@@ -29,15 +30,15 @@ def check_repeats(repeats: int) -> None:
         raise UsageError(f"--repeats {repeats}: must be from 1 to {REPEATS_LIMIT}")
 
 
-def check_models(models: Iterable[str], known: Collection[str]) -> None:
-    """Refuse models that a benchmark does not measure.
+def check_names(what: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Refuse models, or parts, that a benchmark does not measure.
 
     Raises:
         UsageError: naming the first such.
     """
-    for model in models:
-        if model not in known:
-            raise unknown("model", model, known)
+    for name in names:
+        if name not in known:
+            raise unknown(what, name, known)
 
 
 def interleave(contenders: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
@@ -122,18 +123,43 @@ class BenchOptions:
     """Print nothing."""
 
 
-def finish(result: Json, options: BenchOptions) -> Json:
-    """Add the options to a result, show its figures, write it where the user asked for that, and return it.
+class Table(NamedTuple):
+    """A table as a benchmark prints it."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+class Measured(NamedTuple):
+    """Fields of a benchmark's result, its figures to reach and its tables."""
+
+    fields: Json
+    figures: Sequence[Figure]
+    tables: Sequence[Table]
+
+
+def rate_rows(found: Json, *shares: Mapping[str, float]) -> list[list[str]]:
+    """Rows of a table of `rates`: samples per second, their spread, and shares as far as there are some."""
+    return [
+        [name, number(rate), f"{found['spread'][name]:.0%}", *(number(of[name]) if name in of else "" for of in shares)]
+        for name, rate in found["samples_per_second"].items()
+    ]
+
+
+def report(name: str, measure: Callable[[Any], Measured], options: BenchOptions) -> Json:
+    """Measure, show the tables and figures, write the result where the user asked for that, and return it.
 
     Raises:
         UsageError: it cannot be written there.
     """
-    path, result["options"] = options.json, told_options(options)
-    if not options.quiet and result.get("figures"):
-        rows = [[f["what"], number(f["measured"]),
-            f"{'<=' if f['better'] == 'lower' else '>='} {number(f['promised'])}", _told(f)]
-                for f in result["figures"]]  # fmt: skip
-        show("figures to reach", ("what", "measured", "promised", ""), rows)
+    facts, path, (fields, figures, tables) = machine(), options.json, measure(options)
+    result = {"bench": name, "machine": facts, **fields, "figures": [*figures], "options": told_options(options)}
+    if figures:
+        columns = ("what", "measured", "promised", "")
+        tables = [*tables, Table("figures to reach", columns, [_figure_row(one) for one in figures])]
+    for table in () if options.quiet else tables:
+        show(*table)
     if path:
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -141,6 +167,11 @@ def finish(result: Json, options: BenchOptions) -> Json:
         except OSError as error:
             raise UsageError(f"--json {path}: cannot be written ({error}); name a file in a folder of yours") from error
     return result
+
+
+def _figure_row(one: Figure) -> list[str]:
+    promised = f"{'<=' if one['better'] == 'lower' else '>='} {number(one['promised'])}"
+    return [one["what"], number(one["measured"]), promised, "reached" if one["reached"] else "NOT REACHED"]
 
 
 def told_options(options: BenchOptions) -> dict[str, object]:
@@ -156,7 +187,3 @@ def told_options(options: BenchOptions) -> dict[str, object]:
         for field, value in given.items()
         if value != field.default
     }
-
-
-def _told(one: Figure) -> str:
-    return "reached" if one["reached"] else "NOT REACHED"

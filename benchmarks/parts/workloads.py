@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from distbelief.core.records import Json
 from distbelief.job import Job
 from distbelief.lab.plan.pricing import Counted
 from distbelief.places.processes.local import Local
+from distbelief.strategies import Strategy
 from distbelief.tasks import Task, TensorData, resolve
 
 SHORT = 12_800
@@ -23,10 +25,16 @@ WIDE = 4096
 """Width of the large model: 64 MB of parameters."""
 
 
-def run(job: Job, place: Local | None = None) -> Json:
-    """Run a job, of which nothing is kept but what it returns."""
+def run(task: str, strategy: Strategy, place: Local | None = None, **options: Any) -> Json:
+    """Run a job that only trains, of which nothing is kept but what it returns."""
+    rare: dict[str, Any] = {"evaluate_every": 0, "checkpoint_every": 0, "snapshot_every": "0"}
     with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
-        return (place or Local()).run(dataclasses.replace(job, out=f"{folder}/run"))
+        return (place or Local()).run(Job(task, strategy, **rare, **options, out=f"{folder}/run"))
+
+
+def rate(task: str, strategy: Strategy, place: Local | None = None, **options: Any) -> float:
+    """Samples per second of a job's training: from its first minibatch dealt to its last step reported."""
+    return float(run(task, strategy, place, **options)["samples_per_second"])
 
 
 def lenet_short() -> Task:
@@ -81,23 +89,25 @@ def mlp_wide_short() -> Task:
     return _part(f"{__name__}:mlp_wide", SHORT)
 
 
+def layer(width: int) -> Task:
+    """One layer, on few and small data."""
+    data = TensorData(torch.full((64, width), 0.01), torch.zeros(64, dtype=torch.int64))
+    return Task(model=lambda: nn.Linear(width, width, bias=False), train=lambda: data)
+
+
 def wide() -> Task:
-    """One layer of 64 MB, on few and small data."""
-    return Task(model=lambda: nn.Linear(WIDE, WIDE, bias=False), train=lambda: _noise(WIDE))
+    """One layer of 64 MB."""
+    return layer(WIDE)
 
 
 def million() -> Task:
-    """One layer of a million parameters, on few and small data."""
-    return Task(model=lambda: nn.Linear(1024, 1024, bias=False), train=lambda: _noise(1024))
+    """One layer of a million parameters."""
+    return layer(1024)
 
 
 def narrow() -> Task:
-    """As `wide`, with 64 kB."""
-    return Task(model=lambda: nn.Linear(128, 128, bias=False), train=lambda: _noise(128))
-
-
-def _noise(width: int) -> TensorData:
-    return TensorData(torch.full((64, width), 0.01), torch.zeros(64, dtype=torch.int64))
+    """One layer of 64 kB."""
+    return layer(128)
 
 
 def counted(samples: int) -> Task:

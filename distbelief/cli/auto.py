@@ -42,10 +42,8 @@ def chosen(task: str, rest: Sequence[str]) -> list[str]:
     from distbelief.lab.plan import plan as planning
 
     with progress(f"planning {task}") as told:
-        found = planning.plan(
-            task, batch_size=asked.values["batch_size"], optimizer=asked.optimizer(),
-            data_dir=asked.values["data_dir"], told=told,
-        )  # fmt: skip
+        given = {name: asked.values[name] for name in ("batch_size", "data_dir")}
+        found = planning.plan(task, optimizer=asked.optimizer(), told=told, **given)
     if not (asked.showing.quiet or asked.showing.json):
         command = f"distbelief train {task} {found.first.command}"
         print(f"{found.why}\nplanned in {found.seconds:.0f} s\n{command}", flush=True)

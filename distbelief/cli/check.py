@@ -56,9 +56,12 @@ def check(args: list[str]) -> int:
     from distbelief.places.cluster.cluster import Cluster
 
     place = Cluster(
-        hosts=asked.hosts, hostfile=asked.hostfile, on=asked.on, remote_shell=asked.remote_shell,
+        hosts=asked.hosts,
+        hostfile=asked.hostfile,
+        on=asked.on,
+        remote_shell=asked.remote_shell,
         interface=asked.interface,
-    )  # fmt: skip
+    )
     reports = place.check(task, asked.data_dir, bool(asked.topology_out))
     print(msgspec.json.encode(reports).decode() if asked.json else "\n".join(lines(reports)))
     if asked.topology_out:

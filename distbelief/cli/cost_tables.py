@@ -36,27 +36,19 @@ def _show_layers(cost: TrainingCost) -> None:
     for layer in cost.layers:
         forward, backward = (1e3 * one * scale for one, scale in zip(times[layer.name], grown, strict=True))
         kind = layer.kind + (f" x{layer.calls}" if layer.calls > 1 else "")
-        rows.append([
-            layer.name, kind, "x".join(map(str, layer.output)), _count(layer.parameters),
-            "unknown" if layer.uncounted else _count(layer.multiply_adds),
-            number(forward), number(backward), _mega(trace.maps.get(layer.name, 0)),
-            _mega(trace.gradients.get(layer.name, 0)),
-        ])  # fmt: skip
+        adds = "unknown" if layer.uncounted else _count(layer.multiply_adds)
+        counts = ["x".join(map(str, layer.output)), _count(layer.parameters), adds]
         if layer.name == REST and not layer.parameters and not layer.multiply_adds:
-            rows[-1][2:5] = ["", "", ""]
-    rows.append([
-        "all", "", "", f"{sum(layer.parameters for layer in cost.layers):,}",
-        f"{sum(layer.multiply_adds for layer in cost.layers):,}", number(1e3 * cost.point.forward),
-        number(1e3 * cost.point.backward), _mega(sum(trace.maps.values())),
-        _mega(sum(trace.gradients.values())),
-    ])  # fmt: skip
-    show(
-        f"{cost.task}: output and multiply-adds (forward) of one sample; times, maps and gradients of a minibatch of "
-        f"{cost.batch_size}",
-        ("layer", "kind", "output", "parameters", "multiply-adds", "forward, ms", "backward, ms", "maps, MB",
-            "gradients, MB"),
-        rows,
-    )  # fmt: skip
+            counts = ["", "", ""]
+        sizes = [_mega(bytes_of.get(layer.name, 0)) for bytes_of in (trace.maps, trace.gradients)]
+        rows.append([layer.name, kind, *counts, number(forward), number(backward), *sizes])
+    sums = [f"{sum(getattr(layer, what) for layer in cost.layers):,}" for what in ("parameters", "multiply_adds")]
+    seconds = [number(1e3 * one) for one in (cost.point.forward, cost.point.backward)]
+    sizes = [_mega(sum(bytes_of.values())) for bytes_of in (trace.maps, trace.gradients)]
+    rows.append(["all", "", "", *sums, *seconds, *sizes])
+    what = "output and multiply-adds (forward) of one sample; times, maps and gradients of a minibatch of"
+    columns = ("layer", "kind", "output", "parameters", "multiply-adds", "forward, ms", "backward, ms", "maps, MB")
+    show(f"{cost.task}: {what} {cost.batch_size}", (*columns, "gradients, MB"), rows)
 
 
 def _mega(size: float) -> str:
@@ -74,18 +66,17 @@ def _count(value: int) -> str:
 
 def _show_iteration(cost: TrainingCost) -> None:
     point, chosen = cost.point, cost.updates[0]
-    parts = [("input", point.input), ("forward", point.forward), ("backward", point.backward),
-             (f"update, {chosen.optimizer}", chosen.seconds), ("an iteration", cost.step)]  # fmt: skip
+    parts = {"input": point.input, "forward": point.forward, "backward": point.backward}
+    parts |= {f"update, {chosen.optimizer}": chosen.seconds, "an iteration": cost.step}
     show(
         "one iteration",
         ("", "ms", "share"),
-        [[name, number(1e3 * seconds), f"{seconds / cost.step:.0%}"] for name, seconds in parts],
+        [[name, number(1e3 * seconds), f"{seconds / cost.step:.0%}"] for name, seconds in parts.items()],
     )
     rows = [
-        [one.optimizer, number(1e3 * one.seconds), f"{one.seconds / (point.step + one.seconds):.1%}",
-            _mega(one.state)]
+        [one.optimizer, number(1e3 * one.seconds), f"{one.seconds / (point.step + one.seconds):.1%}", _mega(one.state)]
         for one in sorted(cost.updates, key=lambda one: one.seconds)
-    ]  # fmt: skip
+    ]
     show("optimizers", ("", "update, ms", "of an iteration", "state, MB"), rows)
 
 
@@ -93,8 +84,8 @@ def _show_memory(cost: TrainingCost) -> None:
     memory = cost.memory
     rows = [[kind, _mega(memory[kind])] for kind in KINDS]
     held, peak = sum(memory[kind] for kind in KINDS), sum(memory.values())
-    rows += [["all of the model", _mega(held)], ["Python, torch and the data", _mega(cost.process)],
-             ["the process", _mega(peak)]]  # fmt: skip
+    rows += [["all of the model", _mega(held)], ["Python, torch and the data", _mega(cost.process)]]
+    rows += [["the process", _mega(peak)]]
     show(f"memory when most is held, {cost.optimizer}", ("", "MB"), rows)
 
 

@@ -87,11 +87,11 @@ def runs(args: list[str]) -> int:
         for one in found:
             print(msgspec.json.encode(one).decode())
         return 0
+    accuracies = ["" if one.accuracy is None else percent(one.accuracy) for one in found]
     rows = [
-        [one.run, one.task, one.strategy, one.state, "" if one.accuracy is None else percent(one.accuracy),
-         number(one.seconds), str(one.seed)]
-        for one in found
-    ]  # fmt: skip
+        [one.run, one.task, one.strategy, one.state, accuracy, number(one.seconds), str(one.seed)]
+        for one, accuracy in zip(found, accuracies, strict=True)
+    ]
     widths = [max(len(row[at]) for row in [COLUMNS, *rows]) for at in range(len(COLUMNS))]
     for row in [COLUMNS, *rows]:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

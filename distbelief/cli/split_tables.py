@@ -21,15 +21,12 @@ def show_split(cost: SplitCost) -> None:
     )
     how = f", {cost.schedule} with {cost.microbatches} microbatches" if cost.microbatches > 1 else ""
     whole = cost.whole
+    one = ["one process", number(1e3 * whole.computes), "", number(1e3 * whole.update), "", "", *_memory(whole.memory)]
     show(
         f"a step of {cost.batch_size} samples{how}, and memory when most is held",
         ("ms, kB, MB", "computes", "waits", "update", "messages", "sends", *KINDS, "all"),
-        [
-            *map(_home, cost.homes),
-            ["one process", number(1e3 * whole.computes), "", number(1e3 * whole.update), "", "",
-                *_memory(whole.memory)],
-        ],
-    )  # fmt: skip
+        [*map(_home, cost.homes), one],
+    )
     if len(cost.ways) > 1:
         _show_ways(cost)
     print(cost.verdict)
@@ -46,11 +43,8 @@ def _show_ways(cost: SplitCost) -> None:
 
 
 def _home(home: HomeCost) -> list[str]:
-    times = (home.computes, home.waits, home.update)
-    return [
-        f"partition {home.home}", *(number(round(1e3 * one, 6)) for one in times), str(home.messages),
-        number(home.sent / 1e3), *_memory(home.memory),
-    ]  # fmt: skip
+    times = [number(round(1e3 * one, 6)) for one in (home.computes, home.waits, home.update)]
+    return [f"partition {home.home}", *times, str(home.messages), number(home.sent / 1e3), *_memory(home.memory)]
 
 
 def _memory(memory: dict[str, int]) -> list[str]:

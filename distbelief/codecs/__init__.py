@@ -1,1 +1,5 @@
-"""How values are encoded in files and on wires: low precision, clusters, Huffman codes, gaps between positions."""
+"""Encodings of values in files, and of few bits in training."""
+
+PRECISIONS = ("bf16", "fp16", "int8")
+MOST_BITS = 12
+"""Bits of a symbol, at most."""

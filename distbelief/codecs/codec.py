@@ -1,17 +1,15 @@
-"""What every codec promises: values to bytes and back, bounded in both directions; whatever else the bytes are is
-refused.
+"""Promises of every codec: values to bytes and back, and all other bytes refused.
 
-Promises, which `distbelief.testing.check_codec` holds each codec to:
-1. `decode(encode(values), len(values))` is as long as the values, of their dtype, and no further off than
-   `bound`.
-2. The same values give the same bytes, at most `longest(len(values))` of them, and are not written to.
+`distbelief.testing.check_codec` holds each codec to them:
+1. `decode(encode(values), len(values))` is as long as the values, of their dtype, and as near to them as is said.
+2. The same values give the same bytes, and are not written to.
 3. Bytes that were cut, lengthened or spoilt are refused with a `DataError`, or give as many values as were asked for;
    nothing is allocated that the bytes at hand do not pay for.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +26,7 @@ class Codec(Protocol[Value]):
     """Encodes 1-D arrays of one dtype."""
 
     def encode(self, values: npt.NDArray[Value]) -> bytes:
-        """The bytes of some values.
+        """Return the bytes of some values.
 
         Raises:
             UsageError: a value that it cannot hold.
@@ -36,27 +34,19 @@ class Codec(Protocol[Value]):
         ...
 
     def decode(self, data: bytes, count: int) -> npt.NDArray[Value]:
-        """The `count` values that these bytes hold.
+        """Return the `count` values that these bytes hold.
 
         Raises:
             DataError: the bytes are not those of so many values.
         """
         ...
 
-    def bound(self, values: npt.NDArray[Value]) -> npt.NDArray[Any]:
-        """How far each value may be from what comes back; zeros where nothing is lost."""
-        ...
-
-    def longest(self, count: int) -> int:
-        """Most bytes of `count` values."""
-        ...
-
 
 def check_finite(values: Floats) -> None:
-    """Refuse values that no codec of lower precision can hold.
+    """Refuse values that are no finite numbers.
 
     Raises:
-        UsageError: naming the first that is no finite number.
+        UsageError: naming the first.
     """
     strange = np.flatnonzero(~np.isfinite(values))
     if len(strange):
@@ -66,11 +56,11 @@ def check_finite(values: Floats) -> None:
 
 
 def cut(data: bytes, sizes: tuple[int, ...], what: str) -> list[bytes]:
-    """The parts of some bytes, each of its size.
+    """Cut bytes into parts, each of its size.
 
     Args:
         data: all of them.
-        sizes: of the parts in bytes; a negative one takes what the others leave.
+        sizes: of the parts in bytes; a last one that is negative takes what the others leave.
         what: is encoded so, for the error.
 
     Raises:
@@ -80,11 +70,10 @@ def cut(data: bytes, sizes: tuple[int, ...], what: str) -> list[bytes]:
     [b'a', b'bcd']
     """
     rest = len(data) - sum(size for size in sizes if size >= 0)
-    if rest < 0 or (rest and all(size >= 0 for size in sizes)):
+    if rest < 0 or (rest and sizes[-1] >= 0):
         raise DataError(f"{what} is {len(data)} bytes long where it should be {len(data) - rest}: it was cut or spoilt")
     parts, at = [], 0
     for size in sizes:
-        length = rest if size < 0 else size
-        parts.append(data[at : at + length])
-        at += length
+        parts.append(data[at : at + size] if size >= 0 else data[at:])
+        at += size
     return parts

@@ -1,7 +1,7 @@
 """The file `.dbz`: a model's tensors, each pruned, shared or as it was; bounded, with a checksum, and nothing in it is
 run.
 
-Its bytes: `DBZ1`, the length of the header (four bytes), the header (msgpack), each tensor's positions and values, and
+Its bytes: `DBZ2`, the length of the header (four bytes), the header (msgpack), each tensor's positions and values, and
 the CRC-32 of all before it.
 """
 
@@ -15,60 +15,50 @@ from pathlib import Path
 import msgspec
 import torch
 
-from distbelief.codecs.huffman import fits
-from distbelief.codecs.low_precision import PRECISIONS
-from distbelief.codecs.stored import DTYPES, Stored, decode
+from distbelief.codecs import PRECISIONS
+from distbelief.codecs.codec import cut
+from distbelief.codecs.stored import DTYPES, VALUES_LIMIT, Stored, TensorHeader
 from distbelief.errors import DataError
 
-MAGIC = b"DBZ1"
+MAGIC, EARLIER = b"DBZ2", b"DBZ1"
 HEADER_LIMIT = 16 << 20
 """Longest header in bytes."""
 FILE_LIMIT = 1 << 36
 """Longest file in bytes."""
-VALUES_LIMIT = 1 << 34
-"""Most values of all tensors: what is pruned has no bytes in a file, and needs memory all the same."""
-DIMENSIONS = 16
-
-
-class _Entry(msgspec.Struct, array_like=True, frozen=True):
-    """What the header says of one tensor."""
-
-    name: str
-    dtype: int
-    shape: tuple[int, ...]
-    kept: int | None
-    bits: int
-    precision: int
-    """0 for as they are, else one of `PRECISIONS`, counted from 1."""
-    where: int
-    """Bytes of its positions."""
-    what: int
-    """Bytes of its values."""
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True):
     task: str
     huffman: bool
-    entries: tuple[_Entry, ...]
+    entries: tuple[TensorHeader, ...]
     aliases: dict[str, str]
+
+    def __post_init__(self) -> None:
+        names = {entry.name for entry in self.entries}
+        if len(names) < len(self.entries):
+            raise ValueError("a tensor is there twice")
+        if (total := sum(entry.size for entry in self.entries)) > VALUES_LIMIT:
+            raise ValueError(f"its tensors have {total:,} values; at most {VALUES_LIMIT:,} are read")
+        if strange := [alias for alias, name in self.aliases.items() if name not in names or alias in names]:
+            raise ValueError(f"{strange[0]!r} is a further name of no tensor")
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """What a `.dbz` file holds."""
+    """A model as a `.dbz` file holds it."""
 
     task: str
-    """Of which task the model is: a built-in name, or `module:function`, which is only told and never imported."""
+    """Task of the model: a built-in name, or `module:function`, which is only told and never imported."""
     tensors: Mapping[str, Stored]
     huffman: bool = True
-    """Whether ids and gaps are written by their frequency; else each in as many bits."""
+    """True where ids and gaps are written by their frequency; else each has as many bits."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Further names of tensors, by the one under which they are stored."""
     name: str = "the model"
-    """In messages."""
+    """Name in messages."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The dense state dict; a tied name is the same tensor."""
+        """Return the dense state dict; a tied name is the same tensor."""
         dense = {name: stored.dense() for name, stored in self.tensors.items()}
         return dense | {alias: dense[name] for alias, name in self.aliases.items()}
 
@@ -78,10 +68,10 @@ class ModelFile:
         return sum(stored.size * stored.values.itemsize for stored in self.tensors.values())
 
     def encode(self) -> bytes:
-        """The bytes of the file."""
+        """Write the bytes of the file."""
         parts = [stored.encode(self.huffman) for stored in self.tensors.values()]
         entries = tuple(
-            _Entry(
+            TensorHeader(
                 name,
                 DTYPES.index(str(stored.values.dtype).removeprefix("torch.")),
                 stored.shape,
@@ -99,7 +89,7 @@ class ModelFile:
 
 
 def read(path: Path) -> ModelFile:
-    """The model in a file.
+    """Read the model in a file.
 
     Raises:
         DataError: there is none, or it is truncated, foreign or spoilt.
@@ -125,7 +115,7 @@ def read(path: Path) -> ModelFile:
 
 
 def decoded(data: bytes, name: str) -> ModelFile:
-    """The model in the bytes of a file.
+    """Read the model in the bytes of a file.
 
     Args:
         data: all of them.
@@ -134,36 +124,8 @@ def decoded(data: bytes, name: str) -> ModelFile:
     Raises:
         DataError: they are truncated, foreign or spoilt.
     """
-    header, sections = _open(data)
-    tensors: dict[str, Stored] = {}
-    total = 0
-    for entry in header.entries:
-        _check(entry)
-        total += _values(entry.shape)
-        if total > VALUES_LIMIT or entry.name in tensors:
-            raise DataError(f"tensor {entry.name!r} is there twice, or makes more than {VALUES_LIMIT:,} values")
-        where, what, sections = (
-            sections[: entry.where],
-            sections[entry.where : entry.where + entry.what],
-            sections[entry.where + entry.what :],
-        )
-        if len(what) != entry.what:
-            raise DataError(f"tensor {entry.name!r} ends too early: the file was spoilt")
-        try:
-            coded = entry.bits, ("", *PRECISIONS)[entry.precision], header.huffman
-            dtype = DTYPES[entry.dtype]
-            tensors[entry.name] = decode(entry.shape, dtype, entry.kept, coded, bytes(where), bytes(what))
-        except DataError as error:
-            raise DataError(f"tensor {entry.name!r}: {error}") from error
-    if len(sections):
-        raise DataError(f"{len(sections)} bytes are behind the last tensor: the file was spoilt")
-    if strange := [alias for alias, of in header.aliases.items() if of not in tensors or alias in tensors]:
-        raise DataError(f"{strange[0]!r} is a further name of no tensor: the file was spoilt")
-    return ModelFile(header.task, tensors, header.huffman, header.aliases, name)
-
-
-def _open(data: bytes) -> tuple[_Header, memoryview]:
-    """The header, and what lies between it and the checksum."""
+    if data[:4] == EARLIER:
+        raise DataError("was written by an earlier version, in a form that is no longer read: compress its run again")
     if data[:4] != MAGIC:
         raise DataError(f"begins with {data[:4]!r} where a compressed model begins with {MAGIC!r}")
     length = int.from_bytes(data[4:8], "little")
@@ -175,33 +137,12 @@ def _open(data: bytes) -> tuple[_Header, memoryview]:
         header = msgspec.msgpack.decode(data[8 : 8 + length], type=_Header)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: text that is no UTF-8
         raise DataError(f"its header cannot be read: {error}") from error
-    return header, memoryview(data)[8 + length : -4]
-
-
-def _check(entry: _Entry) -> None:
-    """Refuse what no tensor can be like, before anything is made of it."""
-    size = _values(entry.shape)
-    fine = (
-        0 <= entry.dtype < len(DTYPES)
-        and (entry.bits == 0 or fits(entry.bits))
-        and 0 <= entry.precision <= len(PRECISIONS)
-        and (DTYPES[entry.dtype] == "float32" or not (entry.bits or entry.precision))
-        and not (entry.bits and entry.precision)
-        and (entry.kept is None or 0 <= entry.kept <= size)
-        and (entry.kept is not None or entry.where == 0)
-        and min(entry.where, entry.what) >= 0
-    )
-    if not fine:
-        raise DataError(f"tensor {entry.name!r} is said to be {entry}: the file was spoilt")
-
-
-def _values(shape: tuple[int, ...]) -> int:
-    """Values of a tensor of this shape, if there may be so many."""
-    size = 1
-    for side in shape:
-        if not 0 <= side <= VALUES_LIMIT or len(shape) > DIMENSIONS:
-            raise DataError(f"a tensor of shape {shape[:DIMENSIONS]}: the file was spoilt")
-        size *= side
-        if size > VALUES_LIMIT:
-            raise DataError(f"a tensor of shape {shape} has more than {VALUES_LIMIT:,} values")
-    return size
+    sizes = [size for entry in header.entries for size in (entry.where, entry.what)]
+    parts = iter(cut(data[8 + length : -4], (*sizes, 0), "all tensors together"))
+    tensors: dict[str, Stored] = {}
+    for entry in header.entries:
+        try:
+            tensors[entry.name] = entry.decode(header.huffman, next(parts), next(parts))
+        except DataError as error:
+            raise DataError(f"tensor {entry.name!r}: {error}") from error
+    return ModelFile(header.task, tensors, header.huffman, header.aliases, name)

@@ -18,18 +18,10 @@ MOST_OVERFLOWS = 1e-4
 it."""
 
 
-def exponent_of(largest: float) -> int:
-    """The least e for which a value is below 2**e; 0 for zero.
-
-    >>> exponent_of(0.3), exponent_of(1.0)
-    (-1, 1)
-    """
-    return math.frexp(largest)[1]
-
-
 def rounded(values: torch.Tensor, bits: int, exponent: int) -> torch.Tensor:
-    """Values to the nearest in fixed point of so many bits, the sign among them, from -2**exponent up to below
-    2**exponent; what is beyond is cut to the last.
+    """Round to the nearest in fixed point of so many bits, the sign among them.
+
+    Values lie from -2**exponent up to below 2**exponent; those beyond are cut to the last.
 
     >>> rounded(torch.tensor([0.3, -0.9, 5.0]), 3, 0)
     tensor([ 0.2500, -1.0000,  0.7500])
@@ -43,16 +35,20 @@ def rounded(values: torch.Tensor, bits: int, exponent: int) -> torch.Tensor:
 
 
 def round_each(tensors: Iterable[torch.Tensor], bits: int) -> None:
-    """Round tensors in place, each at the scale of its largest value, so that nothing is cut, and the same values
-    become the same whoever rounds them.
+    """Round tensors in place, each at the scale of its largest value.
+
+    So nothing is cut, and the same values become the same whoever rounds them.
     """
-    for one in tensors:
-        one.copy_(rounded(one, bits, exponent_of(_largest(one))))
+    for tensor in tensors:
+        values = tensor.detach()
+        values.copy_(rounded(values, bits, math.frexp(_largest(values))[1]))
 
 
 class DynamicScale:
-    """Rounds one tensor after another of a kind (the inputs of a layer, its weights, the gradients of its outputs); the
-    scale is raised or lowered by how many were beyond the range.
+    """Rounds one tensor after another of a kind, such as the inputs of a layer, its weights, or the gradients of its
+    outputs.
+
+    The scale is raised or lowered by how many values were beyond the range.
 
     Args:
         bits: of a value, 2 or more.
@@ -69,11 +65,11 @@ class DynamicScale:
         self.exponent: int | None = None
         """Values are below 2 to the power of it; None before the first that is not zero."""
         self.values = self.overflows = 0
-        """So far: all, and those that were beyond the range, and cut."""
+        """Values so far, and those that were beyond the range, and cut."""
         self._tensors = self._seen = self._beyond = self._beyond_half = 0
 
     def round(self, values: torch.Tensor) -> torch.Tensor:
-        """The values in fixed point, as another tensor.
+        """Return the values in fixed point, as another tensor.
 
         Raises:
             TrainingError: one is infinite, or no number.
@@ -87,7 +83,7 @@ class DynamicScale:
         if self.exponent is None:
             if not largest:
                 return values
-            self.exponent = exponent_of(largest)
+            self.exponent = math.frexp(largest)[1]  # the least e for which it is below 2**e
         result = rounded(values, self.bits, self.exponent)
         self._count(values, largest, 2.0**self.exponent)
         return result
@@ -113,7 +109,7 @@ class DynamicScale:
 
 
 def _largest(values: torch.Tensor) -> float:
-    """The largest magnitude; 0 of no values."""
+    """Return the largest magnitude; 0 of no values."""
     if not values.numel():
         return 0.0
     low, high = torch.aminmax(values.detach())

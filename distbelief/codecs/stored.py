@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
+import msgspec
 import numpy as np
 import torch
+from msgspec import Meta
 
-from distbelief.codecs import clusters
-from distbelief.codecs.codec import Positions, Symbols
+from distbelief.codecs import MOST_BITS, PRECISIONS
+from distbelief.codecs.codec import Positions, Symbols, cut
 from distbelief.codecs.gaps import Gaps
 from distbelief.codecs.low_precision import LowPrecision
-from distbelief.errors import DataError
+from distbelief.codecs.symbols import symbol_codec
 
 DTYPES = (
     "float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool",
 )  # fmt: skip
 """In a file each is a number: new ones are added at the end."""
+VALUES_LIMIT = 1 << 34
+"""Most values of all tensors: what is pruned has no bytes in a file, and needs memory all the same."""
+Count = Annotated[int, Meta(ge=0, le=1 << 36)]
 
 
 @dataclass(frozen=True)
@@ -32,78 +38,89 @@ class Stored:
 
     shape: tuple[int, ...]
     values: torch.Tensor
-    """1-D: all values, the kept ones, or the codebook that they share."""
+    """All values, the kept ones, or the codebook that they share, flat."""
     positions: Positions | None = None
-    """Of the kept values, ascending, in the flattened tensor; None where all are."""
+    """Places of the kept values, ascending, in the flattened tensor; None where all are kept."""
     ids: Symbols | None = None
-    """Which entry of the codebook each kept value is; None where each is its own."""
+    """Entry of the codebook that each kept value is; None where each is its own."""
     bits: int = 0
-    """Of an id."""
+    """Bits of an id; the codebook has an entry for each."""
     precision: str = ""
-    """How values of float32 that are not shared are written: bf16, fp16 or int8; "" for as they are."""
+    """Form of values of float32 that are not shared: bf16, fp16 or int8; "" as they are."""
 
     @property
     def size(self) -> int:
-        """Values of the tensor."""
+        """Number of values."""
         return math.prod(self.shape)
 
     @property
     def kept(self) -> int:
-        """Values that are not pruned."""
+        """Number of values that are not pruned."""
         return self.size if self.positions is None else len(self.positions)
 
     @property
     def constrained(self) -> bool:
-        """Whether values were pruned, or share others."""
+        """True where values were pruned, or share others."""
         return self.positions is not None or self.ids is not None
 
     def dense(self) -> torch.Tensor:
-        """The tensor itself: what was pruned is zero."""
+        """Return the tensor itself: what was pruned is zero."""
         values = self.values if self.ids is None else self.values[torch.from_numpy(self.ids.astype(np.int32))]
         if self.positions is not None:
-            whole = torch.zeros(self.size, dtype=values.dtype)
-            whole[torch.from_numpy(self.positions)] = values
-            values = whole
+            values = torch.zeros(self.size, dtype=values.dtype).index_copy_(0, torch.from_numpy(self.positions), values)
         return values.reshape(self.shape)
 
     def encode(self, huffman: bool) -> tuple[bytes, bytes]:
-        """The bytes of the positions and of the values."""
+        """Write the positions, and the values."""
         where = b"" if self.positions is None else Gaps(self.size, huffman).encode(self.positions)
         if self.precision:
             return where, LowPrecision(self.precision).encode(self.values.numpy())
-        if self.ids is None:
-            return where, self.values.contiguous().view(torch.uint8).numpy().tobytes()
-        return where, clusters.write(self.values.numpy(), self.ids, self.bits, huffman)
+        what = self.values.contiguous().view(torch.uint8).numpy().tobytes()
+        return where, what if self.ids is None else what + symbol_codec(self.bits, huffman).encode(self.ids)
 
 
-def decode(
-    shape: tuple[int, ...], dtype: str, kept: int | None, coded: tuple[int, str, bool], where: bytes, what: bytes
-) -> Stored:
-    """The tensor that `Stored.encode` wrote.
+class TensorHeader(msgspec.Struct, array_like=True, frozen=True):
+    """One tensor in the header of a file."""
 
-    Args:
-        shape: of the tensor.
-        dtype: of its values, one of `DTYPES`.
-        kept: values that are not pruned; None for all.
-        coded: the bits of an id, 0 where each value is its own; the precision of values; and whether symbols are
-            written by their frequency.
-        where: the bytes of the positions.
-        what: the bytes of the values.
+    name: str
+    dtype: Annotated[int, Meta(ge=0, lt=len(DTYPES))]
+    shape: Annotated[tuple[Count, ...], Meta(max_length=16)]
+    kept: Count | None
+    """Values that are not pruned; None for all."""
+    bits: Annotated[int, Meta(ge=0, le=MOST_BITS)]
+    precision: Annotated[int, Meta(ge=0, le=len(PRECISIONS))]
+    """0 for values as they are, else one of `PRECISIONS`, counted from 1."""
+    where: Count
+    """Bytes of the positions."""
+    what: Count
+    """Bytes of the values."""
 
-    Raises:
-        DataError: they are not of such a tensor.
-    """
-    size, (bits, precision, huffman) = math.prod(shape), coded
-    positions = None if kept is None else Gaps(size, huffman).decode(where, kept)
-    count = size if kept is None else kept
-    if bits:
-        codebook, ids = clusters.read(what, count, bits, huffman)
-        return Stored(shape, torch.tensor(codebook), positions, ids, bits)
-    if precision:
-        values = torch.tensor(LowPrecision(precision).decode(what, count))
-        return Stored(shape, values, positions, precision=precision)
-    kind = getattr(torch, dtype)
-    if len(what) != count * kind.itemsize:
-        raise DataError(f"{count:,} values of {dtype} in {len(what):,} bytes: they were cut or spoilt")
-    stored = torch.frombuffer(bytearray(what), dtype=torch.uint8) if what else torch.zeros(0, dtype=torch.uint8)
-    return Stored(shape, stored.view(kind), positions)
+    def __post_init__(self) -> None:
+        # a tensor of which all is kept has no positions, and only float32 is written in fewer bits, in one way
+        beyond = self.where if self.kept is None else self.kept - self.size
+        if beyond > 0 or (self.bits > 0) + (self.precision > 0) > (DTYPES[self.dtype] == "float32"):
+            raise ValueError(f"no tensor is like {self}")
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+    def decode(self, huffman: bool, where: bytes, what: bytes) -> Stored:
+        """Read the tensor that `Stored.encode` wrote.
+
+        Raises:
+            DataError: the bytes are not of such a tensor.
+        """
+        count = self.size if self.kept is None else self.kept
+        positions = None if self.kept is None else Gaps(self.size, huffman).decode(where, count)
+        if self.precision:
+            precision = PRECISIONS[self.precision - 1]
+            rounded = torch.from_numpy(LowPrecision(precision).decode(what, count))
+            return Stored(self.shape, rounded, positions, precision=precision)
+        dtype = getattr(torch, DTYPES[self.dtype])
+        entries, rest = (1 << self.bits, -1) if self.bits else (count, 0)
+        stored, coded = cut(what, (entries * dtype.itemsize, rest), f"{entries:,} values of {DTYPES[self.dtype]}")
+        values = torch.tensor(np.frombuffer(stored, np.uint8)).view(dtype)
+        ids = symbol_codec(self.bits, huffman).decode(coded, count) if self.bits else None
+        return Stored(self.shape, values, positions, ids, self.bits)

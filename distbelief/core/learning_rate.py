@@ -68,10 +68,10 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
             UsageError: naming the option, its value and the remedy.
         """
         for named, known, what in (
-            (self.lr_schedule, SCHEDULES, "learning-rate schedule"), (self.lr_scaling, SCALINGS,
-                "learning-rate scaling"),
+            (self.lr_schedule, SCHEDULES, "learning-rate schedule"),
+            (self.lr_scaling, SCALINGS, "learning-rate scaling"),
             (self.warmup, ("gradual", "constant"), "warm-up"),
-        ):  # fmt: skip
+        ):
             if named not in known:
                 raise unknown(what, named, known)
         self._check_warmup(epochs)

@@ -29,25 +29,25 @@ from distbelief.sharding.mesh import MOST, Mesh
 PRECISIONS = ("float32", "bf16", "fp16")
 ORDERS = (SHUFFLED, SEQUENTIAL) = ("shuffled", "sequential")
 FEWEST_BITS, MOST_BITS = 2, 24
-"""Of fixed point: a sign and a digit, and what float32 holds."""
+"""Bits of fixed point: a sign and a digit, and what float32 holds."""
 
 
 class FixedPointBits(NamedTuple):
     """Bits of dynamic fixed point, the sign among them."""
 
     products: int
-    """Of what is multiplied."""
+    """Bits of what is multiplied."""
     updates: int
-    """Of a parameter after an update."""
+    """Bits of a parameter after an update."""
 
 
-def fixed_point(asked: str) -> FixedPointBits | None:
-    """What `--fixed-point` asks for; None for "".
+def fixed_point_bits(asked: str) -> FixedPointBits | None:
+    """Parse `--fixed-point`; None for "".
 
     Raises:
         UsageError: it is of another form, or asks for bits that cannot be.
 
-    >>> fixed_point("dynamic:10,12")
+    >>> fixed_point_bits("dynamic:10,12")
     FixedPointBits(products=10, updates=12)
     """
     if not asked:
@@ -270,7 +270,7 @@ class Settings(msgspec.Struct, frozen=True):
     precision: str = "float32"
     """In which replicas compute gradients: float32, bf16 or fp16."""
     fixed_point: str = ""
-    """Of which bits what they multiply is, and parameters are after an update; "" for none."""
+    """Bits of what they multiply, and of parameters after an update, as `fixed_point_bits` reads; "" for none."""
     evaluate_every: int = 1
     """Epochs between evaluations; 0 evaluates never, or by minibatches."""
     evaluate_minibatches: int = 0
@@ -367,7 +367,7 @@ class Settings(msgspec.Struct, frozen=True):
             raise UsageError(f"--target-accuracy {self.target_accuracy}: is a fraction, from 0 to 1")
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
-        if fixed_point(self.fixed_point) and self.precision != PRECISIONS[0]:
+        if fixed_point_bits(self.fixed_point) and self.precision != PRECISIONS[0]:
             raise UsageError(
                 f"--fixed-point {self.fixed_point} rounds values of float32: leave --precision {self.precision} off"
             )
@@ -457,7 +457,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     @property
     def arithmetic(self) -> str:
-        """In which gradients are computed: a precision, or what `fixed_point` reads."""
+        """Name of the arithmetic of gradients: a precision, or the value of `fixed_point`."""
         return self.fixed_point or self.precision
 
     @property

@@ -60,8 +60,11 @@ def tree(*sizes: int) -> Switches:
     """So many under the root, so many under each of these, ...: the last are hosts. Each level is numbered in a row."""
     levels = [prod(sizes[:depth]) for depth in range(len(sizes))]
     first = [sum(levels[:depth]) for depth in range(len(sizes))]
-    edges = [(first[depth - 1] + number // sizes[depth - 1], first[depth] + number)
-        for depth in range(1, len(sizes)) for number in range(levels[depth])]  # fmt: skip
+    edges = [
+        (first[depth - 1] + number // sizes[depth - 1], first[depth] + number)
+        for depth in range(1, len(sizes))
+        for number in range(levels[depth])
+    ]
     return [0] * first[-1] + [sizes[-1]] * levels[-1], edges
 
 
@@ -79,8 +82,11 @@ def fat_tree(k: int) -> Switches:
 def torus(*sizes: int) -> Switches:
     """A grid whose rows are rings, in each dimension."""
     numbers = {place: number for number, place in enumerate(product(*map(range, sizes)))}
-    edges = [(number, numbers[(*place[:axis], (place[axis] + 1) % size, *place[axis + 1 :])])
-        for place, number in numbers.items() for axis, size in enumerate(sizes)]  # fmt: skip
+    edges = [
+        (number, numbers[(*place[:axis], (place[axis] + 1) % size, *place[axis + 1 :])])
+        for place, number in numbers.items()
+        for axis, size in enumerate(sizes)
+    ]
     return [1] * len(numbers), edges
 
 

@@ -3,11 +3,11 @@
 Beside the paper's listing: gradients are pushed after every `push_every` steps, so that each push holds as many (the
 listing pushes one at step 0), and a fetch lands only between steps. With `prefetch` the fetch for the next step is in
 flight while this one computes, and pushes are not waited for. Where the consistency needs it, a replica tells the
-shards when it takes part and when it sits out, and pushes and fetches name their tick; in rounds each gradient of a
-push of several is weighted by its minibatch's share of a full one, so that unequal minibatches add up to their union.
+shards when it takes part and when it sits out, and pushes and fetches name their tick. In rounds each gradient of a
+push of several steps is weighted by its minibatch's share of a full one: so unequal minibatches add up to their union.
 
-A shard that dies comes again: a replica tells it how far the one before had acknowledged, and sends it again what that
-had not; in rounds, where all shards go back to one checkpoint, a replica begins anew. While a checkpoint is made it
+A shard that dies comes again. A replica tells it how far the one before had acknowledged, and pushes again what that
+had not. In rounds all shards go back to one checkpoint, and a replica begins anew. While a checkpoint is made it
 computes, but pushes nothing.
 """
 
@@ -40,21 +40,7 @@ from distbelief.replica.work import WorkQueue, report_seconds
 
 
 class DownpourReplica(ServedReplica):
-    """One replica.
-
-    Args:
-        role: its name.
-        vectors: of its model.
-        samples: in its training set.
-        batch_size: that the user's own loop names; 0 where the job's is taken.
-        keeps: whether the model is used after the story: then it ends with the server's parameters.
-        incarnation: of this replica; a restarted one has a higher.
-        split: how it computes together with the other partitions, where the replica is split.
-        epochs: that the user's own loop names; 0 where the job's are taken.
-        order: that the user's own loop names; "" where the job's is taken.
-        optimizers: that it names, one for each model; none where all have the job's.
-        script: of the user's, where that keeps something.
-    """
+    """One replica; its arguments are those of `ServedReplica`, but for the training."""
 
     def __init__(
         self, role: str, vectors: Vectors, samples: int, batch_size: int = 0, keeps: bool = False, incarnation: int = 0,
@@ -67,8 +53,15 @@ class DownpourReplica(ServedReplica):
         )  # fmt: skip
 
 
+# Every wait of the story is a loop around `wait`, which takes one arrival and then does what it asks for. So a replica
+# answers a checkpoint, or a shard that has come again, whatever it is waiting for. `take` only notes; what needs
+# effects is done by `_act`.
+#
+# Three invariants. Fetched parameters become the model's between steps only, in a `swap`. A gradient slot is rewritten
+# only once all shards have applied the push in it (`Pushes.busy`). Pushes leave in the order of their clocks, each to
+# all shards at once: so one number says how far a dead shard was, and `owed` sends the rest.
 class DownpourTraining:
-    """The loop of Algorithm 1.1, and what it knows since the replica was welcomed, or since all went back.
+    """The loop of Algorithm 1.1, and its state since the replica was welcomed, or since all went back.
 
     Args:
         replica: that trains.
@@ -82,12 +75,12 @@ class DownpourTraining:
         self._siblings = replica.siblings
         self._models = server.models
         self._stepped = {*range(len(server.models))}
-        """Models, of several, whose parameters are not at hand since they were stepped."""
-        self._amid = False
-        """True while a minibatch of several pushes has been begun, and is not over."""
+        """Models, of several, that were stepped since their parameters were fetched."""
+        self._mid_minibatch = False
+        """True while a minibatch of several models has made some of its pushes and not all."""
         self._pushing, self._bound = settings.strategy.pushing, settings.strategy.staleness_bound
         shards, slots = [role for role, _ in server.parts], settings.slots * len(server.models)
-        self._pushes = Pushes(replica.incarnation, shards, slots, told=replica.siblings.follows)
+        self._pushes = Pushes(replica.incarnation, shards, slots, reports=replica.siblings.follows)
         # what accrues for the next push: in which slot, how much of it, and from which parameters on
         self._slot = self._steps = self._accrued_samples = 0
         # minibatches that it covers, and those before them without a step of their own
@@ -97,8 +90,8 @@ class DownpourTraining:
         # where it stands: its tick, which vector it computes on, whether the other is asked for
         self._tick = self._landing = 0
         self._in_flight = False
-        # what it was told: that there is nothing of an epoch, and to report what it has; to push nothing (for a
-        # checkpoint, to be answered once that holds)
+        # what it was told: that there is nothing of an epoch, and to report what it has; to push nothing, for a
+        # checkpoint; and the number of that, until it is answered
         self._draining: int | None = None
         self._holding = False
         self._hold: int | None = None
@@ -107,9 +100,9 @@ class DownpourTraining:
         # the epoch in which shards wait for it, and the last of which it has said that it has no more: in rounds they
         # wait for all, in every epoch, until they say so
         self._attending: int | None = None
-        self._rested = -1
+        self._rested_epoch = -1
 
-    # by what they come from, for CPython finds the attributes of an object with 30 or more by a slower way
+    # properties and no attributes: CPython finds those of an object with 30 or more by a slower way
 
     @property
     def _vectors(self) -> Vectors:
@@ -129,13 +122,15 @@ class DownpourTraining:
 
     @property
     def clock(self) -> int:
-        """Pushes that were made."""
+        """Number of pushes that were made."""
         return self._pushes.clock
 
     def train(self) -> Steps[None]:
-        """From the server's parameters to the end of the work."""
+        """Train from the server's parameters to the end of the work."""
+        # The first fetch is of all ranges, frozen ones too, and of tick 0, so it waits for nobody's pushes. At the end
+        # what has accrued is pushed, and all of it acknowledged before the replica leaves.
         yield from self.server.fetch(0, self.server.whole)
-        yield from self._landed(*self._models)
+        yield from self._await_parameters(*self._models)
         self._vectors.swap(0)
         replica, reports = self._replica, report_seconds(self._settings.replicas)
         self._stepped.clear()
@@ -148,26 +143,29 @@ class DownpourTraining:
             self._under_way = False
             if not goes_on:
                 replica.left = True
-                if self._siblings.follows:  # so that its lead has it do nothing more
+                if self._siblings.follows:  # its lead is to deal it nothing more, and to wait for it nowhere
                     yield Send(replica.superior, membership.Leave(for_good=True))
                 elif not replica.stops:
                     yield WriteRecord(Note(f"{replica.role} ends its part here: its script has left the loop"))
                 break
             if self.work.seconds >= reports:
                 yield self._progress(wants=False)
-        yield from self._drain(self._rested if self._attending is None else self._attending)
+        yield from self._drain(self._rested_epoch if self._attending is None else self._attending)
         if replica.keeps:
             yield from replica.finish()  # in rounds, partitions agree on the one that they hold at the end
             yield from self._fetch_all()
 
     def _fetch_all(self) -> Steps[None]:
-        """The parameters of all models, as they are now."""
+        """Fetch the parameters of all models, as they are now."""
         yield from self.server.fetch(self._landing, self.server.moving)
-        yield from self._landed(*self._models)
+        yield from self._await_parameters(*self._models)
         self._vectors.swap(self._landing)
 
     def _step(self, batch: Batch) -> Steps[bool]:
-        """One step, and the push and the fetches that are due with it; whether there is to be another."""
+        """Make one step, with the push and the fetches that are due; returns whether there is to be another."""
+        # The next step's parameters are requested before this one computes, so that they travel meanwhile; they cannot
+        # contain this step's push. What a script has written to its parameters reaches the shards before the gradient
+        # computed with it.
         replica = self._replica
         if self._in_flight or self._too_old(replica.step, self._tick):
             yield from self._fetch()
@@ -195,15 +193,16 @@ class DownpourTraining:
         return True
 
     def _step_in_turn(self, batch: Batch) -> Steps[bool]:
-        """Step several models one after another until the minibatch is over, each with a push and a fetch of its own.
-        Return whether there is to be another minibatch.
-        """
+        """Step several models in turn until the minibatch is over; returns whether there is to be another."""
+        # A script chooses which model to step next, and its losses may read all of them: so each step is pushed at
+        # once, and stepped models are fetched before the next gradient. The minibatch is done with the last of its
+        # pushes, and no checkpoint comes between them (`_mid_minibatch`).
         samples = 0
         while True:
             if self._stepped:
                 yield from self._fetch_stepped()
             computed = yield from gradient(self._replica.split, batch, self.wait)
-            if not self._amid and self._replica.asked is not None:
+            if not self._mid_minibatch and self._replica.asked is not None:
                 yield from self._replica.save_script()
             if computed is not None and computed.ended:
                 yield from self._end_epoch(batch)
@@ -211,35 +210,38 @@ class DownpourTraining:
             if computed is not None and computed.written:
                 yield from self._replace()
             if computed is None or computed.held:
-                if computed is not None or self._amid:  # what was pushed in a minibatch that is left is done
+                if computed is not None or self._mid_minibatch:  # what was pushed in a minibatch that is left is done
                     self._pushes.close(1, samples)
                     self._replica.step += 1
                 self.work.seconds += computed.seconds if computed else 0.0
-                self._amid = False
-                yield from self._holds()
+                self._mid_minibatch = False
+                yield from self._report_held()
                 return computed is not None
             samples = computed.samples
             yield from self._accrue(computed)
             yield from self._push(computed.model)
 
     def _fetch_stepped(self) -> Steps[None]:
-        """The parameters of the models that were stepped."""
+        """Fetch the parameters of the models that were stepped."""
         models = [self._models[number] for number in sorted(self._stepped)]
         for model in models:
             yield from self.server.fetch(0, model.moving, self._tick)
-        yield from self._landed(*models)
+        yield from self._await_parameters(*models)
         self._stepped.clear()
         self._vectors.swap(0, [part for model in models for part in model.moving])
 
     def _end_epoch(self, batch: Batch) -> Steps[None]:
-        """Its data end before a minibatch: there is no more of that epoch."""
+        """End an epoch before a minibatch that its data do not have."""
         self.work.end(batch.epoch)
         yield Send(roles.COORDINATOR, dealing.StreamEnded(batch.epoch, batch.index))
 
     # data
 
     def _next_batch(self) -> Steps[Batch | None]:
-        """The next minibatch that the coordinator dealt; None when the job is over."""
+        """Return the next minibatch that the coordinator dealt; None when the job is over."""
+        # Look at the links before each step, so that a replica holds, leaves or ends within a step. Portions that are
+        # given back are reported before anything dealt behind them is begun: steps count in the order in which they
+        # were dealt.
         if self._siblings.follows:
             return (yield from self._next_of_lead())
         yield from self._look()
@@ -263,9 +265,8 @@ class DownpourTraining:
         return None
 
     def _save_idle(self) -> Steps[None]:
-        """Save what the script keeps, where there is nothing to do: it comes to the end of its minibatch first, for
-        which its model is as that has left it.
-        """
+        """Save what the script keeps, where there is nothing to do; the script ends its minibatch first."""
+        # at that point the script may read the model, which must be as the minibatch's own push has left it
         script = self._replica.script
         if script is not None and script.in_step and self._replica.split is None:  # a partition's model rests meanwhile
             yield from self._fetch_all()
@@ -274,15 +275,14 @@ class DownpourTraining:
         yield from self._replica.save_script()
 
     def _give_back(self) -> None:
-        """Give back what is not begun, where that was asked for: but for what the push that accrues still needs, whose
-        size would else be that of the moment.
-        """
+        """Give back what is not begun, where that was asked for."""
+        # not amid a push of several steps: its size would depend on when the order came
         if self._recalled and not 0 < self._steps + self._under_way < self._pushing.push_every:
             self._recalled = False
             self.work.give_back()
 
     def _next_of_lead(self) -> Steps[Batch | None]:
-        """The next minibatch that the lead computes; None when it is done."""
+        """Return the next minibatch that the lead computes; None when it is done."""
         while (batch := self.work.next()) is None and not self._replica.ending:
             if self._draining is not None:
                 epoch, self._draining = self._draining, None
@@ -296,19 +296,19 @@ class DownpourTraining:
 
     def _accrue(self, computed: Computed) -> Steps[None]:
         """Add the step's gradient to what the next push will hold, and step the local model."""
-        shrinks = yield from self._shrinks()
+        clipping = yield from self._clipping()
         while self._pushes.busy[self._slot * len(self._models) + computed.model]:
             yield from self.wait()
-        if not self._steps:
+        if not self._steps:  # a push is as stale as its oldest gradient
             self._based = self.server.based(computed.model)
         samples = computed.samples + self._held_samples
         self._changes = computed.rate, computed.options
-        # of one step the shards weigh the whole push: a round of one leaves it as it is
+        # a push of one step is weighed by the shards, as a whole: so a round of one leaves its bits alone
         several = self._in_rounds and self._pushing.push_every > 1
         weight = samples / self._settings.data.batch_size if several else 1.0
-        self._vectors.accrue(self._slot, not self._steps, weight * shrinks, computed.model)
+        self._vectors.accrue(self._slot, not self._steps, weight * clipping, computed.model)
         if self._pushing.local_lr:
-            self._vectors.descend(self._pushing.local_lr * shrinks)
+            self._vectors.descend(self._pushing.local_lr * clipping)
         self._under_way = False
         self._steps += 1
         self._covered += 1 + self._held_steps
@@ -317,20 +317,16 @@ class DownpourTraining:
         self.work.seconds += computed.seconds
 
     def _replace(self) -> Steps[None]:
-        """Have the shards hold what the script has written to its parameters, before a gradient that was computed with
-        it.
-        """
-        while self._pushes.waiting:  # they read the slot
+        """Have the shards hold what the script has written to its parameters."""
+        while self._pushes.waiting:  # the shards read the slot in which the values are sent
             yield from self.wait()
         yield from self.server.initial(replaces=True)
         while self._links.missing:
             yield from self.wait()
 
-    def _shrinks(self) -> Steps[float]:
-        """Return the factor by which a split replica's gradient is clipped, from its norm, of which each partition
-        knows a part. A replica that is whole computes it clipped.
-        """
-        clip = self._settings.clip_norm
+    def _clipping(self) -> Steps[float]:
+        """Return the factor by which a split replica's gradient is clipped: each partition knows a part of its norm."""
+        clip = self._settings.clip_norm  # a replica that is whole computes its gradient clipped
         if not clip or self._replica.split is None:
             return 1.0
         norm = yield from self._siblings.whole_norm(self._vectors.norm(), self._wait_for_others)
@@ -349,19 +345,19 @@ class DownpourTraining:
         yield from self.wait()
 
     def _hold_over(self, computed: Computed) -> None:
-        """A minibatch without a step of its own is done with the next that has one."""
+        """Count a minibatch without a step of its own into the next push that is made."""
         self._held_steps += 1
         self._held_samples += computed.samples
         self.work.seconds += computed.seconds
 
     def _push(self, model: int = 0) -> Steps[None]:
-        """Send what has accrued to all shards; does not wait, but for a checkpoint that is being made, or for the lead
-        to do so. Of several models, what has of one: the first push of a minibatch counts as its step, and the others
-        follow it.
-        """
+        """Send what has accrued of a model to all shards."""
+        # It waits for no answer, only while a checkpoint is being made (when the script may have to be saved), and for
+        # the lead where another partition leads. It waits here and not before the step, so that replicas compute while
+        # a checkpoint is made.
         pushed = self._models[model]
         self._give_back()
-        while (self._holding and not self._amid) or not self._siblings.may_push(self._pushes.clock + 1):
+        while (self._holding and not self._mid_minibatch) or not self._siblings.may_push(self._pushes.clock + 1):
             if self._replica.asked is not None and self._holding:
                 yield from self._replica.save_script()
             yield from self.wait()
@@ -369,7 +365,7 @@ class DownpourTraining:
         self._vectors.carry_buffers(slot, model)
         clock, sent = self._pushes.clock + 1, {}
         single = len(self._models) == 1
-        steps = self._steps if single else int(not self._amid)
+        steps = self._steps if single else int(not self._mid_minibatch)  # the first push counts as the minibatch's step
         rate, options = self._changes
         for (role, part), payload in zip(pushed.parts, pushed.outgoing[slot], strict=True):
             push = pushing.Push(
@@ -379,7 +375,7 @@ class DownpourTraining:
             )  # fmt: skip
             sent[role] = Send(role, push, payload)
         covered = (self._covered, self._accrued_samples) if single else (0, 0)  # those are done with the minibatch
-        self._amid = not single
+        self._mid_minibatch = not single
         busy = slot * len(self._models) + model
         yield from self._pushes.make(busy, *covered, sent, self._siblings.push(clock))
         self._tick += self._attends
@@ -388,11 +384,9 @@ class DownpourTraining:
         self._slot = (slot + 1) % self._settings.slots
 
     def _drain(self, epoch: int) -> Steps[None]:
-        """Push the rest, wait until all is acknowledged and all that was asked for is here, and report it: there is no
-        more of an epoch.
-
-        What a round of a job that ends would have of less than a push is as if it had not been computed.
-        """
+        """Push the rest of an epoch, wait until all is acknowledged and has arrived, and report it."""
+        # What is left of a push when a job in rounds ends would make a smaller round than any other: it counts as not
+        # computed.
         if self._steps and self._in_rounds and self._replica.ending and not self._replica.wanted_away:
             self._steps = self._covered = self._accrued_samples = self._held_steps = self._held_samples = 0
             yield from self._replica.finish()
@@ -411,17 +405,15 @@ class DownpourTraining:
     # parameters down
 
     def _fetch(self) -> Steps[None]:
-        """The parameters for this step; with prefetch, those that were asked for a step ago, and the next are asked
-        for.
-        """
+        """Swap in this step's parameters; with prefetch they were asked for a step ago, else they are now."""
         if not self._pushing.prefetch:
             yield from self.server.fetch(0, self.server.moving, self._tick)
-            yield from self._landed(*self._models)
+            yield from self._await_parameters(*self._models)
             self._vectors.swap(0)
             return
         if not self._in_flight:
             yield from self.server.fetch(1 - self._landing, self.server.moving, self._tick)
-        yield from self._landed(*self._models)
+        yield from self._await_parameters(*self._models)
         self._landing, self._in_flight = 1 - self._landing, False
         self._vectors.swap(self._landing)
 
@@ -430,10 +422,10 @@ class DownpourTraining:
         self._in_flight = True
         yield from self.server.fetch(1 - self._landing, self.server.moving, self._next_tick)
 
-    def _landed(self, *models: ModelView) -> Steps[None]:
-        while self._links.missing:
+    def _await_parameters(self, *models: ModelView) -> Steps[None]:
+        while self._links.missing:  # `wait`, without a generator for each of the many arrivals
             self.take((yield RECEIVE))
-            if self._is_told_to_act():
+            if self._must_act():
                 yield from self._act()
         for model in models:
             if self._in_rounds:
@@ -441,9 +433,10 @@ class DownpourTraining:
             model.held.land()
 
     def _same_round(self, model: ModelView) -> Steps[None]:
-        """Rounds may have gone on without this replica: have every shard's parameters be those of one round, which this
-        replica is in.
-        """
+        """Have every shard's parameters be those of one round, and take part in that."""
+        # With backup workers or a quorum, rounds go on without this replica, so one shard may answer with a later round
+        # than another. A gradient computed across two rounds would belong to neither, and be late again: shards that
+        # are behind are asked once more, until all have answered of the newest round, at every partition.
         held = model.held
         newest, settled = held.newest, False
         while not settled:
@@ -458,59 +451,60 @@ class DownpourTraining:
         self._tick = newest
 
     def _too_old(self, step: int, tick: int) -> bool:
-        """Return whether the parameters at hand may not serve a step: by the user's cadence, or because the consistency
-        asks for newer ones.
-        """
+        """Return whether a step needs newer parameters: by the user's cadence, or since the consistency asks for it."""
+        # without the second condition the bound would be off by up to `fetch_every`: parameters that were fresh enough
+        # when they came may not be some steps later
         if self._in_rounds:
             return not self._steps
         return step % self._pushing.fetch_every == 0 or self.server.held.floor < tick - self._bound
 
     @property
     def _next_tick(self) -> int:
-        """The tick of the step after this one."""
+        """Tick of the step after this one."""
         return self._tick + (self._steps + 1 == self._pushing.push_every)
 
     # taking part
 
     def _attend(self, epoch: int) -> Steps[None]:
         """Take part, from the furthest tick at which a shard would have this replica begin."""
+        # Shards are at different ticks: each is asked first, and holds its floor meanwhile. Where ticks bound anything,
+        # all are then told the same tick: a shard that had a lower one would make everybody, this replica too, wait for
+        # pushes of ticks that it never makes.
         before = self._tick
         for role, _ in self.server.parts:
             yield self._links.ask(role, attendance.Attend(self._replica.incarnation, -1, epoch))
         while any(self._links.asks(role, attendance.Attend) for role, _ in self.server.parts):
             yield from self.wait()
         self._attending = epoch
-        if self._tick > before:  # while it took no part others have stepped them
+        if self._tick > before:  # others have stepped the models meanwhile
             self._stepped |= {*range(len(self._models))}
         if self._bound < math.inf:
             for role, _ in self.server.parts:
                 yield Send(role, attendance.Attend(self._replica.incarnation, self._tick))
 
     def _sit_out(self, epoch: int) -> Steps[None]:
-        """Be waited for by nobody; what was pushed before counts."""
-        if self._attending is not None or (self._in_rounds and self._rested < epoch):
-            self._attending, self._rested = None, epoch
+        """Have no shard wait for this replica; what it has pushed counts."""
+        if self._attending is not None or (self._in_rounds and self._rested_epoch < epoch):
+            self._attending, self._rested_epoch = None, epoch
             for role, _ in self.server.parts:
                 yield self._links.ask(role, attendance.SitOut(self._replica.incarnation, epoch))
 
     # what arrives
 
     def wait(self) -> Steps[None]:
-        """Wait for the next word, and do what it asks for; every wait of the story is a loop around this, or, where it
-        waits for most words, around the same.
-        """
+        """Wait for the next message, and do what it asks for."""
         self.take((yield RECEIVE))
-        if self._is_told_to_act():
+        if self._must_act():
             yield from self._act()
 
     def _look(self) -> Steps[None]:
         """Take what has arrived, and do what it asks for."""
         while (arrival := (yield GLANCE)) is not None:
             self.take(arrival)
-            if self._is_told_to_act():
+            if self._must_act():
                 yield from self._act()
 
-    def _is_told_to_act(self) -> bool:
+    def _must_act(self) -> bool:
         """Return whether a message that was taken may ask for more than to be noted, which it seldom does."""
         replica = self._replica
         return (
@@ -518,29 +512,30 @@ class DownpourTraining:
         )
 
     def _act(self) -> Steps[None]:
-        """Do what a word has asked for."""
+        """Do what messages have asked for."""
         if self._replica.split is not None:
             yield from self._siblings.relayed()
             for done in self._pushes.finished():
                 yield Send(self._replica.superior, partitioning.PartPushed(*done))
         if self._hold is not None:
-            yield from self._holds()
+            yield from self._report_held()
         if self._replica.welcome is not None:
             yield from self._replica.reunite(self, self._replica.welcome)
         if self._links.lost:
             yield from self._links.seek()
 
-    def _holds(self) -> list[Send]:
-        """Tell that nothing is on its way to the shards, and nothing will be, once that is so."""
-        if self._hold is not None and not self._pushes.waiting and not self._amid:
+    def _report_held(self) -> list[Send]:
+        """Answer a checkpoint, once nothing is on its way to the shards."""
+        # progress first: the checkpoint's position counts all that the shards have applied
+        if self._hold is not None and not self._pushes.waiting and not self._mid_minibatch:
             number, self._hold = self._hold, None
             return [self._progress(wants=False), Send(roles.COORDINATOR, checkpointing.Held(number))]
         return []
 
     def owed(self, shard: str) -> Steps[None]:
-        """Tell a shard that has come again how far the one before was, and push again what that had not
-        acknowledged.
-        """
+        """Tell a shard that has come again how far the one before was, and push again what that still owes."""
+        # in this order: `Return` tells the ledger which push is next, without which it would refuse them; `Attend`
+        # tells from which tick on to wait for this replica
         if shard not in self._pushes.acknowledged:
             return
         pushes, incarnation = self._pushes.owed(shard), self._replica.incarnation
@@ -549,7 +544,7 @@ class DownpourTraining:
             first: Any = pushes[0].message if pushes else None
             yield Send(shard, attendance.Attend(incarnation, first.tick if first else self._tick, self._attending))
         elif self._attends and not self._links.asks(shard, attendance.SitOut):
-            yield self._links.ask(shard, attendance.SitOut(incarnation, self._rested))
+            yield self._links.ask(shard, attendance.SitOut(incarnation, self._rested_epoch))
         yield from pushes
 
     def waits(self) -> str:
@@ -587,10 +582,10 @@ class DownpourTraining:
             if self._links.answered(arrival.sender, event):
                 self._tick = max(self._tick, event.tick)
         else:
-            self._told(arrival)
+            self._take_order(arrival)
 
-    def _told(self, arrival: Arrival) -> None:
-        """Note what the coordinator tells, or the other partitions."""
+    def _take_order(self, arrival: Arrival) -> None:
+        """Note what the coordinator orders, or another partition tells."""
         match arrival.event:
             case partitioning.PartPushed() as part:
                 self._pushes.applied(arrival.sender, self._replica.incarnation, part.clock, part.dropped)

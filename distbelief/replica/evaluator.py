@@ -20,6 +20,10 @@ TRIES = 20
 """Most times that shards which are a round behind others are asked again."""
 
 
+# The evaluator waits to be told to measure, fetches what moves, waits until all of it is here, measures, and tells. It
+# takes no part in clocks, rounds or bounds, so no shard waits for it. A shard holds its fetch back only amid an update,
+# or until its standby is as far. In rounds one shard may be a round behind another: that one is asked again, so that
+# what is measured is of one round.
 class Evaluator:
     """The evaluator of one job.
 
@@ -40,11 +44,13 @@ class Evaluator:
         return self._links.waits_for_lives() or self._links.waits_for_answers() or "to be told to measure"
 
     def standing(self) -> dict[str, object]:
-        """It counts nothing."""
+        """Return nothing: it counts nothing."""
         return {}
 
     def story(self) -> Story:
-        """Join; then for each `Evaluate`: fetch, measure, tell; until the coordinator says stop."""
+        """Join; then fetch, measure and tell for each `Evaluate`, until the coordinator says stop."""
+        # One loop takes whatever arrives and then does what it can: an order to measure, a shard's death and its next
+        # life come in any order, also while parameters are on their way.
         yield Send(roles.COORDINATOR, membership.Join(self.incarnation, self.vectors.layout, 0))
         while not isinstance(event := _expected((yield RECEIVE)), membership.Welcome):
             if isinstance(event, membership.Stop):
@@ -53,7 +59,7 @@ class Evaluator:
         yield Attach(plan, 0, 1)
         yield from self._links.reach(event)
         yield from self._fetch(plan, frozen=True)
-        number, tries, held = None, 0, _none(plan)
+        number, tries, held = None, 0, _no_parameters(plan)
         while True:
             arrival: Arrival = yield RECEIVE
             event = _expected(arrival)
@@ -69,7 +75,7 @@ class Evaluator:
                 self._links.lose(arrival.sender, event)
             elif isinstance(event, membership.Welcome):
                 back = yield from self._reach_again(plan, event, wanted=number is not None)
-                held = _none(plan) if back else held
+                held = _no_parameters(plan) if back else held
             if number is not None and not self._links.missing and tries and (behind := held.behind()):
                 tries -= 1
                 yield from self._fetch(plan, moving=True, of=behind)
@@ -84,33 +90,24 @@ class Evaluator:
             yield from self._links.seek()
 
     def _reach_again(self, plan: Plan, event: membership.Welcome, wanted: bool) -> Steps[bool]:
-        """Reach the shards that have come again; whether all may have gone back, and what was answered before is of
-        another life.
-        """
+        """Reach the shards that have come again; returns whether what was answered before counts for nothing."""
         reached = yield from self._links.reach(event)
         if reached and plan.settings.strategy.one_moment:
-            yield from self._anew(plan, wanted)
+            # all may have gone back to a checkpoint: every shard is asked anew, for what moves only where it is wanted
+            for index in range(len(plan.assignments)):
+                self._links.forget(roles.shard(index))
+            yield from self._fetch(plan, frozen=True, moving=wanted)
             return True
         for shard in reached:
             yield from self._links.again(shard)
         return False
 
-    def _anew(self, plan: Plan, wanted: bool) -> Steps[None]:
-        """Expect nothing that was asked before, and ask every shard again: for what moves only where that is wanted
-        now.
-        """
-        for index in range(len(plan.assignments)):
-            self._links.forget(roles.shard(index))
-        yield from self._fetch(plan, frozen=True, moving=wanted)
-
     def _fetch(
         self, plan: Plan, frozen: bool = False, moving: bool = False, of: Collection[str] | None = None
     ) -> Steps[None]:
-        """Ask every shard (or some) for parts of its slice; where there are none, the worker reads what it measures.
-
-        What moves is asked for when somebody wants it measured, and never twice at a time: a shard may hold a fetch
-        back, and answers each once.
-        """
+        """Ask every shard (or some) for parts of its slice; where no shard holds any, the worker reads them itself."""
+        # What moves is asked for only when it is to be measured, and never twice at a time: a shard may hold a fetch
+        # back, and answers each once.
         for index, assignment in enumerate(plan.assignments if plan.settings.strategy.held_by is Holder.SHARDS else ()):
             if of is not None and roles.shard(index) not in of:
                 continue
@@ -119,8 +116,7 @@ class Evaluator:
                     yield self._links.fetch(roles.shard(index), 0, part, incarnation=self.incarnation)
 
 
-def _none(plan: Plan) -> Parameters:
-    """No parameters yet, of the shards that hold any that move."""
+def _no_parameters(plan: Plan) -> Parameters:
     return Parameters(roles.shard(index) for index, assignment in enumerate(plan.assignments) if assignment.moving.size)
 
 
@@ -128,7 +124,7 @@ def _expected(arrival: Arrival) -> events.Event:
     event = arrival.event
     if isinstance(event, membership.Refused):
         raise refusal(event)
-    # a shard that ends at the end may be heard of before the coordinator's word to stop
+    # when the job ends, the end of a shard may be heard of before the coordinator's `Stop`
     if isinstance(event, events.Lost) and arrival.sender == roles.COORDINATOR:
         raise JobFailed(f"the evaluator: {arrival.sender} is gone ({event.reason})")
     return event

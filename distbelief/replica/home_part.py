@@ -1,6 +1,4 @@
-"""The part of a split model that a partition holds: what crosses to it and from it, and how a user's own loop computes
-with it.
-"""
+"""The part of a split model that a partition holds, and what crosses to it and from it."""
 
 from __future__ import annotations
 
@@ -29,24 +27,24 @@ class HomeSchedule(NamedTuple):
     """Schedule of minibatches through a home."""
 
     transfers: tuple[Transfer, ...]
-    """All that crosses between homes, in an order that all of them know."""
+    """Transfers between homes, in the same order at all of them."""
     schedule: str
     microbatches: int
     depth: int
     """Number of homes on a microbatch's way, from this one on to where it turns."""
 
     def order(self, microbatches: int) -> list[HomeTask]:
-        """The home's tasks of a minibatch of so many microbatches."""
+        """Return the home's tasks of a minibatch of so many microbatches."""
         return [*home_tasks(microbatches, in_flight(self.schedule, microbatches, self.depth))]
 
     def slots(self, batch_size: int) -> list[int]:
-        """Bytes of each thing that crosses in a step of at most so many samples."""
+        """Return the bytes of each thing that crosses in a step of at most so many samples."""
         most = -(-batch_size // self.microbatches)
-        return [one.shape.bytes(most) for one in self.transfers for _ in range(len(WAYS) * self.microbatches)]
+        return [transfer.shape.bytes(most) for transfer in self.transfers for _ in range(len(WAYS) * self.microbatches)]
 
     def sizes(self, samples: int) -> list[int]:
-        """The samples of each microbatch: each has one, so that a short minibatch may have fewer of them."""
-        count = min(self.microbatches, samples)
+        """Return the samples of each microbatch."""
+        count = min(self.microbatches, samples)  # none is empty: a short minibatch may have fewer
         return [samples // count + (number < samples % count) for number in range(count)]
 
     def share(self, run: RunSegment, program: HomeProgram, samples: Sequence[int]) -> float:
@@ -58,8 +56,8 @@ class HomeSchedule(NamedTuple):
 
 def home_schedule(graph: SplitGraph, settings: Settings, home: int) -> HomeSchedule:
     """Make the schedule of a job's minibatches through a home of a split model."""
-    transfers = tuple(sorted(graph.transfers.values(), key=lambda one: one.number))
-    depths = depths_of(graph.partitions, ((one.source, one.target) for one in transfers))
+    transfers = tuple(sorted(graph.transfers.values(), key=lambda transfer: transfer.number))
+    depths = depths_of(graph.partitions, ((transfer.source, transfer.target) for transfer in transfers))
     return HomeSchedule(transfers, settings.pipeline, settings.microbatches, depths[home])
 
 
@@ -68,17 +66,17 @@ class ModelPart:
 
     Args:
         program: of the home.
-        way: how minibatches go through it.
+        way: schedule of minibatches through it.
         batch_size: most samples of a minibatch.
     """
 
     def __init__(self, program: HomeProgram, way: HomeSchedule, batch_size: int) -> None:
         self.program, self.way = program, way
-        self._numbers = {one: number for number, one in enumerate(way.transfers)}
+        self._numbers = {transfer: number for number, transfer in enumerate(way.transfers)}
         self.slots = way.slots(batch_size)
-        """Bytes of each thing that crosses, at most."""
-        self.parameters = [one for one in program.module.parameters() if one.requires_grad]
-        self.device = next((one.device for one in self.parameters), torch.device("cpu"))
+        """Most bytes of each thing that crosses."""
+        self.parameters = [parameter for parameter in program.module.parameters() if parameter.requires_grad]
+        self.device = next((parameter.device for parameter in self.parameters), torch.device("cpu"))
         self.copies = device_copies(self.device)
         """Between the host and the device where it computes; None where that is the host."""
         self.samples: list[int] = []
@@ -90,48 +88,48 @@ class ModelPart:
         """Return the share of a step's work that a segment is for its microbatch."""
         return self.way.share(run, self.program, self.samples)
 
-    def slot(self, asked: Give | Take) -> int:
+    def slot(self, crossing: Give | Take) -> int:
         """Return its number among all things that cross in a step."""
-        number = len(WAYS) * self._numbers[asked.transfer] + WAYS.index(asked.direction)
-        return number * self.way.microbatches + asked.microbatch
+        number = len(WAYS) * self._numbers[crossing.transfer] + WAYS.index(crossing.direction)
+        return number * self.way.microbatches + crossing.microbatch
 
-    def size(self, asked: Give | Take) -> int:
+    def size(self, crossing: Give | Take) -> int:
         """Return the number of bytes that cross."""
-        return asked.transfer.shape.bytes(self.samples[asked.microbatch])
+        return crossing.transfer.shape.bytes(self.samples[crossing.microbatch])
 
-    def encode(self, given: Give) -> torch.Tensor:
+    def encode(self, give: Give) -> torch.Tensor:
         """Encode what crosses, where this partition computes.
 
         Raises:
             UsageError: it has another shape than the samples give it.
         """
-        if given.direction is Pass.FORWARD and given.tensor.shape != (expected := self.shape(given)):
-            one = given.transfer
+        # the taker builds its tensor from the traced shape, and would not notice another
+        if give.direction is Pass.FORWARD and give.tensor.shape != (expected := self.shape(give)):
+            transfer = give.transfer
             raise UsageError(
-                f"{one.path or 'the model'}: {one.value} crosses from partition {one.source} to {one.target} with the "
-                f"shape {[*given.tensor.shape]}, and as it was traced {self.samples[given.microbatch]} samples give it "
-                f"{[*expected]}: a shape that depends on values cannot cross; name one partition for what makes it and "
-                f"for what takes it (--split PATTERN={one.source})"
+                f"{transfer.path or 'the model'}: {transfer.value} crosses from partition {transfer.source} to "
+                f"{transfer.target} with the shape {[*give.tensor.shape]}, and as it was traced "
+                f"{self.samples[give.microbatch]} samples give it {[*expected]}: a shape that depends on values cannot "
+                "cross; name one partition for what makes it and for what takes it "
+                f"(--split PATTERN={transfer.source})"
             )
-        return given.tensor
+        return give.tensor
 
-    def shape(self, asked: Give | Take) -> tuple[int, ...]:
+    def shape(self, crossing: Give | Take) -> tuple[int, ...]:
         """Return the shape of what crosses."""
-        return asked.transfer.shape.at(self.samples[asked.microbatch])
+        return crossing.transfer.shape.at(self.samples[crossing.microbatch])
 
-    def decode(self, wanted: Take, data: bytearray) -> torch.Tensor:
-        """The tensor that has crossed, of its bytes, where this partition computes."""
-        dtype = wanted.transfer.shape.dtype
+    def decode(self, take: Take, data: bytearray) -> torch.Tensor:
+        """Make the tensor that has crossed, from its bytes, where this partition computes."""
+        dtype = take.transfer.shape.dtype
         flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
-        found = flat.reshape(self.shape(wanted))
-        return found if self.copies is None else self.copies.arriving(found)
+        tensor = flat.reshape(self.shape(take))
+        return tensor if self.copies is None else self.copies.arriving(tensor)
 
 
 @dataclass(frozen=True)
 class AskScript:
-    """Is answered by what a user's own loop wants next: a story of this home, to be played, or the end of the step, a
-    `Computed`; None where the loop was left.
-    """
+    """Question to a user's own loop, answered by a story of this home, the step's end (`Computed`), or None."""
 
 
 PartSteps = Generator[HomeEffect | AskScript, Any, Computed | None]
@@ -143,6 +141,6 @@ class ScriptedPart(ModelPart):
 
     def play(self, _: Batch) -> PartSteps:
         """Play what the loop asks for, one story after another, until its step."""
-        while not isinstance(asked := (yield AskScript()), Computed | NoneType):
-            yield from asked
-        return asked
+        while not isinstance(answer := (yield AskScript()), Computed | NoneType):
+            yield from answer
+        return answer

@@ -2,7 +2,7 @@
 
 A shard that comes again is asked again what it has not answered. On the direct path the first question may still be
 answered then, since the memory outlives the shard's process. So each fetch has a number, and a new one when it is asked
-again: an answer to a question that nobody asks any more counts for nothing.
+again: an answer to a question that is no longer asked counts for nothing.
 """
 
 from __future__ import annotations
@@ -23,27 +23,31 @@ from distbelief.replica.steps import Steps
 from distbelief.sharding.layout import Range
 
 
+# A shard is linked, or lost from when its link breaks until a welcome names its next life. Lives are compared, not
+# deaths counted: the same death may be heard of more than once, before or after the next life.
 class ShardLinks:
     """The shards as one replica, or the evaluator, sees them.
 
     Args:
-        role: whose links they are.
-        superior: who knows where shards are.
+        role: of the replica.
+        superior: role that knows where shards are.
     """
 
     def __init__(self, role: str, superior: str = roles.COORDINATOR) -> None:
         self.role, self._superior = role, superior
         self.lost: set[str] = set()
         self._places: dict[str, Address] = {}
-        self._asked: dict[str, list[tuple[Message, Payload | None]]] = {}
+        self._questions: dict[str, list[tuple[Message, Payload | None]]] = {}
+        """Questions to each shard that it has not answered."""
         self.missing = 0
-        """Answers that are still to come."""
+        """Number of answers that are still to come."""
         self._sought = False
+        """True while the superior has been asked where the lost ones are, and has not answered."""
         self._numbers = count(1)
 
     def ask(self, shard: str, message: Message, payload: Payload | None = None) -> Send:
         """Ask something of a shard that it will answer."""
-        self._asked.setdefault(shard, []).append((message, payload))
+        self._questions.setdefault(shard, []).append((message, payload))
         self.missing += 1
         return Send(shard, message, payload)
 
@@ -52,12 +56,12 @@ class ShardLinks:
         return self.ask(shard, pushing.Fetch(landing, part.start, part.stop, tick, incarnation, next(self._numbers)))
 
     def answered(self, shard: str, answer: Message) -> bool:
-        """Note an answer; whether its question was still asked."""
-        asked, answers = self._asked.get(shard, []), ANSWERS[type(answer)]
+        """Note an answer; returns whether its question was still asked."""
+        questions, kind = self._questions.get(shard, []), ANSWERS[type(answer)]
         number = answer.number if type(answer) is pushing.Fetched else None
-        for i, (message, _) in enumerate(asked):
-            if type(message) is answers and (number is None or message.number == number):  # type: ignore[attr-defined]  # a Fetch, which is what a Fetched answers
-                del asked[i]
+        for i, (message, _) in enumerate(questions):
+            if type(message) is kind and (number is None or message.number == number):  # type: ignore[attr-defined]  # a Fetch, which is what a Fetched answers
+                del questions[i]
                 self.missing -= 1
                 return True
         return False
@@ -68,15 +72,15 @@ class ShardLinks:
 
     def waits_for_answers(self) -> str:
         """Name the shards that have not answered; "" where all have."""
-        asked = sorted((shard for shard, asked in self._asked.items() if asked), key=roles.index_of)
-        return f"for parameters from {roles.named(asked)}" if asked else ""
+        silent = sorted((shard for shard, questions in self._questions.items() if questions), key=roles.index_of)
+        return f"for parameters from {roles.named(silent)}" if silent else ""
 
     def asks(self, shard: str, kind: type[Message]) -> bool:
         """Return whether a shard has been asked something of a kind, and has not answered."""
-        return any(type(message) is kind for message, _ in self._asked.get(shard, ()))
+        return any(type(message) is kind for message, _ in self._questions.get(shard, ()))
 
     def lose(self, shard: str, event: Lost) -> None:
-        """A link is gone; that of a life which has been replaced by another is not missed."""
+        """Note that a link is gone, unless its life has been replaced by another."""
         known = self._places.get(shard)
         if known is not None and not 0 <= event.incarnation < known.incarnation:
             self.lost.add(shard)
@@ -90,15 +94,20 @@ class ShardLinks:
         return [Send(self._superior, membership.Rejoin(lost))]
 
     def reach(self, welcome: membership.Welcome) -> Steps[list[str]]:
-        """Open the links that a welcome names and that are not there, and ask for those that cannot be opened; returns
-        to whom there is one now.
+        """Open the links that a welcome names and that are not there.
+
+        Returns:
+            The shards to which there is a new link.
 
         Raises:
-            JobFailed: a link that broke, to a shard that lives: what it has heard of us is not known.
+            JobFailed: a link to a shard broke that lives.
         """
+        # Nobody knows which messages on a broken link the shard has taken, and another link to the same life could not
+        # tell. So this life of the replica ends, and the next counts its pushes from 1.
         self._sought = False
         reached = []
-        for shard, place in _named(welcome, roles.partition_of(self.role) if roles.is_replica(self.role) else None):
+        home = roles.partition_of(self.role) if roles.is_replica(self.role) else None
+        for shard, place in _places_of(welcome, home):
             before = self._places.get(shard)
             if before is not None and shard not in self.lost and place.incarnation <= before.incarnation:
                 continue
@@ -117,54 +126,47 @@ class ShardLinks:
         yield from self.seek()
         return reached
 
-    def lives(self) -> tuple[int, ...]:
-        """Life of each shard to which it is linked."""
-        return tuple(place.incarnation for place in self._places.values())
-
-    def incarnation_of(self, shard: str) -> int:
-        """Return the life of a shard to which it is linked."""
-        return self._places[shard].incarnation
-
     def stale(self, arrival: Arrival) -> bool:
-        """Say whether a `Pushed` is of a life of a shard that was replaced: its push goes to the next life again."""
+        """Return whether an arrival is an acknowledgement of a life of a shard that was replaced."""
+        # the next life may lack that push, so it stays owed and is pushed again
         event = arrival.event
         return type(event) is pushing.Pushed and event.version.incarnation < self._places[arrival.sender].incarnation
 
     def forget(self, shard: str) -> None:
         """Expect no answers from a shard any more."""
-        self.missing -= len(self._asked.pop(shard, ()))
+        self.missing -= len(self._questions.pop(shard, ()))
 
     def again(self, shard: str) -> list[Send]:
         """Ask a shard again what it has not answered."""
-        asked = self._asked.get(shard, [])
-        for i, (message, payload) in enumerate(asked):
+        questions = self._questions.get(shard, [])
+        for i, (message, payload) in enumerate(questions):
             if isinstance(message, pushing.Fetch):
-                asked[i] = msgspec.structs.replace(message, number=next(self._numbers)), payload
-        return [Send(shard, message, payload) for message, payload in asked]
+                questions[i] = msgspec.structs.replace(message, number=next(self._numbers)), payload
+        return [Send(shard, message, payload) for message, payload in questions]
 
 
-def _named(welcome: membership.Welcome, home: int | None) -> list[tuple[str, Address]]:
-    """The shards of a home, or all, and where they are."""
-    own = zip(welcome.plan.assignments, welcome.shards, strict=False)  # none, where no shard holds anything
+def _places_of(welcome: membership.Welcome, home: int | None) -> list[tuple[str, Address]]:
+    """Return the shards of a home, or all, and where they are."""
+    places = zip(welcome.plan.assignments, welcome.shards, strict=False)  # none, where no shard holds anything
     return [
         (roles.shard(i), place)
-        for i, (held, place) in enumerate(own)
+        for i, (held, place) in enumerate(places)
         if home is None or welcome.plan.layout.home_of(held.moving) == home
     ]
 
 
 def refusal(event: membership.Refused) -> LayoutError | UsageError:
-    """The error for a role that may not take part."""
+    """Make the error of a role that may not take part."""
     return (LayoutError if event.layout else UsageError)(event.reason)
 
 
 def unwanted(role: str, arrival: Arrival) -> NoReturn:
-    """End a role that was told what it cannot go on with.
+    """End a role that was told something with which it cannot go on.
 
     Raises:
         UsageError, LayoutError: it may not take part.
-        JobFailed: somebody is gone whom it needs, or the job was ended.
-        LocalProtocolError: it has no use for that.
+        JobFailed: a role is gone that it needs, or the job was ended.
+        LocalProtocolError: it has no use for such a message.
     """
     event = arrival.event
     if isinstance(event, membership.Refused):

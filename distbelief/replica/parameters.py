@@ -1,4 +1,4 @@
-"""Versions of the parameters that a replica holds, and what these contain."""
+"""Versions of the parameters that a replica holds, and which pushes are in them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from distbelief.core.conversations.pushing import Fetched
 from distbelief.core.messages import Version
 
 
+# What has arrived and what is in use are kept apart, since a fetch may be in flight while a step computes: a push must
+# name the version that its gradient was computed from, not one that arrived meanwhile.
 class Parameters:
-    """The parameters at hand, and those that have arrived and are not in use yet.
+    """Versions in use, and versions that have arrived and are not in use yet.
 
     Args:
-        shards: that hold any that move.
+        shards: that hold any parameters that move.
 
     >>> held = Parameters(["shard 0", "shard 1"])
     >>> held.arrive("shard 0", Fetched(0, 0, 16, Version(0, 4), floor=3)); held.land()
@@ -24,18 +26,18 @@ class Parameters:
         self.versions = dict.fromkeys(shards, Version(0, 0))
         """Version of each shard, in use."""
         self.floor = 0
-        """The tick below which they contain every push."""
+        """Tick below which every push is in the parameters in use, at all shards."""
         self._arrived = dict(self.versions)
         self._floors = dict.fromkeys(self.versions, 0)
 
     def arrive(self, shard: str, event: Fetched) -> None:
-        """Parameters of a shard have arrived; those that do not move have no floor."""
+        """Note parameters that have arrived from a shard; those that do not move have no floor."""
         self._arrived[shard] = event.version
         if shard in self._floors:
             self._floors[shard] = event.floor
 
     def arrived(self, shard: str) -> Version:
-        """The version of a shard that has arrived last."""
+        """Return the version of a shard that has arrived last."""
         return self._arrived[shard]
 
     def land(self) -> None:
@@ -44,10 +46,10 @@ class Parameters:
 
     @property
     def newest(self) -> int:
-        """The highest floor of any shard."""
+        """Highest floor of any shard."""
         return max(self._floors.values())
 
     def behind(self, tick: int = 0) -> list[str]:
-        """The shards whose floor is lower than another's, or than a tick."""
+        """Return the shards whose floor is lower than another's, or than a tick."""
         newest = max(self.newest, tick)
         return [shard for shard, floor in self._floors.items() if floor < newest]

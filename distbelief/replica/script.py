@@ -17,14 +17,13 @@ class KeptScript(Protocol):
     """True while it waits in its step, and has not done with its minibatch."""
 
     def part(self) -> Mapping[str, Payload]:
-        """All that it keeps now, as a part of a checkpoint."""
-        ...
+        """Return all that it keeps now, as a part of a checkpoint."""
 
 
 def end_minibatch(script: KeptScript | None) -> Steps[bool]:
-    """Have a script come to the end of its minibatch, which it cannot where its step waits for the next; whether it has
-    written to its parameters there.
-    """
+    """Have a script come to the end of its minibatch; returns whether it has written to its parameters there."""
+    # what it does after its step (a scheduler of minibatches, say) is part of what it keeps; its step would otherwise
+    # return only with the next minibatch
     if script is None or not script.in_step:
         return False
     computed: Computed | None = yield Compute(PAUSE)

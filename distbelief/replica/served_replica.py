@@ -1,8 +1,7 @@
-"""The story that all replicas on a parameter server share: they join, reach the shards, train, each in its way, and
-leave; where all go back to a checkpoint, they begin anew.
+"""The story that all replicas on a parameter server share: they join, reach the shards, train in their way, and leave.
 
 A shard that dies comes again: a replica asks the coordinator where, and sends it again what the one before had not
-acknowledged.
+acknowledged. Where all go back to a checkpoint, replicas begin anew.
 
 Each partition of a split replica plays this story, on its own part of the vector. The first leads: it takes part for
 all, and has the others do the same steps; to them it is what the coordinator is to it (`replica/siblings`).
@@ -38,16 +37,16 @@ from distbelief.sharding.layout import Range
 
 
 class AllBack(Exception):
-    """The whole job has gone back to a checkpoint."""
+    """End of a training, since the whole job has gone back to a checkpoint."""
 
 
 class ModelView:
     """One of the models of a job at the shards, as a replica sees it.
 
     Args:
-        parts: what moves of it at each shard, which may be nothing.
+        parts: range that moves of it at each shard, which may be empty.
         vectors: of the replica.
-        slots: in which its gradient may lie.
+        slots: number of slots in which its gradient may lie.
     """
 
     def __init__(self, parts: list[tuple[str, Range]], vectors: Vectors, slots: int) -> None:
@@ -61,7 +60,7 @@ class ModelView:
 
 
 class ServerView:
-    """The shards of a plan as a replica that was welcomed sees them: who holds what, and which parameters it has.
+    """The shards of a plan as a replica sees them: who holds what, and which parameters the replica has.
 
     Args:
         plan: of the job.
@@ -71,19 +70,20 @@ class ServerView:
     """
 
     def __init__(self, plan: Plan, vectors: Vectors, links: ShardLinks, incarnation: int) -> None:
+        # a partition pushes to the shards of its own home and fetches from these, since no shard holds ranges of two
         self.plan, self.vectors = plan, vectors
-        own_home = roles.partition_of(links.role)
+        home = roles.partition_of(links.role)
         shards = [
-            (roles.shard(i), own, plan.parts(i))
-            for i, own in enumerate(plan.assignments)
-            if plan.layout.home_of(own.moving) == own_home
+            (roles.shard(i), held, plan.parts(i))
+            for i, held in enumerate(plan.assignments)
+            if plan.layout.home_of(held.moving) == home
         ]
-        self.parts: list[tuple[str, Range]] = [(role, own.moving) for role, own, _ in shards if own.moving.size]
+        self.parts: list[tuple[str, Range]] = [(role, held.moving) for role, held, _ in shards if held.moving.size]
         """Ranges that move, with the shard of each."""
-        self.whole = [part for _, own, parts in shards for part in (*parts, own.frozen) if part.size]
+        self.whole = [part for _, held, parts in shards for part in (*parts, held.frozen) if part.size]
         self.models = [
             ModelView(
-                [(role, parts[model]) for role, own, parts in shards if own.moving.size], vectors, plan.settings.slots
+                [(role, parts[model]) for role, held, parts in shards if held.moving.size], vectors, plan.settings.slots
             )
             for model in range(plan.models)
         ]
@@ -91,21 +91,21 @@ class ServerView:
         self.held = self.models[0].held
         """Parameters of the only model, or the first."""
         self._links, self._incarnation = links, incarnation
-        self._initial = [(part, role) for role, own, _ in shards for part in (own.moving, own.frozen) if part.size]
+        self._initial = [(part, role) for role, held, _ in shards for part in (held.moving, held.frozen) if part.size]
         self._holders = {
-            (part.start, part.stop): role for role, own, parts in shards for part in (*parts, own.frozen) if part.size
+            (part.start, part.stop): role for role, held, parts in shards for part in (*parts, held.frozen) if part.size
         }
         self._held = {(part.start, part.stop): model.held for model in self.models for part in model.moving}
 
     def fetch(self, landing: int, parts: Iterable[Range], tick: int = 0) -> list[Send]:
-        """Ask for ranges, which land in a vector."""
+        """Ask for ranges, which land in a parameter vector."""
         return [
             self._links.fetch(self._holders[part.start, part.stop], landing, part, tick, self._incarnation)
             for part in parts
         ]
 
     def initial(self, replaces: bool = False) -> list[Send]:
-        """Give all shards the parameters that the model has, in place of their own where it `replaces` those."""
+        """Send all shards the parameters that the model has, in place of their own where it `replaces` those."""
         self.vectors.initial(0)
         return [
             self._links.ask(
@@ -115,71 +115,71 @@ class ServerView:
         ]
 
     def arrive(self, shard: str, event: pushing.Fetched) -> None:
-        """Parameters of a shard have arrived."""
+        """Note parameters that have arrived from a shard."""
         several = len(self.models) > 1
         held = self._held.get((event.start, event.stop), self.held) if several else self.held
         held.arrive(shard, event)
 
     def based(self, model: int) -> Mapping[str, Version]:
-        """The version of each shard from which a gradient of a model is computed; the newest that is here of a shard
-        which holds nothing of it.
-        """
+        """Return the version of each shard from which a gradient of a model is computed."""
         if len(self.models) == 1:
             return self.held.versions
-        known: dict[str, Version] = {}
-        for one in self.models:
-            known |= {role: max(version, known.get(role, version)) for role, version in one.held.versions.items()}
-        return {**known, **self.models[model].held.versions}
+        # a push goes to all shards: to one that holds nothing of the model it names the newest version that is here
+        versions: dict[str, Version] = {}
+        for view in self.models:
+            versions |= {
+                role: max(version, versions.get(role, version)) for role, version in view.held.versions.items()
+            }
+        return {**versions, **self.models[model].held.versions}
 
 
 class Training(Protocol):
-    """Training of a replica: an algorithm, and what it knows since it was welcomed, or since all went back."""
+    """Training of a replica: an algorithm, and its state since the replica was welcomed, or since all went back."""
 
     server: ServerView
     work: WorkQueue
 
     def train(self) -> Steps[None]:
-        """All of it, from the first parameters on."""
-        ...
+        """Train from the first parameters to the end."""
 
     def wait(self) -> Steps[None]:
-        """Wait for the next word, and do what it asks for."""
-        ...
+        """Wait for the next message, and do what it asks for."""
 
     def take(self, arrival: Arrival) -> None:
         """Note what arrived."""
-        ...
 
     def owed(self, shard: str) -> Steps[None]:
         """Send a shard that has come again what the one before had not acknowledged."""
-        ...
 
     def waits(self) -> str:
         """Say in one sentence what it waits for, beside lost shards; "" where for nothing."""
-        ...
 
     @property
     def clock(self) -> int:
         """Number of pushes that it has made."""
-        ...
 
 
+# A replica joins, is welcomed (or refused, or excused), enters, trains, leaves and is let go. Two things interrupt
+# that. A shard that has come again: training continues, after what `owed` sends (`reunite`). A job that has gone back
+# to a checkpoint, announced by a welcome of a new generation: `AllBack` unwinds the training wherever it waits, since
+# all that it knows of the shards is out of date, and the replica enters again with a fresh one. It may come until the
+# coordinator says farewell, also when the work is done.
 class ServedReplica:
     """One replica.
 
     Args:
-        training: makes how it trains, from the replica and the shards as it sees them.
+        training: makes its training, from the replica and the shards as it sees them.
         role: its name.
         vectors: of its model.
-        samples: in its training set.
+        samples: number of samples in its training set.
         batch_size: that the user's own loop names; 0 where the job's is taken.
-        keeps: whether the model is used after the story: then it ends with the server's parameters.
+        keeps: whether the model is used after the story, which then ends with the server's parameters.
         incarnation: of this replica; a restarted one has a higher.
-        split: how it computes together with the other partitions, where the replica is split.
+        split: steps of this partition, where the replica is split.
         epochs: that the user's own loop names; 0 where the job's are taken.
         order: that the user's own loop names; "" where the job's is taken.
-        optimizers: that it names, one for each model; none where all have the job's.
-        script: of the user's, where that keeps something.
+        optimizers: that the user's own loop names, one for each model; none where all have the job's.
+        script: of the user, where that keeps something.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class ServedReplica:
         """Steps that were computed, in all."""
         self.links = ShardLinks(role, self.superior)
         self.welcome: membership.Welcome | None = None
-        """The newest, until it is obeyed."""
+        """The newest welcome, until it is acted on."""
         self.generation = 0
         """Generation of the job, since all went back last."""
         self.ending = self.wanted_away = self.left = False
@@ -219,18 +219,18 @@ class ServedReplica:
         """Beginning of its stream, until the coordinator is told."""
         self.script = script
         self.asked: int | None = None
-        """The checkpoint for which it is to save what its script keeps."""
+        """Number of the checkpoint for which it is to save what its script keeps."""
         keeps = script is not None
         self._join = membership.Join(incarnation, vectors.layout, samples, batch_size, epochs, order, optimizers, keeps)
         self._make = training
         self._training: Training | None = None
 
     def story(self) -> Story:
-        """All of it, from joining to leaving."""
+        """Tell all of it, from joining to leaving."""
         yield from self.siblings.meet(self.vectors.layout)
         yield Send(self.superior, self._join)
         while self.welcome is None and not (self.ending or self._excused):
-            yield from self._hear()
+            yield from self._receive()
         if self.welcome is None:
             yield Send(self.superior, membership.Leave(for_good=True))
             yield from self.siblings.tell(membership.Farewell())
@@ -248,13 +248,15 @@ class ServedReplica:
         yield from self.siblings.tell(membership.Farewell())
 
     def _enter(self, plan: Plan) -> Steps[Training]:
-        """Reach the shards, and know nothing yet of what they hold; give them the first parameters, where asked to."""
+        """Reach the shards, and begin a training; initialise the shards, where that is asked for."""
+        # Another shard may die while this replica reaches those of a welcome: a newer welcome is acted on before
+        # anything is trained. The training will ask for all that it needs, so earlier questions are forgotten.
         training: Training | None = None
         initialise = self.siblings.ending = False
         while self.welcome is not None or (plan.settings.strategy.one_moment and self.links.lost):
             while self.welcome is None:
                 yield from self.links.seek()
-                yield from self._hear()
+                yield from self._receive()
             welcome, self.welcome = self.welcome, None
             initialise |= welcome.initialise
             yield from self.siblings.welcome(welcome)
@@ -279,7 +281,7 @@ class ServedReplica:
         return training
 
     def finish(self) -> list[Send]:
-        """Have the partitions that this one leads come to their end too, once."""
+        """Have the partitions that this one leads finish too, once."""
         if self._finishing:
             return []
         self._finishing = True
@@ -293,7 +295,11 @@ class ServedReplica:
             yield Send(self.superior, checkpointing.ScriptSaved(number, error))
 
     def _leave(self) -> Steps[None]:
-        """Leave, once the coordinator says so: should all go back before it does, there is work again."""
+        """Ask to leave, and wait until the coordinator says farewell.
+
+        Raises:
+            AllBack: the job has gone back to a checkpoint before that, and there is work again.
+        """
         yield from self.finish()
         while self.siblings.busy and self._training is not None:
             yield from self._training.wait()
@@ -312,20 +318,23 @@ class ServedReplica:
                 raise AllBack
 
     def reunite(self, training: Training, welcome: membership.Welcome) -> Steps[None]:
-        """Reach the shards that have come again; begin anew where these have nothing to go on from, or all have gone
-        back.
+        """Reach the shards that have come again.
+
+        Raises:
+            AllBack: these have nothing to go on from, or all have gone back.
         """
         if welcome.initialise or welcome.generation > self.generation:
             raise AllBack
         self.welcome = None
         yield from self.siblings.welcome(welcome)
         for shard in (yield from self.links.reach(welcome)):
+            # pushes first, so that what is fetched again has them; listed before, since `owed` may ask more
             unanswered = self.links.again(shard)
             yield from training.owed(shard)
             yield from unanswered
 
-    def _hear(self) -> Steps[None]:
-        """Take the next word, where no training does."""
+    def _receive(self) -> Steps[None]:
+        """Take the next message, where no training does."""
         self._take((yield RECEIVE))
         yield from self.siblings.doubts()
 
@@ -360,7 +369,7 @@ class ServedReplica:
                 unwanted(self.role, arrival)
 
     def report(self, loss: float, batch: Batch | None, step: int, what: str = "loss") -> None:
-        """Count the loss of a step on a minibatch into the next report.
+        """Count the loss of a step into the next report.
 
         Raises:
             LossNotFinite: it is not a finite number.
@@ -370,7 +379,7 @@ class ServedReplica:
         self._training.work.count(loss)
 
     def coming(self, most: int) -> list[Batch]:
-        """The minibatches that come next, as far as they are dealt."""
+        """Return the minibatches that come next, as far as they are dealt."""
         return self._training.work.coming(most) if self._training is not None else []
 
     def waits(self) -> str:
@@ -385,5 +394,5 @@ class ServedReplica:
         return waits or self._training.waits()
 
     def standing(self) -> dict[str, object]:
-        """How far it is."""
+        """Return its clock, once it trains."""
         return {} if self._training is None else {"clock": self._training.clock}

@@ -18,15 +18,24 @@ from distbelief.replica.steps import Steps
 from distbelief.sharding.layout import Layout, check_same
 
 PARTED_SECONDS = 30.0
-"""Limit for a partition's wait without its link to another: where that one has died, it is ended itself before that."""
-Said = TypeVar("Said", partitioning.AtRound, partitioning.PartNorm)
+"""Limit of a partition's wait without a link to another; where that one has died, it is ended itself before that."""
+Part = TypeVar("Part", partitioning.AtRound, partitioning.PartNorm)
+"""Message of one partition in an exchange, and of the lead for all."""
 
 
+# The first partition leads. It hands down what the coordinator says (welcomes, minibatches, the end) and which push the
+# others may make. `_awaited` has the followers that must do what they were told before it goes on.
+#
+# Followers push only when told, because a push counts once all parts of it are made: if each pushed by itself, a
+# checkpoint could find push n at some shards and not at others, though nobody has died.
+#
+# All partitions live and die together, so a broken link mostly means that this one is about to be ended too. It waits
+# for that, but not for ever (`doubts`): where only the link broke, nothing would go on.
 class Siblings:
     """The other partitions.
 
     Args:
-        role: whose siblings they are.
+        role: role of this partition.
         incarnation: of the replica: all its partitions live and die together.
         partitions: of the replica.
         address: where the others reach this one.
@@ -41,28 +50,28 @@ class Siblings:
         self.followers = self._all[1:] if self.partition == 0 else ()
         """Those that this one leads."""
         self._permitted = 0
-        """The push up to which this partition may push, where it follows."""
-        self._asked: list[membership.Rejoin] = []
+        """Clock up to which this partition may push, where it follows."""
+        self._rejoins: list[membership.Rejoin] = []
         """Questions of followers about shards that they have lost."""
         self._places: tuple[Address, ...] = ()
         self._greeted: set[str] = set()
         self.joined: dict[str, membership.Join | grouping.Enter] = {}
         """Messages with which the followers of this one have joined it."""
         self._awaited: set[str] = set()
-        """Followers that have not done yet what they were told."""
+        """Followers that have not yet done what they were told."""
         self._lives: tuple[int, ...] = ()
         """Lives of the shards that followers are initialising."""
         self.left: set[str] = set()
         """Followers whose scripts have left the loop, and that do nothing more."""
         self.ending = False
-        """True once it comes to its end, as the others do, of whom none is missed any more."""
+        """True once this partition comes to its end; then none is missed any more."""
         self._gone: dict[str, str] = {}
-        """Those whose links are gone, and how."""
+        """Partitions whose links are gone, and how."""
         self._doubted: set[str] = set()
-        """Those of them about whom the clock is asked."""
+        """Those of them for which a timer runs."""
         self._generation = self._exchange = 0
-        self._said: dict[str, partitioning.AtRound | partitioning.PartNorm] = {}
-        """Last messages of others in an exchange."""
+        self._parts: dict[str, partitioning.AtRound | partitioning.PartNorm] = {}
+        """Last message of each partition in an exchange."""
         self._unheard: Sequence[str] = ()
         """Partitions that are still to be heard in this exchange."""
 
@@ -77,7 +86,7 @@ class Siblings:
         return bool(self._awaited)
 
     def waits(self) -> str:
-        """Name those of them that are waited for; "" where none is."""
+        """Name the partitions that are waited for; "" where none is."""
         if self._gone:
             return f"to be started anew with {roles.named(sorted(self._gone))}, which is gone"
         away = self._awaited or {*self._unheard}
@@ -117,29 +126,25 @@ class Siblings:
             case _ if not self.takes(arrival):
                 unwanted(self.role, arrival)
 
-    def has(self, role: str) -> bool:
-        """Return whether a role is one of them."""
-        return role in self._all
-
     def role_of(self, partition: int) -> str:
-        """The partition of a number."""
+        """Return the role of a partition."""
         return self._all[partition]
 
     def begin(self, generation: int) -> None:
-        """The replica begins, in a generation of the job."""
+        """Begin a generation of the job: pushes and exchanges are counted from 0."""
         self._generation, self._exchange, self._permitted = generation, 0, 0
-        self._said.clear()
+        self._parts.clear()
         self._unheard = ()
 
     def may_push(self, clock: int) -> bool:
-        """Return whether a push may be made now: one that follows waits for its lead."""
+        """Return whether a push may be made now: a follower waits for its lead."""
         return not self.follows or clock <= self._permitted
 
     def takes(self, arrival: Arrival) -> bool:
-        """Note what another partition tells of what all do together, and who is gone; whether it is that.
+        """Note what another partition tells, or that it is gone; returns whether the arrival was that.
 
         Raises:
-            JobFailed: one is gone for good, and yet this one goes on.
+            JobFailed: a partition is gone for good, and yet this one goes on.
         """
         who = arrival.sender
         if isinstance(arrival.event, events.Woke):
@@ -149,18 +154,18 @@ class Siblings:
         match arrival.event:
             case partitioning.PushPart(clock=clock):
                 self._permitted = clock
-            case partitioning.AtRound() | partitioning.PartNorm() as told:
-                self._said[who] = told
+            case partitioning.AtRound() | partitioning.PartNorm() as part:
+                self._parts[who] = part
             case initialising.Ready(shards=lives) if who in self.followers:
-                if lives == self._lives:
+                if lives == self._lives:  # else it has initialised shards that have died since
                     self.done(who)
             case membership.Leave(for_good=left) if who in self.followers:
                 self.left |= {who} if left else set()
                 self.done(who)
-            case membership.Rejoin() as asked if who in self.followers:
-                self._asked.append(asked)
+            case membership.Rejoin() as question if who in self.followers:
+                self._rejoins.append(question)
             case membership.Anew() if who in self.followers:
-                pass  # as this one does
+                pass  # this one begins anew too, and says so for all
             # it has ended as it was to; or it has died, and this one is about to be ended too; or the link broke
             case events.Lost(reason=reason):
                 self._gone[who] = reason
@@ -169,7 +174,7 @@ class Siblings:
         return True
 
     def doubts(self) -> list[Wake]:
-        """Ask the clock about those that are gone since this was last called."""
+        """Set a timer for each partition that is gone since the last call."""
         new = sorted(self._gone.keys() - self._doubted - self.left)
         self._doubted.update(new)
         return [Wake(PARTED_SECONDS, PartedOver(role)) for role in new]
@@ -185,15 +190,17 @@ class Siblings:
         return True
 
     def relayed(self) -> list[Send | Wake]:
-        """Hand on what followers ask of the coordinator; and `doubts`."""
-        asked, self._asked = self._asked, []
-        return [*(Send(self.superior, one) for one in asked), *self.doubts()]
+        """Hand on what followers ask of the coordinator, and set timers as `doubts` does."""
+        questions, self._rejoins = self._rejoins, []
+        return [*(Send(self.superior, question) for question in questions), *self.doubts()]
 
     def moment(self, step: int) -> int:
-        """A step of the replica since it began, as a number that grows with its lives and the job's generations too."""
+        """Number a step of the replica so that its later lives, and later generations of the job, have greater ones."""
+        # what a former life or generation has left in shared memory must not be taken for this step
         return (self._incarnation << 12 | self._generation) << 34 | step
 
-    # exchanges: each tells the lead something of its own, and is told what that is of all
+    # Exchanges: each partition tells the lead something of its own, and is told what that is of all. They are numbered
+    # within a generation, so that an old message is not taken for a new one.
 
     def agree(self, tick: int, wait: Callable[[], Steps[None]]) -> Steps[tuple[int, bool]]:
         """Tell the others the round of which this partition holds the parameters.
@@ -209,12 +216,12 @@ class Siblings:
             return tick, True
         now = self._next_exchange()
 
-        def highest(said: Sequence[partitioning.AtRound]) -> partitioning.AtRound:
-            ticks = {one.tick for one in said}
+        def highest(parts: Sequence[partitioning.AtRound]) -> partitioning.AtRound:
+            ticks = {part.tick for part in parts}
             return partitioning.AtRound(*now, max(ticks), len(ticks) == 1)
 
-        told = yield from self._of_all(partitioning.AtRound(*now, tick), highest, wait)
-        return told.tick, told.settled
+        whole = yield from self._of_all(partitioning.AtRound(*now, tick), highest, wait)
+        return whole.tick, whole.settled
 
     def whole_norm(self, norm: float, wait: Callable[[], Steps[None]]) -> Steps[float]:
         """Tell the others the norm of this partition's part of the gradient of a step.
@@ -227,67 +234,66 @@ class Siblings:
             That of the whole gradient.
         """
         now = self._next_exchange()
-        told = yield from self._of_all(
+        whole = yield from self._of_all(
             partitioning.PartNorm(*now, norm),
-            lambda said: partitioning.PartNorm(*now, math.hypot(*(one.norm for one in said))),
+            lambda parts: partitioning.PartNorm(*now, math.hypot(*(part.norm for part in parts))),
             wait,
         )
-        return told.norm
+        return whole.norm
 
     def _next_exchange(self) -> tuple[int, int]:
         self._exchange += 1
         return self._generation, self._exchange
 
     def _of_all(
-        self, own: Said, summed: Callable[[Sequence[Said]], Said], wait: Callable[[], Steps[None]]
-    ) -> Steps[Said]:
-        """Say something of one's own in this exchange; returns what the lead makes of what all have said."""
+        self, part: Part, summed: Callable[[Sequence[Part]], Part], wait: Callable[[], Steps[None]]
+    ) -> Steps[Part]:
+        """Contribute a part to this exchange; returns what the lead makes of the parts of all."""
         if self.follows:
-            yield Send(self.superior, own)
-            [told] = yield from self._hear(type(own), [self.superior], wait)
-            return told
-        said = [own]
-        said += yield from self._hear(type(own), self.followers, wait)
-        told = summed(said)
-        yield from self.tell(told)
-        return told
+            yield Send(self.superior, part)
+            [whole] = yield from self._parts_of(type(part), [self.superior], wait)
+            return whole
+        parts = [part]
+        parts += yield from self._parts_of(type(part), self.followers, wait)
+        whole = summed(parts)
+        yield from self.tell(whole)
+        return whole
 
-    def _hear(self, kind: type[Said], others: Sequence[str], wait: Callable[[], Steps[None]]) -> Steps[list[Said]]:
+    def _parts_of(self, kind: type[Part], others: Sequence[str], wait: Callable[[], Steps[None]]) -> Steps[list[Part]]:
         """Return the others' messages of one kind in this exchange."""
-        now = self._generation, self._exchange
-        while away := [one for one in others if not self._has_said(one, now)]:
+        while away := [role for role in others if not self._is_heard(role)]:
             self._unheard = away
             yield from wait()
         self._unheard = ()
-        return [told for one in others if isinstance(told := self._said[one], kind)]
+        return [part for role in others if isinstance(part := self._parts[role], kind)]
 
-    def _has_said(self, who: str, exchange: tuple[int, int]) -> bool:
-        told = self._said.get(who)
-        return told is not None and (told.generation, told.exchange) == exchange
+    def _is_heard(self, role: str) -> bool:
+        part = self._parts.get(role)
+        return part is not None and (part.generation, part.exchange) == (self._generation, self._exchange)
 
     # a lead
 
     def tell(self, message: Message, awaited: bool = False) -> list[Send]:
-        """Tell those that this one leads; until each has said that it is `done`, where that is awaited."""
+        """Tell the followers; where it is `awaited`, each is busy until it is `done`."""
         if awaited:
             self._awaited = {*self.followers} - self.left
-        return [Send(one, message) for one in self.followers]
+        return [Send(role, message) for role in self.followers]
 
     def welcome(self, welcome: membership.Welcome) -> list[Send]:
-        """Hand on where the shards are; where these are to be initialised, until each has done so with its own."""
+        """Hand on where the shards are; each follower is busy until it has initialised its own, where that is due."""
         self._lives = lives_of(welcome)
         return self.tell(welcome, awaited=welcome.initialise)
 
     def deal(self, batch: Batch) -> list[Send]:
-        """Have them compute a minibatch too."""
+        """Have the followers compute a minibatch too."""
         return self.tell(dealing.Deal(Portion(batch.epoch, batch.index, 1)))
 
     def push(self, clock: int) -> dict[str, Send]:
-        """Have them push their parts of a push."""
-        return {one.to: one for one in self.tell(partitioning.PushPart(clock))}
+        """Have the followers push their parts of a push."""
+        return {order.to: order for order in self.tell(partitioning.PushPart(clock))}
 
     def done(self, who: str) -> None:
-        """One has done what it was told."""
+        """Note that a follower has done what it was told."""
         self._awaited.discard(who)
 
 

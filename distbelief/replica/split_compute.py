@@ -1,6 +1,4 @@
-"""Computation of a split replica's step at one partition: it runs what it can, gives others what crosses to them, and
-takes what crosses to it.
-"""
+"""A split replica's step at one partition: it runs its segments, gives what crosses to others, and takes what comes."""
 
 from __future__ import annotations
 
@@ -32,42 +30,33 @@ class SplitPart(Protocol):
 
     @property
     def slots(self) -> Sequence[int]:
-        """Bytes of each thing that may cross in a step, at most; none where nothing is computed."""
-        ...
+        """Most bytes of each thing that may cross in a step; none where nothing is computed."""
 
     def play(self, batch: Batch) -> PartSteps:
-        """Its part of a step: the gradient of a minibatch, left where the vectors take it from; the loss, where it has
-        that. None where a script has left its loop.
-        """
+        """Play this partition's part of a step; returns None where a script has left its loop."""
         ...
 
     def share(self, run: RunSegment) -> float:
         """Return a segment's share of the work of a step."""
-        ...
 
-    def slot(self, asked: Give | Take) -> int:
+    def slot(self, crossing: Give | Take) -> int:
         """Return its number among all things that cross in a step."""
-        ...
 
-    def size(self, asked: Give | Take) -> int:
+    def size(self, crossing: Give | Take) -> int:
         """Return the number of bytes that cross."""
-        ...
 
-    def encode(self, given: Give) -> torch.Tensor | None:
+    def encode(self, give: Give) -> torch.Tensor | None:
         """Encode what crosses, where this partition computes; None where nothing is computed."""
-        ...
 
-    def shape(self, asked: Give | Take) -> tuple[int, ...]:
+    def shape(self, crossing: Give | Take) -> tuple[int, ...]:
         """Return the shape of what crosses."""
-        ...
 
-    def decode(self, wanted: Take, data: bytearray) -> torch.Tensor | None:
+    def decode(self, take: Take, data: bytearray) -> torch.Tensor | None:
         """Decode what has crossed, where this partition computes; None where nothing is computed."""
-        ...
 
 
 class CrossingKey(NamedTuple):
-    """Something that crosses between two partitions."""
+    """Key of something that crosses between two partitions."""
 
     generation: int
     """Generation of the job."""
@@ -78,27 +67,33 @@ class CrossingKey(NamedTuple):
     backward: bool
 
 
+# A step is a generator of the part, which asks for a segment to be run, for something to be given or to be taken. On
+# one host what crosses lies in memory that the partitions share, and a message only wakes a sleeping one. Otherwise it
+# is sent in parts and kept by its key until it is asked for: another partition may be a step ahead, or already in the
+# job's next generation, and sends nothing twice.
 class SplitCompute:
     """One partition's steps.
 
     Args:
-        siblings: with whom it makes them.
-        part: what it computes.
-        crossings: what it shares with the others, where they are on one host; else what crosses is sent.
+        siblings: the other partitions.
+        part: the part of the model that this one computes.
+        crossings: memory that it shares with the others, where they are on one host; else what crosses is sent.
     """
 
     def __init__(self, siblings: Siblings, part: SplitPart, crossings: Crossings | None = None) -> None:
         self.siblings, self._part, self._crossings = siblings, part, crossings
         self._generation = self._step = 0
         self._here: dict[CrossingKey, bytearray] = {}
+        """Bytes that are here and not taken."""
         self._coming: dict[CrossingKey, list[bytes]] = {}
+        """Parts of what is not all here."""
         self._waits_for: Give | Take | None = None
 
     def begin(self, generation: int) -> list[Send]:
-        """The replica begins, in a generation of the job; what is left of another is dropped."""
+        """Begin a generation of the job; what is left of those before is dropped."""
         self._generation, self._step, self._waits_for = generation, 0, None
-        self._here = {one: data for one, data in self._here.items() if one.generation >= generation}
-        self._coming = {one: parts for one, parts in self._coming.items() if one.generation >= generation}
+        self._here = {key: data for key, data in self._here.items() if key.generation >= generation}
+        self._coming = {key: parts for key, parts in self._coming.items() if key.generation >= generation}
         return self._begin_step()
 
     def _begin_step(self) -> list[Send]:
@@ -121,7 +116,7 @@ class SplitCompute:
         return f"for {what} from {other}"
 
     def compute(self, batch: Batch, wait: Callable[[], Steps[None]]) -> Steps[Computed | None]:
-        """Its part of a step; `wait` is for the next arrival. None where a script has left its loop."""
+        """Play this partition's part of a step; returns None where a script has left its loop."""
         self._step += 1
         yield from self._begin_step()
         computed = yield from self._play(batch, self._part.play(batch), wait)
@@ -134,35 +129,35 @@ class SplitCompute:
         answer, begins = None, True
         while True:
             try:
-                asked = play.send(answer)
+                effect = play.send(answer)
             except StopIteration as end:
                 computed: Computed | None = end.value
                 return computed
             answer = None
-            match asked:
+            match effect:
                 case RunSegment():
-                    yield Work(self._part.share(asked), begins)
+                    yield Work(self._part.share(effect), begins)
                     begins = False
                 case Give():
-                    yield from self._give(asked, wait)
+                    yield from self._give(effect, wait)
                 case Take():
-                    answer = yield from self._take(asked, wait)
+                    answer = yield from self._take(effect, wait)
                 case AskScript():
                     answer = yield Compute(batch)
 
-    def _crossing(self, asked: Give | Take) -> CrossingKey:
-        backward = asked.direction is Pass.BACKWARD
-        return CrossingKey(self._generation, self._step, asked.transfer.number, asked.microbatch, backward)
+    def _key(self, crossing: Give | Take) -> CrossingKey:
+        backward = crossing.direction is Pass.BACKWARD
+        return CrossingKey(self._generation, self._step, crossing.transfer.number, crossing.microbatch, backward)
 
-    def _give(self, given: Give, wait: Callable[[], Steps[None]]) -> Steps[None]:
-        data, other, crossing = self._part.encode(given), given.other, self._crossing(given)
+    def _give(self, give: Give, wait: Callable[[], Steps[None]]) -> Steps[None]:
+        data, other, key = self._part.encode(give), give.other, self._key(give)
         to = self.siblings.role_of(other)
         if data is None:
-            yield Send(to, Boundary(*crossing, 0, b""), Phantom(self._part.size(given)))
+            yield Send(to, Boundary(*key, 0, b""), Phantom(self._part.size(give)))
         elif self._crossings is not None:
-            slot = self._part.slot(given)
-            while not self._crossings.give(slot, other, data):
-                yield from self._wait(given, wait)
+            slot = self._part.slot(give)
+            while not self._crossings.give(slot, other, data):  # the other has not begun the step: it reads the last
+                yield from self._wait(give, wait)
             self._waits_for = None
             if self._crossings.sleeps(other):
                 yield self._wake(other)
@@ -171,53 +166,53 @@ class SplitCompute:
             sent = data.contiguous().reshape(-1).view(torch.uint8)
             parts = [sent[start : start + PART] for start in range(0, len(sent), PART)] or [sent]
             for left, part in zip(reversed(range(len(parts))), parts, strict=True):
-                yield Send(to, Boundary(*crossing, left, part.numpy().tobytes()), Phantom(len(part)))
+                yield Send(to, Boundary(*key, left, part.numpy().tobytes()), Phantom(len(part)))
 
-    def _take(self, wanted: Take, wait: Callable[[], Steps[None]]) -> Steps[torch.Tensor | None]:
+    def _take(self, take: Take, wait: Callable[[], Steps[None]]) -> Steps[torch.Tensor | None]:
         if self._crossings is None:
-            crossing = self._crossing(wanted)
-            while crossing not in self._here:
-                yield from self._wait(wanted, wait)
-            taken = self._part.decode(wanted, self._here.pop(crossing))
+            key = self._key(take)
+            while key not in self._here:
+                yield from self._wait(take, wait)
+            value = self._part.decode(take, self._here.pop(key))
         else:
-            slot, dtype, shape = self._part.slot(wanted), wanted.transfer.shape.dtype, self._part.shape(wanted)
+            # Ask whether the other has ended the step before looking at its slot: in the other order it could give and
+            # end in between, and would pass for one that never gives.
+            slot, dtype, shape = self._part.slot(take), take.transfer.shape.dtype, self._part.shape(take)
             while True:
-                over = self._crossings.ended(wanted.other)  # before what it has given is looked at
-                if (taken := self._crossings.take(slot, dtype, shape)) is not None:
+                over = self._crossings.ended(take.other)
+                if (value := self._crossings.take(slot, dtype, shape)) is not None:
                     break
                 if over:
-                    raise apart(self.siblings.role, self.siblings.role_of(wanted.other))
-                if not self._crossings.ended(wanted.other):  # it may have, before it could know that this one sleeps
-                    yield from self._wait(wanted, wait)
+                    raise apart(self.siblings.role, self.siblings.role_of(take.other))
+                if not self._crossings.ended(take.other):  # it may have, before it could know that this one sleeps
+                    yield from self._wait(take, wait)
         self._waits_for = None
-        return taken
+        return value
 
-    def _wait(self, asked: Give | Take, wait: Callable[[], Steps[None]]) -> Steps[None]:
+    def _wait(self, crossing: Give | Take, wait: Callable[[], Steps[None]]) -> Steps[None]:
         """Wait for the next arrival, as something cannot cross yet.
 
         Raises:
             UsageError: it never will: the other's script has left the loop, and this one's waits for it there.
         """
-        if self.siblings.role_of(asked.other) in self.siblings.left:
-            raise apart(self.siblings.role, self.siblings.role_of(asked.other))
-        self._waits_for = asked
+        if self.siblings.role_of(crossing.other) in self.siblings.left:
+            raise apart(self.siblings.role, self.siblings.role_of(crossing.other))
+        self._waits_for = crossing
         yield from wait()
 
-    def arrive(self, told: Boundary) -> None:
-        """Something that crosses to this partition is here, or a part of it; what is of the past is dropped."""
-        crossing = CrossingKey(told.generation, told.step, told.transfer, told.microbatch, told.backward)
-        if crossing.generation < self._generation:
+    def arrive(self, message: Boundary) -> None:
+        """Take a part of something that crosses to this partition; what is of a generation before is dropped."""
+        key = CrossingKey(message.generation, message.step, message.transfer, message.microbatch, message.backward)
+        if key.generation < self._generation:
             return
-        parts = self._coming.setdefault(crossing, [])
-        parts.append(told.data)
-        if not told.left:
-            self._here[crossing] = bytearray().join(self._coming.pop(crossing))
+        parts = self._coming.setdefault(key, [])
+        parts.append(message.data)
+        if not message.left:
+            self._here[key] = bytearray().join(self._coming.pop(key))
 
 
 def gradient(split: SplitCompute | None, batch: Batch, wait: Callable[[], Steps[None]]) -> Steps[Computed | None]:
-    """The gradient of a minibatch: of a split replica its part, together with the other partitions; None where a script
-    has left its loop.
-    """
+    """Compute a minibatch's gradient, or this partition's part of it; returns None where a script has left its loop."""
     computed: Computed | None
     if split is None:
         computed = yield Compute(batch)
@@ -227,7 +222,7 @@ def gradient(split: SplitCompute | None, batch: Batch, wait: Callable[[], Steps[
 
 
 def apart(role: str, other: str) -> UsageError:
-    """The error where another partition never makes a step that this one has begun."""
+    """Make the error of a partition whose step another never makes."""
     return UsageError(
         f"the script of {other} has gone on from a minibatch, or has left the loop, and that of {role} waits for it "
         "there: all partitions of a replica do the same with a minibatch; leave what only one does out of the loop"

@@ -1,4 +1,4 @@
-"""The type of the functions that a story is cut into: they yield effects, as it does, and return something."""
+"""Type of the functions that a story is cut into: they yield effects, as it does, and return something."""
 
 from __future__ import annotations
 

@@ -9,85 +9,64 @@ from distbelief.core.effects import Payload, Phantom
 from distbelief.sharding.layout import Layout, Range
 
 
+# Why vectors and slots: a fetch lands in a vector that the model does not compute with, and becomes the model's in a
+# `swap` between two steps. A push is sent from the slot itself, so no gradient is written there before all shards have
+# applied the push.
 class Vectors(Protocol):
-    """The model's parameters (one vector, or two where a fetch is in flight) and the slots in which gradients
-    accrue.
-    """
+    """Parameters of the model (one vector, or two where a fetch is in flight), and slots in which gradients accrue."""
 
-    @property
-    def layout(self) -> Layout:
-        """The layout of the model."""
-        ...
+    layout: Layout
+    """Layout of the model."""
 
     def initial(self, slot: int) -> None:
-        """Write the model's own values, frozen parameters too, into a gradient slot, to initialise the shards with."""
+        """Write the model's own values into a gradient slot, frozen parameters too, to initialise the shards with."""
 
     def swap(self, landing: int, parts: Sequence[Range] = ()) -> None:
-        """From here on the model computes with parameter vector `landing`, of which these parts were fetched: all where
-        none is named.
+        """Have the model compute with parameter vector `landing`, of which these parts were fetched (all where none
+        is named).
         """
 
     def accrue(self, slot: int, first: bool, weight: float = 1.0, model: int = 0) -> None:
-        """Add the step's gradient, times its weight, to a slot, or begin the slot with it. Of several models, that of
-        one.
-        """
+        """Add the step's gradient of a model, times its weight, to a slot, or begin the slot with it."""
 
     def descend(self, rate: float) -> None:
-        """One step of plain SGD on the model's own parameters with the step's gradient."""
+        """Step the model's own parameters by plain SGD with the step's gradient."""
 
     def norm(self) -> float:
         """Return the norm of the step's gradient, in float64."""
-        ...
 
     def carry_buffers(self, slot: int, model: int = 0) -> None:
-        """Write the model's buffers behind the gradient of a slot, as they are now; of several models, those of
-        one.
-        """
+        """Write a model's buffers, as they are now, behind the gradient of a slot."""
 
     def outgoing(self, slot: int, part: Range) -> Payload:
-        """A range of a gradient slot, to be sent."""
-        ...
+        """Return a range of a gradient slot, to be sent."""
 
     def covered(self, slot: int, part: Range) -> tuple[Range, ...]:
         """Return the parts of a range that have a gradient in a slot, buffers too, in order."""
-        ...
 
     def free(self, slot: int) -> None:
-        """All shards have applied what a gradient slot holds."""
+        """Note that all shards have applied what a gradient slot holds."""
 
 
 class PhantomVectors:
-    """Vectors of a layout that hold nothing: for simulations that compute nothing."""
+    """Vectors that hold nothing, for simulations that compute nothing."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
 
-    def initial(self, slot: int) -> None:
-        """Nothing to write."""
+    def _do_nothing(self, *_args: object, **_options: object) -> None:
+        pass
 
-    def swap(self, landing: int, parts: Sequence[Range] = ()) -> None:
-        """Nothing to swap."""
-
-    def accrue(self, slot: int, first: bool, weight: float = 1.0, model: int = 0) -> None:
-        """Nothing to add."""
-
-    def descend(self, rate: float) -> None:
-        """Nothing to step."""
+    initial = swap = accrue = descend = carry_buffers = free = _do_nothing
 
     def norm(self) -> float:
         """Return the norm of nothing."""
         return 0.0
 
-    def carry_buffers(self, slot: int, model: int = 0) -> None:
-        """Nothing to carry."""
-
     def outgoing(self, slot: int, part: Range) -> Payload:
-        """A stand-in that knows its length."""
+        """Return a stand-in that knows its length."""
         return Phantom(part.size)
 
     def covered(self, slot: int, part: Range) -> tuple[Range, ...]:
-        """All of it."""
+        """Return the whole range."""
         return (part,)
-
-    def free(self, slot: int) -> None:
-        """Nothing to let go."""

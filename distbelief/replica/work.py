@@ -13,11 +13,9 @@ from distbelief.core.portions import Portion
 from distbelief.errors import LossNotFinite
 
 REPORT_SECONDS = 0.25
-"""A replica reports its progress when it has computed for this long since its last report, and at the end of every
-portion.
-"""
+"""Seconds that a replica computes between two reports, beside those at the end of a portion."""
 REPORTS = 1000
-"""A second, of all replicas together, beside those that ask for more: where there are many, each reports less often."""
+"""Most reports of all replicas together in a second, beside those that ask for more."""
 
 
 def report_seconds(replicas: int) -> float:
@@ -33,12 +31,12 @@ class Made(Protocol):
     """Counter of what was made of the work."""
 
     def take(self) -> tuple[int, int, int, tuple[tuple[int, int], ...]]:
-        """Since this was last asked: steps, samples, pushes, and of each that was dropped, after how many steps, and
-        how many.
-        """
-        ...
+        """Return steps, samples, pushes and dropped pushes since the last call, as `Pushes.take` does."""
 
 
+# Work is dealt in portions and done in their order: by a count of steps the coordinator knows which minibatches are
+# done. So what is given back is reported before anything behind it is begun, and an epoch that has ended takes no more
+# work, though a portion of it may still arrive.
 class WorkQueue:
     """The work of one replica.
 
@@ -53,24 +51,25 @@ class WorkQueue:
         self.seconds = 0.0
         """Seconds of computing, since the last report."""
         self._portions: deque[Portion] = deque()
-        self._ended = -1  # the last epoch of which there is no more
+        self._ended = -1
+        """Last epoch of which there is no more."""
         self._returned: list[Portion] = []
         self._loss, self._losses = 0.0, 0
 
     def deal(self, portion: Portion) -> None:
-        """More work is here, unless it was on its way when the epoch had ended."""
+        """Take a portion, unless its epoch has ended."""
         if portion.epoch > self._ended:
             self._portions.append(portion)
         self.asked = False
 
     def end(self, epoch: int) -> None:
-        """There is no more of an epoch, whatever was dealt of it."""
+        """End an epoch, whatever was dealt of it."""
         self._ended = epoch
         self._portions = deque(portion for portion in self._portions if portion.epoch > epoch)
         self._returned = [portion for portion in self._returned if portion.epoch > epoch]
 
     def give_back(self) -> None:
-        """Nothing that was dealt is begun any more: the next report returns it.
+        """Give back all that is not begun, with the next report.
 
         >>> work = WorkQueue()
         >>> work.deal(Portion(epoch=0, first=5, count=3)); work.next(); work.give_back(); work.next()
@@ -81,16 +80,16 @@ class WorkQueue:
 
     @property
     def runs_out(self) -> bool:
-        """True where it is time to ask for more: one portion is kept in reserve."""
-        return not self.asked and len(self._portions) < 2
+        """True where it is time to ask for more."""
+        return not self.asked and len(self._portions) < 2  # one is kept in reserve, so that asking costs no wait
 
     @property
     def returns(self) -> bool:
-        """True where something was given back that no report has told of: none of what follows it is begun before."""
+        """True where something was given back that is not reported yet."""
         return bool(self._returned)
 
     def next(self) -> Batch | None:
-        """The next minibatch; None where there is none."""
+        """Return the next minibatch; None where there is none."""
         if not self._portions:
             return None
         portion, rest = self._portions.popleft().cut(1)
@@ -99,13 +98,13 @@ class WorkQueue:
         return Batch(portion.epoch, portion.first)
 
     def coming(self, most: int) -> list[Batch]:
-        """The minibatches that come next, as far as they are dealt.
+        """Return the minibatches that come next, as far as they are dealt.
 
         >>> work = WorkQueue()
         >>> work.deal(Portion(epoch=0, first=5, count=3)); work.coming(2)
         [Batch(epoch=0, index=5), Batch(epoch=0, index=6)]
         """
-        dealt = (Batch(one.epoch, number) for one in self._portions for number in one.numbers)
+        dealt = (Batch(portion.epoch, number) for portion in self._portions for number in portion.numbers)
         return list(islice(dealt, most))
 
     def add(self, report: Progress) -> None:
@@ -114,17 +113,17 @@ class WorkQueue:
         self._losses += report.losses
 
     def count(self, loss: float) -> None:
-        """The loss of a step goes into the next report."""
+        """Add the loss of a step to the next report."""
         self._loss += loss
         self._losses += 1
 
     def report(self, made_by: Made, wants: bool, start: StreamStart | None = None) -> Progress:
-        """Make the report of what was done since the last one; `wants` asks for more. `start` is how a stream began,
-        where that is to be told.
-        """
+        """Make the report since the last one; `wants` asks for more, `start` tells how a stream began."""
         self.asked |= wants
-        steps, samples, made, dropped = made_by.take()
-        report = Progress(steps, samples, made, self._loss, self._losses, wants, dropped, tuple(self._returned), start)
+        steps, samples, pushes, dropped = made_by.take()
+        report = Progress(
+            steps, samples, pushes, self._loss, self._losses, wants, dropped, tuple(self._returned), start
+        )
         self.seconds = self._loss = 0.0
         self._losses = 0
         self._returned.clear()

@@ -1,6 +1,4 @@
-"""The layers in a slice, for an optimizer that needs their norms; some of them may be cut, and lie on other shards or
-partitions too.
-"""
+"""The layers in a slice, for an optimizer that needs their norms; other shards may hold parts of a layer too."""
 
 from __future__ import annotations
 
@@ -14,6 +12,9 @@ from distbelief.server.layerwise import Layerwise
 from distbelief.sharding.layout import ITEM_SIZES, Layout, Range, Section
 
 
+# A step goes through the optimizer twice: `squares` returns the norms of the parts held here, of which those of cut
+# layers go to the other shards; `step` puts in the norms of the whole layers, and finishes. A slice without cut layers
+# does both in `step`.
 class Layers:
     """The layers of one slice.
 
@@ -25,8 +26,10 @@ class Layers:
 
     def __init__(self, optimizer: Layerwise, layout: Layout, pieces: Sequence[tuple[Section, torch.Tensor]]) -> None:
         self._optimizer = optimizer
-        self._made: torch.Tensor | None = None
+        self._squares: torch.Tensor | None = None
+        """Squared norms of the step that is under way."""
         self._rows: dict[int, int] = {}
+        """Row of each cut layer in them."""
         row = 0
         for section, parameter in pieces:
             parts = []
@@ -40,15 +43,15 @@ class Layers:
 
     def squares(self) -> Squares:
         """Return what the parts that are here add to the squared norms of the layers that are cut."""
-        self._made = self._optimizer.squares()
-        made = self._made.tolist()  # at once: it may be on a device
-        return tuple((number, *made[row]) for number, row in self._rows.items())
+        self._squares = self._optimizer.squares()
+        rows = self._squares.tolist()  # all at once: it may be on a device
+        return tuple((number, *rows[row]) for number, row in self._rows.items())
 
     def step(self, norms: Squares) -> None:
         """Step, given the squared norms of the layers that are cut."""
-        made = self._optimizer.squares() if self._made is None else self._made
-        self._made = None
+        squares = self._optimizer.squares() if self._squares is None else self._squares
+        self._squares = None
         for number, *both in norms:
             if number in self._rows:
-                made[self._rows[number]] = torch.tensor(both, dtype=made.dtype)
-        self._optimizer.finish(made)
+                squares[self._rows[number]] = torch.tensor(both, dtype=squares.dtype)
+        self._optimizer.finish(squares)

@@ -1,10 +1,10 @@
 """LARS (You et al. 2017) and LAMB (You et al. 2020), of which torch has neither: every layer steps as far as its own
 norm allows.
 
-A layer may be cut across shards or partitions, and so a step has two halves: `squares` says the squared norms of the
-parts that are here, in float64, and changes nothing; `finish` is told those of the whole layers. The rate is not folded
-into the momentum, which so needs no correction when the rate changes (Goyal et al. 2017, remark 2); the papers' own
-LARS folds it in, and with `correction` off so does this one.
+A layer may be cut across shards or partitions, and so a step has two halves: `squares` gives the squared norms of the
+parts that are here, in float64, and changes nothing; `finish` is given those of the whole layers. The rate is not
+folded into the momentum, which so needs no correction when the rate changes (Goyal et al. 2017, remark 2); the papers'
+own LARS folds it in, and with `correction` off so does this one.
 """
 
 from __future__ import annotations
@@ -20,37 +20,34 @@ Group = dict[str, Any]
 
 
 class Layerwise(torch.optim.Optimizer):
-    """An optimizer whose step of each layer is scaled by a trust ratio; a parameter is a layer, until `cut` says of
-    which it is made.
-    """
+    """An optimizer whose step of each layer is scaled by a trust ratio; a parameter is a layer, unless it is `cut`."""
 
+    # No state moves before `finish`: if a death keeps the norms away, the step starts again from unchanged moments.
     def __init__(self, params: ParamsT, defaults: Group) -> None:
         for name, value in defaults.items():
             if name != "betas" and not 0 <= float(value) < float("inf"):
                 raise ValueError(f"{name} must be 0 or more, and finite")
         super().__init__(params, defaults)
         self._parts: dict[Tensor, list[tuple[int, bool]]] = {}
+        """Parts of layers in each parameter: the elements of each, and whether its layer has several dimensions."""
         self._moves: dict[Tensor, Tensor] = {}
+        """For each parameter what moves it in the step that is under way."""
         for group in self.param_groups:
             for p in group["params"]:
                 self._parts[p] = [(p.numel(), p.ndim > 1)]
 
     def cut(self, parameter: Tensor, parts: Sequence[tuple[int, bool]]) -> None:
-        """Say of which parts of layers a flat parameter is made: the elements of each, and whether its layer has two
-        dimensions or more.
-        """
+        """Cut a flat parameter into parts of layers: elements of each, and whether its layer has several dimensions."""
         self._parts[parameter] = list(parts)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch's own also takes a closure, of which these have none
-        """Both halves, where every layer is whole."""
+        """Make both halves of a step, where every layer is whole."""
         self.finish(self.squares())
 
     @torch.no_grad()
     def squares(self) -> Tensor:
-        """Return the squared norms of each part, in the order of the parameters: of the weights, and of what moves
-        them; float64, shape (parts, 2).
-        """
+        """Return the squared norms of each part, of the weights and of what moves them: float64, shape (parts, 2)."""
         rows = []
         self._moves = {}
         for group, p in self._due():
@@ -90,11 +87,11 @@ class Layerwise(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _ratio(self, group: Group, weights: float, moves: float) -> float:
-        """The trust ratio of a layer with these norms, neither of them 0."""
+        """Return the trust ratio of a layer with these norms, neither of them 0."""
         raise NotImplementedError
 
     def _descend(self, group: Group, p: Tensor, move: Tensor) -> None:
-        """Step."""
+        """Step a parameter by what the trust ratio has scaled."""
         raise NotImplementedError
 
 
@@ -183,6 +180,7 @@ class LAMB(Layerwise):
         if not state:
             state.update(step=torch.tensor(0.0), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
         steps = float(state["step"]) + 1
+        # Adam's step with the moments as they will be: they themselves move in `_descend`
         square = (state["exp_avg_sq"] * second).addcmul_(p.grad, p.grad, value=1 - second)
         square.div_(1 - second**steps).sqrt_().add_(group["eps"])
         adam = torch.lerp(state["exp_avg"], p.grad, 1 - first).div_(1 - first**steps).div_(square)

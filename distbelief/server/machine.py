@@ -16,15 +16,15 @@ class Answers:
 
     Args:
         who: the machine, as an error names it.
-        heard: what it may be told, and by whom: see `core/protocol`.
+        heard: kinds of senders of each event, by the tables of the conversations (`core/protocol`).
         by_event: its answer to each kind of event.
 
     Raises:
-        LocalProtocolError: it answers what nobody may tell it.
+        LocalProtocolError: it answers an event that no table lets it hear.
     """
 
     forgotten = True
-    """They are the same in every machine of a kind, and no part of its memory."""
+    """True: answers are the same in every machine of a kind, and no part of its memory."""
 
     def __init__(
         self, who: str, heard: Mapping[type, tuple[Kind, ...]], by_event: Mapping[type, Callable[..., list[Effect]]]
@@ -34,26 +34,25 @@ class Answers:
         """Roles that have sent an event of each kind, and had a say in it."""
         if untold := by_event.keys() - heard.keys():
             raise LocalProtocolError(
-                f"{who} answers {', '.join(sorted(one.__name__ for one in untold))}, which no table lets it hear"
+                f"{who} answers {', '.join(sorted(kind.__name__ for kind in untold))}, which no table lets it hear"
             )
 
     @property
     def answered(self) -> frozenset[type]:
-        """The kinds of event that it has an answer to."""
+        """Kinds of event that it has an answer to."""
         return frozenset(self._by_event)
 
     def to(self, sender: str, event: type) -> Callable[..., list[Effect]]:
-        """The answer to a kind of event from a sender.
+        """Return the answer to a kind of event from a sender.
 
         Raises:
             RemoteProtocolError: there is none, or the sender has no say in it.
         """
-        if sender not in self._senders.get(event, ()):
+        if sender not in self._senders.get(event, ()):  # its kind is looked up once, not with every push
             self._admit(sender, event)
         return self._by_event[event]
 
     def _admit(self, sender: str, event: type) -> None:
-        """Take the first of a kind from a sender."""
         if event not in self._by_event:
             raise RemoteProtocolError(f"{self._who} has no answer to {event.__name__}")
         if roles.kind(sender) not in self._heard[event]:
@@ -64,7 +63,7 @@ class Answers:
 
 
 class Answering:
-    """A machine that needs no payloads."""
+    """A machine whose answers need no payloads."""
 
     _answers: Answers
 

@@ -1,6 +1,4 @@
-"""The mirror of a shard: what its standby has been sent, what that has confirmed, and what waits to be said until it
-has.
-"""
+"""The mirror of a shard: what its standby has been sent and has confirmed, and what the shard may say only then."""
 
 from __future__ import annotations
 
@@ -20,19 +18,26 @@ from distbelief.core.messages import Address, Message
 from distbelief.server.packing import ArrayBytes, pack, stage
 
 SLOTS = 2
-"""Vectors in which what is sent lies until the standby has it: one is read while the next is written."""
+"""Number of vectors that bytes are sent from: one is read while the next is written."""
 LEAST_SLOT = 1 << 12
-"""Least bytes of one."""
+"""Least bytes of such a vector."""
 
 Make = Callable[[int, int], Message]
-"""Makes a message from the number it has and the slot that its bytes lie in (-1: it has none)."""
+"""Maker of a message, from its number and the slot that its bytes lie in (-1 without bytes)."""
 
 
+# Every change of the shard is a numbered message, sent in the order of the changes, and the standby confirms numbers in
+# that order: one number says how far it is. What the shard has to say of a change (`after`) is kept with the number of
+# the latest change, and released when that is confirmed. So nobody outside knows of anything that would be lost if the
+# standby took over now.
+#
+# Floors of the policy go with the messages, and count once theirs is confirmed (`_floors`): a floor that only this
+# shard knew would be lower again in its next life, behind what replicas hold.
 class Mirror:
     """A shard's side of it. With no standby nothing is sent, and nothing waits.
 
     Args:
-        standby: its role.
+        standby: role of the standby.
 
     >>> mirror = Mirror("standby 0")
     >>> mirror.tell(step=(8, 1.0, 1.0)), mirror.after(["said at once"])
@@ -51,11 +56,17 @@ class Mirror:
         self._size = LEAST_SLOT
         self._incarnation = 0
         self._free: list[int] = []
+        """Slots that the standby does not read."""
         self._queue: deque[tuple[int, Make, Payload | None]] = deque()
+        """Messages that wait for a slot, or behind one that does."""
         self._waiting: deque[tuple[int, list[Effect]]] = deque()
-        self._number = self._kept = self._whole = 0
+        """Effects, each with the number that is to be confirmed first."""
+        self._number = self._confirmed = 0
+        self._whole = 0
+        """Number of the end of the state."""
         self._floors: deque[tuple[int, int]] = deque()
-        self._floor = self._told = 0
+        """Floors that are not confirmed, each with the number of its message."""
+        self._floor = self._told_floor = 0
 
     def lend(self, size: int) -> Lend:
         """Ask for vectors of that many bytes."""
@@ -63,7 +74,7 @@ class Mirror:
         return Lend(self._size, SLOTS)
 
     def lent(self, sender: str, event: Lent, payload: Payload | None) -> list[Effect]:
-        """They are there."""
+        """Take the vectors that were asked for."""
         self.vectors = event.vectors
         return []
 
@@ -77,43 +88,38 @@ class Mirror:
         """Mirror to a standby, which is sent all of the shard's state first, as of now.
 
         Args:
-            place: where it is.
+            place: address of the standby.
             arrays: that the shard holds; they are copied.
-            whole: what else it holds, said last, whatever number that has then.
-            beside: said before it, each with its bytes.
+            whole: counts of the shard, sent last; its number is replaced.
+            beside: makers of messages that are sent before that, each with its bytes.
         """
-        said = self.end()
+        # The state is copied now and sent as slots become free, while the shard goes on. Later changes queue behind it,
+        # so the standby applies them to the state that they were applied to here.
+        effects = self.end()
         self.place, self._incarnation, self._free = place, whole.incarnation, list(range(SLOTS))
-        self._floor = self._told = whole.floor
+        self._floor = self._told_floor = whole.floor
         sent = [
             effect
             for part in pack(arrays, self._size)
-            for effect in self._send(partial(_piece, whole.incarnation, part), part.data)
+            for effect in self._send(partial(_state_part, whole.incarnation, part), part.data)
         ]
         sent += [effect for make, payload in beside for effect in self._send(make, payload)]
         sent += self._send(lambda number, _: msgspec.structs.replace(whole, number=number))
         self._whole = self._number
-        return [*said, Connect(self.standby, place), *sent]
+        return [*effects, Connect(self.standby, place), *sent]
 
     def end(self) -> list[Effect]:
-        """The standby is no more: what waited for it may be said."""
-        said = [effect for _, effects in self._waiting for effect in effects]
+        """Mirror to nobody any more; returns what waited for the standby."""
+        effects = [effect for _, waiting in self._waiting for effect in waiting]
         self.place = None
         self._queue.clear()
         self._waiting.clear()
         self._floors.clear()
-        self._number = self._kept = self._whole = 0
-        return said
-
-    @property
-    def pending(self) -> bool:
-        """True while the standby has not confirmed all that the shard has done."""
-        return self._number > self._kept
+        self._number = self._confirmed = self._whole = 0
+        return effects
 
     def covers(self, floor: int) -> bool:
-        """Return whether the standby would go on from this floor of the policy, or there is none. A floor that nobody
-        else knows is not to be relied on.
-        """
+        """Return whether the standby would go on from this floor of the policy, or there is no standby."""
         return self.place is None or floor <= self._floor
 
     def copy(
@@ -128,19 +134,24 @@ class Mirror:
         floor: int,
         norms: Squares = (),
     ) -> list[Effect]:
-        """Send the standby a push, or the sum of several; its bytes stay as they are until it has confirmed them."""
-        of = keys, staleness, samples
+        """Send the standby a push, or the sum of several."""
+        # What waits for a slot is not copied: a push is acknowledged only once the standby has it, and its replica does
+        # not overwrite it before.
+        pushes = keys, staleness, samples
 
         def copied(number: int, slot: int) -> Message:
-            return Copied(slot, 0, payload.nbytes, self._incarnation, number, what, *of, factor, weight, floor, norms)
+            size = payload.nbytes
+            return Copied(slot, 0, size, self._incarnation, number, what, *pushes, factor, weight, floor, norms)
 
         return self.repeat(copied, payload, floor)
 
     def repeat(self, make: Make, payload: Payload | None = None, floor: int = 0) -> list[Effect]:
-        """Have the standby do what the shard does, which `make` tells; the floor of the policy is this, after that."""
+        """Have the standby do what the shard does; `floor` is that of the policy afterwards."""
         if self.place is None:
             return []
-        self._rise(floor)
+        if floor > self._told_floor:
+            self._told_floor = floor
+            self._floors.append((self._number + 1, floor))
         return self._send(make, payload)
 
     def tell(
@@ -148,45 +159,37 @@ class Mirror:
         step: tuple[int, float, float] | None = None,
         dropped: PushTaken | None = None,
         ruling: Ruling | None = None,
-        floor: int = 0,
     ) -> list[Effect]:
-        """Tell the standby what has no bytes: see `Decided`."""
-        return self.repeat(lambda number, _: Decided(self._incarnation, number, step, dropped, ruling, floor))
+        """Tell the standby of a decision, which has no bytes: see `Decided`."""
+        return self.repeat(lambda number, _: Decided(self._incarnation, number, step, dropped, ruling))
 
     def tell_floor(self, floor: int) -> list[Effect]:
         """Tell the standby that the floor of the policy has risen, unless it knows."""
-        if floor <= self._told or self.place is None:
+        if floor <= self._told_floor or self.place is None:
             return []
-        self._rise(floor)
-        return self.tell(floor=floor)
-
-    def _rise(self, floor: int) -> None:
-        """The next word tells a floor."""
-        if floor > self._told:
-            self._told = floor
-            self._floors.append((self._number + 1, floor))
+        return self.repeat(lambda number, _: Decided(self._incarnation, number, floor=floor), floor=floor)
 
     def after(self, effects: list[Effect]) -> list[Effect]:
-        """Say this once the standby has confirmed all that the shard has done so far."""
-        if not self.pending or not effects:
+        """Return effects, or keep them until the standby has confirmed all that the shard has done so far."""
+        if self._number == self._confirmed or not effects:
             return effects
         self._waiting.append((self._number, effects))
         return []
 
     def kept(self, event: Confirmed) -> tuple[list[Effect], bool]:
-        """The standby has confirmed: what may be said now, and whether it holds the whole state since this word."""
+        """Note what the standby confirmed; returns effects that waited for it, and whether it is whole from now on."""
         if self.place is None or event.incarnation != self.place.incarnation or event.number > self._number:
             return [], False
-        whole = self._kept < self._whole <= event.number
-        self._kept = max(self._kept, event.number)
+        whole = self._confirmed < self._whole <= event.number
+        self._confirmed = max(self._confirmed, event.number)
         if event.slot in range(SLOTS) and event.slot not in self._free:
             self._free.append(event.slot)
-        while self._floors and self._floors[0][0] <= self._kept:
+        while self._floors and self._floors[0][0] <= self._confirmed:
             self._floor = self._floors.popleft()[1]
-        said: list[Effect] = []
-        while self._waiting and self._waiting[0][0] <= self._kept:
-            said += self._waiting.popleft()[1]
-        return [*self._go_on(), *said], whole
+        effects: list[Effect] = []
+        while self._waiting and self._waiting[0][0] <= self._confirmed:
+            effects += self._waiting.popleft()[1]
+        return [*self._go_on(), *effects], whole
 
     def _send(self, make: Make, payload: Payload | None = None) -> list[Effect]:
         self._number += 1
@@ -194,7 +197,7 @@ class Mirror:
         return self._go_on()
 
     def _go_on(self) -> list[Effect]:
-        """Send what is next, as far as there are vectors for it."""
+        """Send what is next, as far as there are free slots."""
         sent: list[Effect] = []
         while self._queue and (self._queue[0][2] is None or self._free):
             number, make, payload = self._queue.popleft()
@@ -208,5 +211,5 @@ class Mirror:
         return sent
 
 
-def _piece(incarnation: int, part: ArrayBytes, number: int, slot: int) -> StatePart:
+def _state_part(incarnation: int, part: ArrayBytes, number: int, slot: int) -> StatePart:
     return StatePart(slot, 0, part.data.nbytes, incarnation, number, part.name, part.dtype, part.shape, part.offset)

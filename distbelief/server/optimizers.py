@@ -1,18 +1,18 @@
-"""The server's optimizers: `torch.optim` by name, fused wherever torch has it for this device, and two of our own that
-it has not.
-"""
+"""The server's optimizers: `torch.optim` by name, fused where torch has it for the device, and two that torch lacks."""
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 
+from distbelief.codecs.fixed_point import round_each
 from distbelief.core.optimizer import Optimizer
+from distbelief.core.settings import Settings, fixed_point_bits
 from distbelief.errors import UsageError, unknown
 from distbelief.server.layerwise import LAMB, LARS, Group
 
@@ -31,19 +31,19 @@ OPTIMIZERS: Mapping[str, tuple[type[torch.optim.Optimizer], Mapping[str, Any]]] 
     "lars": (LARS, {}),
     "lamb": (LAMB, {}),
 }
-"""Name, to the class and the options that the name stands for."""
+"""For each name the class, and the options that the name stands for."""
 
 _FUSED_ON_CUDA = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 _FUSED_ON_CPU = (*_FUSED_ON_CUDA, torch.optim.Adagrad)
 _FUSED_DTYPES = (torch.float32, torch.float64)
-"""In lower precisions torch 2.13's fused SGD steps wrongly on a CPU, from 16 elements on, and leaves garbage in its
-momentum: measured.
+"""Dtypes that fused optimizers step rightly.
+
+In lower precisions torch 2.13's fused SGD steps wrongly on a CPU from 16 elements on, and spoils momentum: measured.
 """
 
 
 def build(settings: Optimizer, groups: list[Group], rows: bool = False) -> torch.optim.Optimizer:
-    """The optimizer of some parameter groups, each `{"params": [...], ...}` with what it sets for itself; with `rows`
-    it takes sparse gradients.
+    """Build the optimizer of some parameter groups, given as torch takes them; with `rows` gradients are sparse.
 
     Raises:
         UsageError: an unknown optimizer, an option it does not have, or a value it refuses.
@@ -56,18 +56,15 @@ def build(settings: Optimizer, groups: list[Group], rows: bool = False) -> torch
     kind, preset = OPTIMIZERS[settings.name]
     parameters = inspect.signature(kind).parameters
     known = set(parameters) - {"params", "lr", "fused", "foreach"}
-    own = [option for group in groups for option in group if option not in ("params", "lr")]
-    for option in (*settings.options, *own):
+    of_groups = [option for group in groups for option in group if option not in ("params", "lr")]
+    for option in (*settings.options, *of_groups):
         if option not in known:
             raise unknown(f"option of optimizer {settings.name}", option, known)
     for option, value in settings.options.items():
-        numbers, given = (len(one) if isinstance(one, tuple) else 0 for one in (parameters[option].default, value))
-        if numbers != given:
-            example = (
-                f"{numbers} numbers, such as {','.join(map(str, parameters[option].default))}"
-                if numbers
-                else "one value"
-            )
+        default = parameters[option].default
+        numbers = len(default) if isinstance(default, tuple) else 0
+        if numbers != (len(value) if isinstance(value, tuple) else 0):
+            example = f"{numbers} numbers, such as {','.join(map(str, default))}" if numbers else "one value"
             raise UsageError(f"--optimizer-options {option}={value}: optimizer {settings.name} takes {example}")
     options = {**preset, **settings.options, "lr": settings.lr}
     if rows or (
@@ -86,12 +83,14 @@ def build(settings: Optimizer, groups: list[Group], rows: bool = False) -> torch
     try:
         return kind(groups, **options)
     except (ValueError, TypeError, IndexError, RuntimeError) as error:
-        raise UsageError(f"optimizer {settings.name} refuses {_shown(options)}: {error}") from error
+        shown = ", ".join(f"{key}={value}" for key, value in options.items() if key not in _HOW)
+        raise UsageError(f"optimizer {settings.name} refuses {shown}: {error}") from error
 
 
 def stepper(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-    """An optimizer's step without what torch wraps around it: hooks, profiling, and torch._dynamo; where parameters
-    require a gradient, it is to be called under `torch.no_grad()`.
+    """Return an optimizer's step without what torch wraps around it: profiling, torch._dynamo, and hooks of its own.
+
+    Where parameters require a gradient it is to be called under `torch.no_grad()`.
 
     >>> parameter = torch.zeros(1); parameter.grad = torch.ones(1)
     >>> stepper(build(Optimizer("sgd", 0.5), [{"params": [parameter]}]))(); parameter
@@ -100,10 +99,19 @@ def stepper(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
     return partial(inspect.unwrap(type(optimizer).step), optimizer)
 
 
-def _spare_dynamo() -> None:
-    """Keep torch from importing torch._dynamo as it makes an optimizer: that takes 1.2 s and 70 MB, and serves compiled
-    models only.
+def post_hooks(settings: Settings) -> list[Callable[[Iterable[torch.Tensor]], None]]:
+    """Give the functions that change parameters after each step of a job's optimizer.
+
+    >>> len(post_hooks(Settings())), len(post_hooks(Settings(fixed_point="dynamic:10,12")))
+    (0, 1)
     """
+    bits = fixed_point_bits(settings.fixed_point)
+    return [partial(round_each, bits=bits.updates)] if bits else []
+
+
+def _spare_dynamo() -> None:
+    """Keep torch from importing torch._dynamo as it makes an optimizer."""
+    # that takes 1.2 s and 70 MB in every process that steps parameters, and serves compiled models only
     function = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
     if function is not None and "torch._dynamo" not in sys.modules:
         function.__dynamo_disable = function  # where torch keeps what it would make of it
@@ -119,7 +127,7 @@ def check(settings: Optimizer) -> None:
 
 
 def defaults(settings: Optimizer) -> dict[str, object]:
-    """Give the options of a parameter group that sets none of its own.
+    """Return the options of a parameter group that sets none of its own.
 
     Raises:
         UsageError: as `build`.
@@ -127,12 +135,12 @@ def defaults(settings: Optimizer) -> dict[str, object]:
     >>> defaults(Optimizer("momentum", 0.02))["momentum"]
     0.9
     """
-    made = build(settings, [{"params": [torch.nn.Parameter(torch.zeros(1))]}]).defaults
-    return {option: value for option, value in made.items() if option not in _HOW}
+    options = build(settings, [{"params": [torch.nn.Parameter(torch.zeros(1))]}]).defaults
+    return {option: value for option, value in options.items() if option not in _HOW}
 
 
 def numbers_of(settings: Optimizer) -> dict[str, int]:
-    """Give the options of a parameter group that are numbers, and how many each has.
+    """Return the options of a parameter group that are numbers, and how many each has.
 
     >>> numbers_of(Optimizer("adam", 0.1))["betas"]
     2
@@ -146,7 +154,3 @@ def numbers_of(settings: Optimizer) -> dict[str, int]:
 
 _HOW = ("foreach", "fused", "capturable", "differentiable")
 """Options that say how a step is computed."""
-
-
-def _shown(options: Mapping[str, object]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in options.items() if key not in ("fused", "foreach"))

@@ -1,4 +1,4 @@
-"""Packing: the arrays of a slice as plain bytes, in pieces that fit the vectors in which they are sent, and back."""
+"""Packing: the arrays of a slice as plain bytes, in pieces that fit the vectors they are sent in, and back."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class ArrayBytes(NamedTuple):
 
 
 def pack(arrays: dict[str, torch.Tensor], most: int) -> Iterator[ArrayBytes]:
-    """Copies of arrays, in pieces of at most so many bytes.
+    """Copy arrays into pieces of at most so many bytes.
 
-    >>> [(one.name, one.offset, one.data.nbytes) for one in pack({"a": torch.zeros(5)}, most=16)]
+    >>> [(piece.name, piece.offset, piece.data.nbytes) for piece in pack({"a": torch.zeros(5)}, most=16)]
     [('a', 0, 16), ('a', 16, 4)]
     """
     for name, array in arrays.items():
@@ -38,11 +38,13 @@ def pack(arrays: dict[str, torch.Tensor], most: int) -> Iterator[ArrayBytes]:
 
 
 class Unpacking:
-    """Puts arrays together again from pieces.
+    """Arrays that are put together again from pieces.
 
     Args:
         limit: most bytes that they may have in all.
     """
+
+    # a piece says itself how large its array is: without a limit a few bytes of a peer could take all memory
 
     def __init__(self, limit: int) -> None:
         self.arrays: dict[str, torch.Tensor] = {}
@@ -77,7 +79,7 @@ class Unpacking:
 
 
 def as_bytes(array: torch.Tensor) -> torch.Tensor:
-    """A contiguous array as 1-D bytes: a view."""
+    """Return a view of a contiguous array as 1-D bytes."""
     return array.reshape(-1).view(torch.uint8)
 
 

@@ -19,7 +19,7 @@ MISSED, COUNT = "missed", "step"
 """Names in an optimizer's state: how many steps each element has missed, and torch's count of steps."""
 
 WHOLE_STEPS = ("nadam", "lars", "lamb")
-"""Optimizers that step all of a flat parameter: by norms of layers, or by more than a count of steps."""
+"""Optimizers that can leave nothing out: they step by norms of layers, or by more than a count of steps."""
 
 
 class StepPart(NamedTuple):
@@ -30,7 +30,7 @@ class StepPart(NamedTuple):
 
 
 class _Apart(NamedTuple):
-    """Values that are not stepped with the rest, as they are before that."""
+    """A part that is not stepped with the rest: its values and state from before the step."""
 
     part: StepPart
     left_out: bool
@@ -54,25 +54,28 @@ def step_without(
     >>> step_without(sgd, sgd.step, [StepPart(flat, slice(0, 2)), StepPart(flat, slice(2, 4))], {1}); flat
     tensor([-1., -1.,  0.,  0.])
     """
-    for parameter in {id(one.parameter): one.parameter for one in parts}.values():
-        if all(number in missing for number, one in enumerate(parts) if one.parameter is parameter):
+    # Step everything, put back what is apart, then step by its own count whatever has only missed earlier steps. So a
+    # job that leaves nothing out pays nothing, and the rest has the bits of a plain step. If all of a flat parameter is
+    # left out, torch skips it: its count stands still, and nothing has missed a step.
+    for parameter in {id(part.parameter): part.parameter for part in parts}.values():
+        if all(number in missing for number, part in enumerate(parts) if part.parameter is parameter):
             parameter.grad = None
     apart = [
-        _Apart(one, number in missing, missed, one.parameter[one.elements].clone(), _state(optimizer, one, copy=True))
-        for number, one in enumerate(parts)
-        if one.parameter.grad is not None
-        if (missed := _missed(optimizer, one)) or number in missing
+        _Apart(part, number in missing, missed, part.parameter[part.elements].clone(), _state(optimizer, part, True))
+        for number, part in enumerate(parts)
+        if part.parameter.grad is not None
+        if (missed := _missed(optimizer, part)) or number in missing
     ]
     step()
-    for one in apart:
-        parameter, elements = one.part
-        parameter[elements].copy_(one.values)
-        for key, value in _state(optimizer, one.part).items():
-            value.copy_(one.state[key]) if key in one.state else value.zero_()
-        held = optimizer.state[parameter]
-        if one.left_out and COUNT in held:
-            held.setdefault(MISSED, torch.zeros_like(parameter, dtype=torch.int32))[elements] += 1
-    _step_apart(optimizer, [one for one in apart if not one.left_out])
+    for before in apart:
+        parameter, elements = before.part
+        parameter[elements].copy_(before.values)
+        for key, value in _state(optimizer, before.part).items():
+            value.copy_(before.state[key]) if key in before.state else value.zero_()  # new: this step has made it
+        state = optimizer.state[parameter]
+        if before.left_out and COUNT in state:
+            state.setdefault(MISSED, torch.zeros_like(parameter, dtype=torch.int32))[elements] += 1
+    _step_apart(optimizer, [before for before in apart if not before.left_out])
 
 
 def _missed(optimizer: torch.optim.Optimizer, part: StepPart) -> int:
@@ -81,28 +84,28 @@ def _missed(optimizer: torch.optim.Optimizer, part: StepPart) -> int:
 
 
 def _state(optimizer: torch.optim.Optimizer, part: StepPart, copy: bool = False) -> dict[str, Tensor]:
-    """Return an optimizer's state of each element of a part: views, or a copy."""
-    held = {
+    """Return an optimizer's state of the elements of a part: views, or a copy."""
+    views = {
         key: value[part.elements]
         for key, value in optimizer.state.get(part.parameter, {}).items()
         if isinstance(value, Tensor) and value.shape == part.parameter.shape and key != MISSED
     }
-    return {key: value.clone() for key, value in held.items()} if copy else held
+    return {key: value.clone() for key, value in views.items()} if copy else views
 
 
-def _step_apart(optimizer: torch.optim.Optimizer, some: Sequence[_Apart]) -> None:
-    """Step parts that have missed steps, each with its own count of them: those of one group and count at once."""
+def _step_apart(optimizer: torch.optim.Optimizer, late: Sequence[_Apart]) -> None:
+    """Step parts that have missed steps, each by its own count: those of one group and count at once."""
     sets: dict[tuple[int, int], list[StepPart]] = {}
-    of = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
-    for one in some:
-        sets.setdefault((of[id(one.part.parameter)], one.missed), []).append(one.part)
+    groups = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    for before in late:
+        sets.setdefault((groups[id(before.part.parameter)], before.missed), []).append(before.part)
     kind: Callable[..., torch.optim.Optimizer] = type(optimizer)
     for (number, missed), parts in sets.items():
-        parameters = [parameter[elements] for parameter, elements in parts]
-        alone = kind([{**optimizer.param_groups[number], "params": parameters}])
-        for part, own in zip(parts, parameters, strict=True):
+        views = [parameter[elements] for parameter, elements in parts]
+        alone = kind([{**optimizer.param_groups[number], "params": views}])
+        for part, view in zip(parts, views, strict=True):
             assert part.parameter.grad is not None
-            own.grad = part.parameter.grad[part.elements]
+            view.grad = part.parameter.grad[part.elements]
             count = optimizer.state[part.parameter][COUNT]  # the step that the rest has made is in it
-            alone.state[own] = {**_state(optimizer, part), COUNT: count - 1 - missed}
+            alone.state[view] = {**_state(optimizer, part), COUNT: count - 1 - missed}
         stepper(alone)()

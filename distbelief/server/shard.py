@@ -1,13 +1,12 @@
-"""The shard: the machine that holds one slice of the parameters and applies what replicas push to it (section 4.1 of
-the paper).
+"""The shard: the machine that holds one slice of the parameters and applies what replicas push (the paper's 4.1).
 
 A push applies whole or not at all, and at most once; between shards nothing is ordered. What waits for what is the
-policy's (`core/consistency`): a push that is held stays where it lies, unacknowledged, and so its replica does not
-write there.
+policy's (`core/consistency`). A push that is held stays where it lies, unacknowledged: so its replica does not write
+there.
 
-A shard that takes the place of one that died goes on from the newest checkpoint: replicas tell it what the one before
-had acknowledged beyond that, which is lost, and push again what it had not. With a standby (`server/standby.py`)
-nothing is lost: it is told of every update, and what the update lets the shard say is said once the standby has it.
+A shard that takes the place of one that died goes on from the newest checkpoint. Replicas tell it what the one before
+had acknowledged beyond that, which is lost; what it had not acknowledged they push again. With a standby
+(`server/standby.py`) nothing is lost: it is sent every update, and the shard acknowledges one once the standby has it.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from distbelief.errors import RemoteProtocolError
 from distbelief.server import optimizers
 from distbelief.server.machine import Answers
 from distbelief.server.mirror import Make, Mirror
-from distbelief.server.pending_update import PendingUpdate, mean_rate, pushed, standing, taken, waiting
+from distbelief.server.pending_update import PendingUpdate, acknowledgement, mean_rate, push_taken
 from distbelief.server.slice import Slice
 from distbelief.sharding.layout import Range
 
@@ -57,13 +56,13 @@ APPLIED, GATHERED = mirroring.CopyUse.APPLY, mirroring.CopyUse.GATHER
 
 
 RECENT = 4096
-"""Updates of which a shard knows the model that they stepped: nothing is as stale as that."""
+"""Number of updates whose model a shard remembers; no push is as stale as that."""
 Handlers = Mapping[type, Callable[..., list[Effect]]]
-"""The answer to each kind of event, from its sender, itself and its payload."""
+"""Handler of each kind of event; it takes the sender, the event and its payload."""
 
 
 class HeldRange:
-    """Range of a shard, with what follows from it, from when the shard is told."""
+    """Range that a shard holds, and all that follows from it; computed once, since each push needs it."""
 
     def __init__(self, plan: Plan, index: int, held: Slice) -> None:
         self.plan, self.slice = plan, held
@@ -71,30 +70,28 @@ class HeldRange:
         self.parts = plan.parts(index)
         """Moving range of each model."""
         self.ranges = (self.moving, self.frozen, *self.parts)
-        """All that may be asked for."""
+        """Ranges that may be fetched."""
         self.covers = [(part,) for part in self.parts]
-        """Ranges that a push of each model covers at most."""
+        """Ranges of a push of each model that leaves nothing out."""
+        # a standby is sent a push's bytes and not its ranges, and must make the same step: where there is one, gaps
+        # count as zero gradients
         self.skips = not plan.settings.standby
-        """True where ranges that a push does not cover are left out: a standby steps all."""
+        """True where parameters that a push does not cover are not stepped."""
         self.home = plan.layout.home_of(self.moving)
         """The partition of each replica that pushes here."""
         self.exchange = Exchange(plan, index)
-        self.rate = plan.factor if plan.settings.rate.varies else _unvaried
+        self.rate: Callable[[int], float] = plan.factor if plan.settings.rate.varies else lambda _samples: 1.0
+        """Factor of the learning rate after so many samples."""
 
 
 def _covers_part(ranges: Sequence[Range], whole: Range) -> bool:
     """Return whether ranges are in order, within a whole."""
-    ends = [whole.start, *(end for one in ranges for end in (one.start, one.stop)), whole.stop]
+    ends = [whole.start, *(end for part in ranges for end in (part.start, part.stop)), whole.stop]
     return bool(ranges) and ends == sorted(ends)
 
 
-def _unvaried(_samples: int) -> float:
-    """The factor of a learning rate that is always the same."""
-    return 1.0
-
-
 class ShardState(msgspec.Struct, array_like=True, frozen=True):
-    """Knowledge of a shard beside its slice, between two events: with it, another that has the slice goes on."""
+    """Knowledge of a shard beside its slice; another that has the slice goes on with it."""
 
     version: Version
     began: int
@@ -106,46 +103,51 @@ class ShardState(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Sums(Protocol):
-    """Part of a shard that takes what replicas send where that is no push; a strategy gives it."""
+    """Part of a shard that takes gradients which are no pushes; a strategy supplies it."""
 
     conversations: Iterable[Conversation]
-    """In which shard and standby take part."""
+    """Conversations in which shard and standby take part."""
     repeated: tuple[type, ...]
-    """Messages to a standby about what its shard has done, beside those of every shard."""
+    """Messages by which a standby repeats what its shard has done, beside those of every shard."""
 
     def handlers(self, shard: Shard) -> Handlers:
-        """Return the answers to those who send it gradients, and to whoever decides about these."""
-        ...
+        """Return the handlers of gradients, and of decisions about them."""
 
     def measured(self, shard: Shard) -> Payload:
-        """The bytes of the moving range as the evaluator is to see them."""
-        ...
+        """Return the bytes of the moving range that the evaluator is to see."""
 
     def state(self, shard: Shard) -> tuple[dict[str, torch.Tensor], mirroring.Summing, list[tuple[Make, Payload]]]:
-        """Return the state for its standby: arrays, how far it is, and what is sent beside."""
-        ...
+        """Return the state for a standby: arrays, the state of the sum, and messages that have bytes."""
 
     def repeat(self, shard: Shard, whole: bool, event: Any, payload: Payload | None) -> None:
-        """Do what another has done, of which this shard holds the whole state or not yet."""
-        ...
+        """Do at a standby what its shard has done; `whole` once the standby holds the whole state."""
 
     def state_limit(self, plan: Plan) -> int:
-        """Most bytes of a shard's state, for each byte of its slice."""
-        ...
+        """Return the most bytes of a shard's state for each byte of its slice."""
 
     def follow(self, shard: Shard, whole: mirroring.StateSent) -> None:
-        """Be as far as another is."""
-        ...
+        """Take the state of the sum from the end of a shard's state."""
 
 
+# A shard is told its range, gets its first values from a checkpoint or a replica (ranges without values are `_blank`),
+# and then serves. The coordinator decides when: it welcomes replicas once all shards hold parameters.
+#
+# Between two events the slice, version, ledger and counts are of one moment, since each event is handled to its end.
+# The exception is an update that waits for other shards' norms of cut layers (`_pending`): `_floor` leaves its round
+# out, no fetch of what moves is answered, and whatever reads the state waits (`_later`).
+#
+# A push that the ledger takes is applied, gathered or held. Applied: it is in the parameters. Gathered: it is added to
+# the next update and acknowledged, since its slot is not read again. Held: it stays where its replica wrote it, and is
+# not acknowledged until it is in an update, or dropped. With a standby, nothing is acknowledged that the standby has
+# not confirmed (`Mirror.after`).
 class Shard:
     """One server shard.
 
     Args:
         index: which of the plan's assignments it holds.
         make: makes the slice, once the plan is known.
-        incarnation: of this shard; stands in every version it tells.
-        sums: what becomes of what replicas send; where None, pushes, with which an optimizer steps.
+        incarnation: of this shard; it is part of every version that the shard tells.
+        sums: takes the gradients; where None they are pushes, with which an optimizer steps.
     """
 
     def __init__(
@@ -159,19 +161,30 @@ class Shard:
         self.ledger = Ledger()
         self.policy = Policy()
         self.sums = sums
-        self._asks = self._succeeds = False
+        self._policy_decides = False
+        """True where the policy is asked about pushes and fetches."""
+        self._succeeds = False
+        """True where it alone comes in the place of one that died, and the replicas go on."""
         self._pushes: dict[Key, tuple[pushing.Push, Payload]] = {}
+        """Held pushes."""
         self._fetches: dict[tuple[str, int, int], pushing.Fetch] = {}
-        self._others: dict[str, int] = {}
-        self._own: HeldRange | None = None
+        """Held fetches, by who asks, the start of the range, and the slot that it is to land in."""
+        self._followers: dict[str, int] = {}
+        """Shards that follow this one's rulings, each with the round from which on."""
+        self._held_range: HeldRange | None = None
         self._blank: set[Range] = set()
+        """Ranges that nobody has given values yet."""
         self._latest: dict[str, tuple[int, int]] = {}
+        """Version and staleness of each replica's last push."""
         self._stepped: deque[int] = deque(maxlen=RECENT)
         """Models that were stepped last, of several."""
         self.mirror = Mirror(roles.standby(index))
         self._inherits: tuple[int, list[agreement.Ruling], Iterable[agreement.Norms]] | None = None
+        """Floor, rulings and norms of the life before, where it was its standby."""
         self._pending: PendingUpdate | None = None
+        """Update that waits for the norms of layers that are cut."""
         self._later: list[tuple[str, Event]] = []
+        """Events, and their senders, that wait until that update is made."""
         self._answers = Answers(
             "a shard",
             heard_by(Kind.SHARD, sums.conversations if sums else SERVED),
@@ -186,19 +199,19 @@ class Shard:
                 attendance.Departed: self._departed,
                 agreement.Ruling: self._rule,
                 agreement.Follow: self._follow,
-                agreement.Norms: self._hear_norms,
-                agreement.Ruler: lambda _sender, event, _payload: self._meet(event.place),
+                agreement.Norms: self._take_norms,
+                agreement.Ruler: lambda _sender, event, _payload: self._follow_ruler(event.place),
                 events.Lent: self.mirror.lent,
                 mirroring.BeginMirroring: self._begin_mirror,
-                mirroring.Confirmed: self._kept,
-                mirroring.Unmirrored: self._alone,
+                mirroring.Confirmed: self._confirmed,
+                mirroring.Unmirrored: self._unmirrored,
                 checkpointing.Snapshot: self._snapshot,
                 events.Saved: lambda _sender, event, _payload: [
                     Send(roles.COORDINATOR, checkpointing.SnapshotDone(event.number, event.error))
                 ],
                 checkpointing.Describe: lambda sender, _event, _payload: [
                     *self._settle(short=True),
-                    Send(sender, self._description()),
+                    Send(sender, checkpointing.Description(self.version, self.samples, dict(self.staleness))),
                 ],
                 membership.Stop: lambda _sender, event, _payload: [End(event.reason)],
                 events.Lost: self._lost,
@@ -207,59 +220,64 @@ class Shard:
         )
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
-        """Take one event; who breaks the protocol is told so by a `RemoteProtocolError`."""
+        """Take one event; raises `RemoteProtocolError` where its sender breaks the protocol."""
+        # These three read the shard's state, which amid an update is of no moment: pushes have been taken, are in no
+        # parameters, and their sum is no part of a checkpoint.
         if self._pending is not None and isinstance(
             event, checkpointing.Snapshot | checkpointing.Describe | mirroring.BeginMirroring
         ):
-            self._later.append((sender, event))  # an update is half made
+            self._later.append((sender, event))
             return []
         return self._answers.to(sender, type(event))(sender, event, payload)
 
     def _restore(self, sender: str, event: initialising.Restore, payload: Payload | None) -> list[Effect]:
-        if self._own is not None and self._inherits is None:
-            raise RemoteProtocolError(f"{self.role} was told its range before: a shard begins once")
-        own = self.hold(event.plan) if self._inherits is None else self.own
+        # A former standby holds slice and counts, and inherits floor, rulings and norms: it loads nothing. Any other
+        # shard starts blank, or from a checkpoint. Members take part at once, before they say so themselves: otherwise
+        # a bound or a round would not wait for those that have not reached this life yet.
         if self._inherits is None:
-            self._blank |= {part for part in (own.moving, own.frozen) if part.size}
-        settings = event.plan.settings
-        self._govern(event.plan)
+            if self._held_range is not None:
+                raise RemoteProtocolError(f"{self.role} was told its range before: a shard begins once")
+            held_range = self.hold(event.plan)
+            self._blank |= {part for part in (held_range.moving, held_range.frozen) if part.size}
+        held_range, settings = self.own, event.plan.settings
+        self._set_policy(event.plan)
         if self._inherits is not None:
             floor, rulings, norms = self._inherits
             self.policy.resume(floor, rulings)
-            own.exchange.resume(floor, norms)
+            held_range.exchange.resume(floor, norms)
         for who, incarnation in event.members:
             self.policy.attend(who, incarnation, 0)
         self._succeeds = bool(event.members)
-        met = self._meet(event.ruler) if settings.strategy.rounds else []
-        met += [effect for follower in self._others for effect in self._recall(follower)]
+        effects = self._follow_ruler(event.ruler) if settings.strategy.rounds else []
+        effects += [effect for follower in self._followers for effect in self._tell_rulings(follower)]
         if settings.standby:
-            met.append(self.mirror.lend(max(own.moving.size, own.frozen.size, own.slice.sum_size)))
+            most = max(held_range.moving.size, held_range.frozen.size, held_range.slice.sum_size)
+            effects.append(self.mirror.lend(most))
         if event.checkpoint and self._inherits is None:
-            return [*met, Load(event.checkpoint, event.plan, self.index)]
-        return [*met, self._restored(loaded=self._inherits is not None)]
+            return [*effects, Load(event.checkpoint, event.plan, self.index)]
+        return [*effects, self._restored(loaded=self._inherits is not None)]
 
     def _restored(self, loaded: bool) -> Send:
         return Send(roles.COORDINATOR, initialising.Restored(loaded, self.held.lasts))
 
     def hold(self, plan: Plan) -> HeldRange:
         """Make its slice of a plan."""
-        self._own = HeldRange(plan, self.index, self._make(plan, self.index))
-        return self._own
+        self._held_range = HeldRange(plan, self.index, self._make(plan, self.index))
+        return self._held_range
 
-    def _govern(self, plan: Plan) -> None:
-        """Begin with what the plan's strategy does with pushes and fetches."""
+    def _set_policy(self, plan: Plan) -> None:
         settings = plan.settings
         self.policy = settings.strategy.policy(settings, rules=self.index == plan.ruler)
         self.policy.models = plan.models
-        self._asks = self.policy.decides
+        self._policy_decides = self.policy.decides
 
     def share(self, plan: Plan) -> None:
-        """Hold a slice of a plan that others hold too, each in its process: it is where `follow` says."""
+        """Hold a slice that other processes hold too; `follow` says how far it is."""
         self.hold(plan)
-        self._govern(plan)
+        self._set_policy(plan)
 
     def state(self) -> ShardState:
-        """Return the state, with pushes each of which is applied at once, and no fetch that waits."""
+        """Return the state, of a shard that holds no push and no fetch."""
         return ShardState(
             self.version,
             self._began,
@@ -271,14 +289,14 @@ class Shard:
         )
 
     def follow(self, state: ShardState) -> None:
-        """Be as far as another is that has the same slice."""
+        """Take the state of another shard that has the same slice."""
         self.version, self._began, self.samples = state.version, state.began, state.samples
         self.staleness, self._latest = dict(state.staleness), dict(state.latest)
         self.ledger.restore(state.taken)
         self.policy.restore(state.policy)
 
     def begin_life(self, incarnation: int) -> list[Effect]:
-        """Be the next life of the shard whose state this one follows, in memory that has outlived its process."""
+        """Begin the next life of the shard that this one follows, in memory that has outlived its process."""
         self.version, self._began = Version(incarnation, self.version.updates), self.version.updates
         note = records.Note(f"{self.role} goes on from shared memory: nothing that was applied is lost")
         return [WriteRecord(note), self._restored(loaded=True)]
@@ -286,32 +304,33 @@ class Shard:
     def inherit(
         self, incarnation: int, floor: int, rulings: list[agreement.Ruling], norms: Iterable[agreement.Norms]
     ) -> None:
-        """Be the next life of a shard, whose slice and counts it holds already."""
+        """Begin the next life of a shard whose slice and counts it holds already."""
         self.version = Version(incarnation, self.version.updates)
         self._began, self._inherits = self.version.updates, (floor, rulings, norms)
 
-    def _meet(self, ruler: messages.Address) -> list[Effect]:
-        """Be told of the rounds by the shard that rules them, unless it is this one."""
-        own = self.own
-        who = roles.shard(own.plan.ruler)
+    def _follow_ruler(self, ruler: messages.Address) -> list[Effect]:
+        """Ask the shard that rules the rounds for its rulings, unless it is this one."""
+        who = roles.shard(self.own.plan.ruler)
         follow = Send(who, agreement.Follow(self.policy.floor))
-        return [] if self.index == own.plan.ruler else [Connect(who, ruler), follow, *own.exchange.again()]
+        return [] if who == self.role else [Connect(who, ruler), follow, *self.own.exchange.again()]
 
     def _loaded(self, sender: str, event: events.Loaded, payload: Payload | None) -> list[Effect]:
         self.held.load(event.arrays)
         self._blank.clear()
         self._began = event.facts["updates"]
         self.version = Version(self.version.incarnation, self._began)
+        # where all go back together, replicas begin anew and count pushes from 1: only a shard that goes back alone
+        # must know which pushes the checkpoint has
         if self._succeeds:
-            self.ledger.restore(PushTaken(*one) for one in event.facts.get("taken", ()))
+            self.ledger.restore(PushTaken(*push) for push in event.facts.get("taken", ()))
         self.samples = event.facts["samples"]
         self.staleness = {int(staleness): count for staleness, count in event.facts["staleness"].items()}
         return [self._restored(loaded=True)]
 
     def _initialise(self, sender: str, event: initialising.Initialise, payload: Payload | None) -> list[Effect]:
-        asked = Range(event.start, event.stop)
-        frozen = self._which(sender, asked)
-        others = [one.who for one in self.ledger.taken() if one.who != sender]
+        part = Range(event.start, event.stop)
+        frozen = self._is_frozen(sender, part)
+        others = [push.who for push in self.ledger.taken() if push.who != sender]
         if event.replaces and others:
             return [
                 Send(
@@ -323,35 +342,37 @@ class Shard:
                 )
             ]
         # the first who initialises a range does: one who died doing it may be heard after its successor
-        if payload is not None and (asked in self._blank or event.replaces):
-            self._blank.discard(asked)
+        if payload is not None and (part in self._blank or event.replaces):
+            self._blank.discard(part)
             self.held.fill(payload, frozen)
         return [Send(sender, initialising.Initialised(self.version))]
 
     def _push(self, sender: str, event: pushing.Push, payload: Payload | None) -> list[Effect]:
-        here = self._own or self.own
-        model = self._model(here, sender, event, payload)
-        held = here.slice.of(model)
+        # First check that the bytes can be applied at all; then the ledger says whether the push is new. A new one is
+        # applied, gathered or held, as the policy decides. One that comes again was meant for the life before, or its
+        # acknowledgement was lost: it is acknowledged, and not applied.
+        held_range = self._held_range or self.own  # `own`, without the call
+        model = self._model(held_range, sender, event, payload)
+        held = held_range.slice.of(model)
         assert payload is not None
-        covered = event.ranges if here.skips and event.ranges != here.covers[model] else ()
-        noted = self.ledger.judge(sender, event.partition, event.incarnation, event.clock)
-        taking = noted.taking
+        covered = event.ranges if held_range.skips and event.ranges != held_range.covers[model] else ()
+        taking = self.ledger.judge(sender, event.partition, event.incarnation, event.clock).taking
         if taking is REFUSE:
-            return []
-        told: list[Effect] = []
-        freed: list[Effect] = []
+            return []  # whoever sent it has ended
+        copies: list[Effect] = []
+        answers: list[Effect] = []
         if taking is APPLY:
             incarnation, updates = self.version
-            staleness = self._staleness(here, event.version, model)
+            staleness = self._staleness(held_range, event.version, model)
             if staleness < 0:
                 raise RemoteProtocolError(
                     f"{sender} pushed to version {event.version.updates} of {self.role}, which is at {updates}"
                 )
             self._latest[sender] = event.version.updates, staleness
-            floor, factor = self.policy.floor, here.rate(self.samples) * event.rate
-            if self._asks:
+            floor, factor = self.policy.floor, held_range.rate(self.samples) * event.rate
+            if self._policy_decides:
                 key = Key(sender, event.incarnation, event.clock)
-                if len(here.parts) > 1 and (why := self.policy.turn(key, event.tick, model, event.steps > 0)):
+                if len(held_range.parts) > 1 and (why := self.policy.turn(key, event.tick, model, event.steps > 0)):
                     return [Send(sender, membership.Refused(why))]
                 verdict = self.policy.push(key, event.tick, event.samples, staleness)
                 if verdict.action is HOLD:
@@ -361,63 +382,63 @@ class Shard:
                     scale = verdict.scale * event.rate
                     held.gather(sender, event.slot, payload, scale, average=False, covered=covered)
                     self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
-                    version = Version(incarnation, updates + 1)
-                    told = self._copy(GATHERED, sender, event, payload, staleness, scale)
-                    return [*told, *self.mirror.after([pushed(sender, event, version)]), *self._settle()]
+                    version = Version(incarnation, updates + 1)  # the update that it will be in
+                    copies = self._copy(GATHERED, sender, event, payload, staleness, scale)
+                    return [*copies, *self.mirror.after([acknowledgement(sender, event, version)]), *self._settle()]
                 factor *= verdict.scale
             held.set_options(event.options)
             held.apply(sender, event.slot, payload, factor, covered)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
             self.samples += event.samples
-            self._count(here, model)
-            told = self._copy(APPLIED, sender, event, payload, staleness, factor)
+            self._count(held_range, model)
+            copies = self._copy(APPLIED, sender, event, payload, staleness, factor)
             if self.policy.floor > floor:
-                freed = self.let_go()
-        elif self._holds(Key(sender, event.incarnation, event.clock)):
-            return []
+                answers = self.let_go()
+        elif self._is_held(Key(sender, event.incarnation, event.clock)):
+            return []  # it is acknowledged once it is in an update
         else:
+            # a shard in the place of another learns here how far a replica is
             self.policy.taken(sender, event.tick)
-            freed = self.let_go()
+            answers = self.let_go()
         dropped = taking is ACKNOWLEDGE and self.ledger.dropped(sender, event.incarnation, event.clock)
-        return [*told, *self.mirror.after([pushed(sender, event, self.version, dropped)]), *freed]
+        return [*copies, *self.mirror.after([acknowledgement(sender, event, self.version, dropped)]), *answers]
 
-    def _holds(self, key: Key) -> bool:
-        """Return whether a push that was taken waits to be applied."""
+    def _is_held(self, key: Key) -> bool:
         return key in self._pushes or (self._pending is not None and self._pending.has(key))
 
-    def _model(self, here: HeldRange, sender: str, event: pushing.Push, payload: Payload | None) -> int:
+    def _model(self, held_range: HeldRange, sender: str, event: pushing.Push, payload: Payload | None) -> int:
         """Return the model that a push is of.
 
         Raises:
             RemoteProtocolError: it is none that this shard can apply.
         """
-        model, parts = 0, here.parts
+        model, parts = 0, held_range.parts
         if len(parts) > 1 and (whole := Range(event.start, event.stop)) in parts:
             model = parts.index(whole)
-        own = parts[model]
-        if event.start != own.start or event.stop != own.stop or payload is None:
+        part = parts[model]
+        if event.start != part.start or event.stop != part.stop or payload is None:
             raise RemoteProtocolError(
-                f"{sender} pushed [{event.start}, {event.stop}) to {self.role}, which holds [{own.start}, {own.stop})"
+                f"{sender} pushed [{event.start}, {event.stop}) to {self.role}, which holds [{part.start}, {part.stop})"
             )
         known = event.encoding in pushing.ENCODINGS and event.partition == roles.partition_of(sender)
-        if not known or not (event.ranges == here.covers[model] or _covers_part(event.ranges, own)):
+        if not known or not (event.ranges == held_range.covers[model] or _covers_part(event.ranges, part)):
             raise self._unread(sender, event)
         if event.options:
-            self._check_options(here, sender, event, model)
+            self._check_options(held_range, sender, event, model)
         if not 0 <= event.samples <= SAMPLES_LIMIT or not 0.0 <= event.rate < math.inf:
             raise RemoteProtocolError(
                 f"{sender} pushed the gradient of {event.samples} samples, at {event.rate} times the learning rate"
             )
         return model
 
-    def _check_options(self, here: HeldRange, sender: str, event: pushing.Push, model: int) -> None:
-        known = optimizers.numbers_of(here.plan.optimizer(model))
-        most = len(known) * len(here.plan.layout.groups)
+    def _check_options(self, held_range: HeldRange, sender: str, event: pushing.Push, model: int) -> None:
+        known = optimizers.numbers_of(held_range.plan.optimizer(model))
+        most = len(known) * len(held_range.plan.layout.groups)
         for option in event.options:
-            right = known.get(option.name, 0) == len(option.values) and all(
-                0.0 <= one < math.inf for one in option.values
+            fits = known.get(option.name, 0) == len(option.values) and all(
+                0.0 <= value < math.inf for value in option.values
             )
-            if not right or len(event.options) > most:
+            if not fits or len(event.options) > most:
                 raise RemoteProtocolError(
                     f"{sender} sets {option.name[:80]!r} to {option.values[:9]}: the optimizer of {self.role} has "
                     f"{', '.join(f'{count} of {name}' for name, count in known.items())}"
@@ -429,11 +450,11 @@ class Shard:
         """Have the standby, where there is one, do the same with a push."""
         if self.mirror.place is None:
             return []
-        one = taken(sender, event)
-        return self.mirror.copy(use, payload, (one,), (staleness,), event.samples, factor, 1.0, self.policy.floor)
+        keys = (push_taken(sender, event),)
+        return self.mirror.copy(use, payload, keys, (staleness,), event.samples, factor, 1.0, self.policy.floor)
 
     def _unread(self, sender: str, event: pushing.Push) -> RemoteProtocolError:
-        """The error for a push whose bytes this shard cannot read."""
+        """Make the error for a push whose bytes this shard cannot read."""
         if event.encoding not in pushing.ENCODINGS:
             return RemoteProtocolError(
                 f"{sender} pushed in encoding {event.encoding[:80]!r}, which {self.role} does not know: it knows "
@@ -442,36 +463,36 @@ class Shard:
         if event.partition != roles.partition_of(sender):
             return RemoteProtocolError(f"{sender} pushed for partition {event.partition}, which it is not")
         covered = ", ".join(f"[{part.start}, {part.stop})" for part in event.ranges[:3])
-        own = self.own.moving
+        moving = self.own.moving
         return RemoteProtocolError(
-            f"{sender} pushed to {self.role} what covers {covered or 'nothing'}; it holds [{own.start}, {own.stop})"
+            f"{sender} pushed to {self.role} what covers {covered or 'nothing'}; it holds "
+            f"[{moving.start}, {moving.stop})"
         )
 
-    def _staleness(self, here: HeldRange, version: Version, model: int) -> int:
-        """Updates of a model since those in the parameters of a version; all that this life began with are in those of
-        a life before.
-        """
+    def _staleness(self, held_range: HeldRange, version: Version, model: int) -> int:
+        """Count the updates of a model that parameters of a version do not have."""
+        # A former life may have made more updates than the checkpoint that this one began from. Those are lost; numbers
+        # beyond `_began` now count other updates, which are in nothing that the former life sent out.
         (life, based), (incarnation, updates) = version, self.version
         since = updates - (based if life == incarnation else min(based, self._began))
-        if len(here.parts) == 1 or since <= 0:
+        if len(held_range.parts) == 1 or since <= 0:
             return since
         return sum(stepped == model for stepped in islice(reversed(self._stepped), since))
 
-    def _count(self, here: HeldRange, model: int) -> None:
-        """One more update is made."""
+    def _count(self, held_range: HeldRange, model: int) -> None:
         incarnation, updates = self.version
         self.version = Version(incarnation, updates + 1)
-        if len(here.parts) > 1:
+        if len(held_range.parts) > 1:
             self._stepped.append(model)
 
     def _fetch(self, sender: str, event: pushing.Fetch, payload: Payload | None) -> list[Effect]:
         start, stop = event.start, event.stop
-        asked = Range(start, stop)
-        frozen = self._which(sender, asked)
+        part = Range(start, stop)
+        frozen = self._is_frozen(sender, part)
         if self.sums is not None and sender == roles.EVALUATOR and not frozen:
             answer = pushing.Fetched(event.slot, start, stop, self.version, number=event.number)
             return [Send(sender, answer, self.sums.measured(self))]
-        if self._asks and not frozen and not self.may_fetch(sender, event.tick):
+        if self._policy_decides and not frozen and not self.may_fetch(sender, event.tick):
             held_back = self._fetches.get((sender, start, event.slot))
             if held_back is not None and held_back.incarnation == event.incarnation:  # each is answered once
                 raise RemoteProtocolError(
@@ -479,18 +500,21 @@ class Shard:
                 )
             self._fetches[sender, start, event.slot] = event
             return []
-        here = self._own or self.own
+        held_range = self._held_range or self.own
         if frozen:
-            held = here.slice.frozen()
-        elif asked == here.moving:
-            held = here.slice.moving()
+            values = held_range.slice.frozen()
+        elif part == held_range.moving:
+            values = held_range.slice.moving()
         else:
-            held = here.slice.of(here.parts.index(asked)).moving()
+            values = held_range.slice.of(held_range.parts.index(part)).moving()
+        # no copy: an answer's bytes need to stay unchanged only until this shard is told something next
         answer = pushing.Fetched(event.slot, start, stop, self.version, self._floor, event.number)
-        return [Send(sender, answer, held)]
+        return [Send(sender, answer, values)]
 
     def may_fetch(self, who: str, tick: int) -> bool:
         """Return whether a step may begin with the parameters as they are."""
+        # A begun update is in the policy's floor and not in the parameters. And a floor that the standby does not know
+        # yet is told to nobody: taking over, it would be behind what a replica holds.
         return (
             self._pending is None
             and self.mirror.covers(self.policy.floor)
@@ -503,64 +527,64 @@ class Shard:
         if isinstance(self.policy, Rounds):
             for who, tick in self.policy.admitted():
                 effects += self.mirror.after([Send(who, attendance.Admitted(tick))])
+            # a ruling binds all shards and must not die with this one: nobody is told before the standby has it
             for ruling in self.policy.untold():
                 effects += self.mirror.tell(ruling=ruling)
-                effects += self.mirror.after([Send(role, ruling) for role in self._others])
-        made: list[Effect] = []
+                effects += self.mirror.after([Send(role, ruling) for role in self._followers])
+        updates: list[Effect] = []
         while self._pending is None and (due := self.policy.due(short)) is not None:
-            made += self._drop(due) if isinstance(due, Drop) else self._update(due)
-        effects += self._own.exchange.pass_over(self._floor) if self._own else []
-        return effects + made + self.let_go() if made else effects + self.mirror.tell_floor(self._floor)
+            updates += self._drop(due) if isinstance(due, Drop) else self._update(due)
+        # rounds counted here without an update: the shards that did make one wait for this one's norms
+        effects += self._held_range.exchange.pass_over(self._floor) if self._held_range else []
+        return effects + updates + self.let_go() if updates else effects + self.mirror.tell_floor(self._floor)
 
     @property
     def _floor(self) -> int:
-        """The floor of the policy, without the round that is half made."""
+        """Floor of the policy, without the round whose update is begun and not made."""
         return self.policy.floor - (self._pending is not None)
 
     def _update(self, due: PlannedUpdate) -> list[Effect]:
-        """Begin an optimizer step, and make it unless norms of other shards are in it; held pushes are read where they
-        lie.
-        """
-        own, part = self.own, self.held.of(due.model)
+        """Begin an optimizer step, and make it unless it needs norms of other shards."""
+        held_range, part = self.own, self.held.of(due.model)
         held = [(key, weight, *self._pushes.pop(key)) for key, weight in due.parts]
-        stale = tuple(self._staleness(own, push.version, due.model) for _, _, push, _ in held)
-        for (key, weight, push, payload), staleness in zip(held, stale, strict=True):
-            covered = push.ranges if own.skips and push.ranges != own.covers[due.model] else ()
+        stalenesses = tuple(self._staleness(held_range, push.version, due.model) for _, _, push, _ in held)
+        for (key, weight, push, payload), staleness in zip(held, stalenesses, strict=True):
+            covered = push.ranges if held_range.skips and push.ranges != held_range.covers[due.model] else ()
             part.gather(key.who, push.slot, payload, weight, average=True, covered=covered)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
-        factor = own.rate(self.samples) * mean_rate([push for _, _, push, _ in held])
-        self._pending = PendingUpdate(due, factor, [(key, push) for key, _, push, _ in held], stale)
-        said = own.exchange.say(self._floor, part.squares()) if own.exchange.takes_part else []
-        return said + self._finish()
+        factor = held_range.rate(self.samples) * mean_rate([push for _, _, push, _ in held])
+        self._pending = PendingUpdate(due, factor, [(key, push) for key, _, push, _ in held], stalenesses)
+        exchange = held_range.exchange
+        norms = exchange.say(self._floor, part.squares()) if exchange.takes_part else []
+        return norms + self._finish()
 
     def _finish(self) -> list[Effect]:
         """Make the step that was begun, once the norms that it needs are known."""
-        made, own = self._pending, self.own
-        norms = own.exchange.whole(self._floor) if own.exchange.takes_part else ()
-        if made is None or norms is None:
+        update, held_range = self._pending, self.own
+        norms = held_range.exchange.whole(self._floor) if held_range.exchange.takes_part else ()
+        if update is None or norms is None:
             return []
-        self._pending, part = None, own.slice.of(made.due.model)
-        told = made.mirrored(self.mirror, part, self.policy.floor, norms)
-        part.set_options(made.taken[0][1].options if made.taken else ())
-        part.step(made.factor, made.due.weight, norms)
-        self.samples += made.due.samples
-        self._count(own, made.due.model)
-        return told + self.mirror.after(made.acknowledged(self.version))
+        self._pending, part = None, held_range.slice.of(update.due.model)
+        copies = update.mirrored(self.mirror, part, self.policy.floor, norms)  # first: the step scales the sum in place
+        part.set_options(update.pushes[0][1].options if update.pushes else ())
+        part.step(update.factor, update.due.weight, norms)
+        self.samples += update.due.samples
+        self._count(held_range, update.due.model)
+        return copies + self.mirror.after(update.acknowledged(self.version))
 
-    def _hear_norms(self, sender: str, event: agreement.Norms, payload: Payload | None) -> list[Effect]:
-        """Take what a shard adds to the norms of a round, or their sums over all."""
-        told = [*self.own.exchange.take(sender, event), *self._finish()]
+    def _take_norms(self, sender: str, event: agreement.Norms, payload: Payload | None) -> list[Effect]:
+        effects = [*self.own.exchange.take(sender, event), *self._finish()]
         if self._pending is None:
-            told += self._settle() + self.let_go()
+            effects += self._settle() + self.let_go()
             later, self._later = self._later, []
-            told += [effect for asker, asked in later for effect in self.handle(asker, asked, None)]
-        return told
+            effects += [effect for asker, request in later for effect in self.handle(asker, request, None)]
+        return effects
 
     def _drop(self, due: Drop) -> list[Effect]:
         push, _ = self._pushes.pop(due.key)
         self.ledger.drop(*due.key)
-        return self.mirror.tell(dropped=taken(due.key.who, push)) + self.mirror.after(
-            [pushed(due.key.who, push, self.version, dropped=True)]
+        return self.mirror.tell(dropped=push_taken(due.key.who, push)) + self.mirror.after(
+            [acknowledgement(due.key.who, push, self.version, dropped=True)]
         )
 
     def let_go(self) -> list[Effect]:
@@ -576,11 +600,11 @@ class Shard:
 
     def _attend(self, sender: str, event: attendance.Attend, payload: Payload | None) -> list[Effect]:
         tick = self.policy.attend(sender, event.incarnation, event.tick, event.epoch)
-        asked = self.mirror.after([Send(sender, attendance.Admitted(tick))] if event.tick < 0 <= tick else [])
-        return asked + self._settle() + self.let_go()
+        answer = self.mirror.after([Send(sender, attendance.Admitted(tick))] if event.tick < 0 <= tick else [])
+        return answer + self._settle() + self.let_go()
 
     def _return(self, sender: str, event: attendance.Return, payload: Payload | None) -> list[Effect]:
-        """Learn what the life before had acknowledged; what of that is not in the checkpoint is lost."""
+        # what the former life acknowledged is not pushed again; what the checkpoint lacks of it is lost, and recorded
         lost = self.ledger.resume(sender, event.partition, event.incarnation, event.clock)
         first = event.clock - lost + 1
         return (
@@ -592,9 +616,10 @@ class Shard:
         return [*self._settle(), *self.let_go(), Send(sender, attendance.Excused())]
 
     def _departed(self, sender: str, event: attendance.Departed, payload: Payload | None) -> list[Effect]:
-        told = self._without(event.who, event.incarnation)
+        effects = self._without(event.who, event.incarnation)
+        # from here on no ruling takes its pushes: only now may the coordinator deal its minibatches to others
         rules = isinstance(self.policy, Rounds) and self.index == self.own.plan.ruler
-        return told + (self.mirror.after([Send(roles.COORDINATOR, event)]) if rules else [])
+        return effects + (self.mirror.after([Send(roles.COORDINATOR, event)]) if rules else [])
 
     def _without(self, who: str, incarnation: int) -> list[Effect]:
         self._forget_fetches(who, incarnation)
@@ -603,30 +628,29 @@ class Shard:
 
     def _forget_fetches(self, who: str, incarnation: int) -> None:
         """Answer no fetch of a life that is over, or of any before it."""
-        gone = [
-            key
-            for key, event in self._fetches.items()
-            if key[0] == who and (incarnation < 0 or event.incarnation <= incarnation)
-        ]
-        for key in gone:
-            del self._fetches[key]
+        self._fetches = {
+            key: event for key, event in self._fetches.items() if key[0] != who or 0 <= incarnation < event.incarnation
+        }
 
     # the standby
 
     def _begin_mirror(self, sender: str, event: mirroring.BeginMirroring, payload: Payload | None) -> list[Effect]:
         """Send a standby all that this shard holds, and from here on what changes."""
-        made = self._settle(short=True)
+        # Gathered pushes make an update first, since sums are no part of the state. A held push has been taken but is
+        # not sent: the standby is told that the one before was the last, so that, in this shard's place, it takes the
+        # held one when that is pushed again.
+        updates = self._settle(short=True)
         rulings = tuple(self.policy.history.since(0)) if isinstance(self.policy, Rounds) else ()
-        applied = {one[:2]: one for one in self.ledger.taken()}
-        for key, (push, _) in self._pushes.items():  # what is held is taken, and not in what is sent
-            before = taken(key.who, push)._replace(clock=key.clock - 1)
+        applied = {push[:2]: push for push in self.ledger.taken()}
+        for key, (push, _) in self._pushes.items():
+            before = push_taken(key.who, push)._replace(clock=key.clock - 1)
             applied[before[:2]] = min(applied[before[:2]], before)
-        incarnation, updates = self.version
+        incarnation, count = self.version
         arrays, summing, beside = self.sums.state(self) if self.sums else (self.held.arrays(), None, ())
         whole = mirroring.StateSent(
             incarnation,
             0,
-            updates,
+            count,
             self.samples,
             dict(self.staleness),
             tuple(applied.values()),
@@ -635,14 +659,14 @@ class Shard:
             self.own.exchange.known(),
             summing,
         )
-        return [*made, *self.mirror.begin(event.place, arrays, whole, beside)]
+        return [*updates, *self.mirror.begin(event.place, arrays, whole, beside)]
 
-    def _kept(self, sender: str, event: mirroring.Confirmed, payload: Payload | None) -> list[Effect]:
-        said, whole = self.mirror.kept(event)
-        told: list[Effect] = [Send(roles.COORDINATOR, mirroring.Mirrored(event.incarnation))] if whole else []
-        return told + said + self.let_go()
+    def _confirmed(self, sender: str, event: mirroring.Confirmed, payload: Payload | None) -> list[Effect]:
+        effects, whole = self.mirror.kept(event)
+        mirrored: list[Effect] = [Send(roles.COORDINATOR, mirroring.Mirrored(event.incarnation))] if whole else []
+        return mirrored + effects + self.let_go()
 
-    def _alone(self, sender: str, event: mirroring.Unmirrored, payload: Payload | None) -> list[Effect]:
+    def _unmirrored(self, sender: str, event: mirroring.Unmirrored, payload: Payload | None) -> list[Effect]:
         if self.mirror.place is None or self.mirror.place.incarnation != event.incarnation:
             return []
         return self.mirror.end() + self.let_go()
@@ -650,58 +674,70 @@ class Shard:
     # rounds
 
     def _follow(self, sender: str, event: agreement.Follow, payload: Payload | None) -> list[Effect]:
-        self._others[sender] = event.round
-        return self._recall(sender)
+        self._followers[sender] = event.round
+        return self._tell_rulings(sender)
 
-    def _recall(self, follower: str) -> list[Effect]:
+    def _tell_rulings(self, follower: str) -> list[Effect]:
         """Tell a shard the rulings that it may have missed."""
-        known = self.policy.history.since(self._others[follower]) if isinstance(self.policy, Rounds) else []
-        return self.mirror.after([Send(follower, ruled) for ruled in known])
+        rulings = self.policy.history.since(self._followers[follower]) if isinstance(self.policy, Rounds) else []
+        return self.mirror.after([Send(follower, ruling) for ruling in rulings])
 
     def _rule(self, sender: str, event: agreement.Ruling, payload: Payload | None) -> list[Effect]:
-        if not isinstance(self.policy, Rounds) or self._own is None or sender != roles.shard(self._own.plan.ruler):
+        held_range = self._held_range
+        if not isinstance(self.policy, Rounds) or held_range is None or sender != roles.shard(held_range.plan.ruler):
             raise RemoteProtocolError(f"{sender} rules a round, and does not rule this job")
-        self.policy.rule(event.at_partition(self._own.home))
-        # a round of nobody who is left makes no update, and yet those who waited for it may go on
+        self.policy.rule(event.at_partition(held_range.home))
+        # a round whose members are all gone makes no update, but those who waited for it may go on
         return self._settle() + self.let_go()
 
     def _snapshot(self, sender: str, event: checkpointing.Snapshot, payload: Payload | None) -> list[Effect]:
-        made = self._settle(short=True)  # what was acknowledged is in the parameters that are saved
-        facts = {"updates": self.version.updates, "samples": self.samples, "staleness": {str(k): v for k,
-            v in self.staleness.items()},
-                 "taken": self.ledger.taken()}  # fmt: skip
-        return [*made, Save(event.number, f"shard-{self.index}", self.held.arrays(), facts)]
+        updates = self._settle(short=True)  # what was acknowledged is in the parameters that are saved
+        facts = {
+            "updates": self.version.updates,
+            "samples": self.samples,
+            "staleness": {str(staleness): count for staleness, count in self.staleness.items()},
+            "taken": self.ledger.taken(),
+        }
+        return [*updates, Save(event.number, f"shard-{self.index}", self.held.arrays(), facts)]
 
     def _lost(self, sender: str, event: events.Lost, payload: Payload | None) -> list[Effect]:
-        if roles.is_replica(sender) and self._own is not None:
+        if roles.is_replica(sender) and self._held_range is not None:
             return self._without(sender, event.incarnation)
         if sender == roles.EVALUATOR:
             self._forget_fetches(sender, event.incarnation)
             return []
-        if (
-            sender == self.mirror.standby
-            and self.mirror.place is not None
-            and event.incarnation in (-1, self.mirror.place.incarnation)
-        ):
-            return [Send(roles.COORDINATOR, mirroring.StandbyLost(self.mirror.place.incarnation))]
+        # The link may be gone while the standby lives, and the coordinator may be about to let it take over. So nothing
+        # is acknowledged that it may lack, until the coordinator says `Unmirrored`.
+        place = self.mirror.place
+        if sender == self.mirror.standby and place is not None and event.incarnation in (-1, place.incarnation):
+            return [Send(roles.COORDINATOR, mirroring.StandbyLost(place.incarnation))]
         return [End("the coordinator is gone")] if sender == roles.COORDINATOR else []
 
-    def _description(self) -> checkpointing.Description:
-        return checkpointing.Description(self.version, self.samples, dict(self.staleness))
-
     def waiting(self) -> dict[str, str]:
-        """Why each replica waits whose push or fetch is held here, in a sentence."""
-        return waiting(self.policy, self._fetches, self._pushes)
+        """Say for each replica whose push or fetch is held here why it waits."""
+        slowest = f": waits for {roles.named(self.policy.slowest())}" if self.policy.slowest() else ""
+        reasons = {}
+        for (who, _, _), event in self._fetches.items():
+            verdict = self.policy.fetch(who, event.tick)
+            # the policy would answer: only the standby can be what the fetch waits for
+            behind = verdict.action is ANSWER
+            reasons[who] = "the standby has not confirmed the latest round" if behind else verdict.reason + slowest
+        return reasons | {key.who: self.policy.why(key) + slowest for key in self._pushes}
 
     def waits(self) -> str:
         """Say in one sentence what it waits for."""
-        if self._own is None:
+        if self._held_range is None:
             return "to be told its range"
         return "to be sent its first parameters" if self._blank else ""
 
     def standing(self) -> dict[str, object]:
-        """Return what it has applied, and of whom."""
-        return {"version": self.version.updates, "of": standing(self.ledger.taken(), self._latest, self.waiting())}
+        """Return its version, and what is applied of each replica."""
+        rows: dict[str, dict[str, object]] = {push.who: {"clock": push.clock} for push in self.ledger.taken()}
+        for role, (version, staleness) in self._latest.items():
+            rows[role] |= {"version": version, "staleness": staleness}
+        for role, reason in self.waiting().items():
+            rows.setdefault(role, {})["waits_for"] = reason
+        return {"version": self.version.updates, "of": rows}
 
     @property
     def own(self) -> HeldRange:
@@ -710,20 +746,20 @@ class Shard:
         Raises:
             RemoteProtocolError: nobody has told it its range.
         """
-        if self._own is None:
+        if self._held_range is None:
             raise RemoteProtocolError(f"{self.role} has not been told its range yet")
-        return self._own
+        return self._held_range
 
     @property
     def held(self) -> Slice:
-        """Its slice; as `own`."""
+        """Its slice; raises as `own` does."""
         return self.own.slice
 
-    def _which(self, sender: str, asked: Range) -> bool:
-        """Return whether a range is the frozen one; it must be that or a moving one."""
-        own = self._own
-        if own is None or asked not in own.ranges:
+    def _is_frozen(self, sender: str, part: Range) -> bool:
+        """Return whether a range is the frozen one; refuse one that is not held here."""
+        held_range = self._held_range
+        if held_range is None or part not in held_range.ranges:
             raise RemoteProtocolError(
-                f"{sender} names [{asked.start}, {asked.stop}), which is not what {self.role} holds"
+                f"{sender} names [{part.start}, {part.stop}), which is not what {self.role} holds"
             )
-        return asked == own.frozen and asked != own.moving
+        return part == held_range.frozen and part != held_range.moving

@@ -5,17 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import torch
 
-from distbelief.codecs.fixed_point import round_each
 from distbelief.core.conversations.agreement import Squares
 from distbelief.core.effects import Payload, Phantom
-from distbelief.core.norms import layers_in
 from distbelief.core.optimizer import GroupOption
-from distbelief.core.settings import Plan, fixed_point
+from distbelief.core.settings import Plan
 from distbelief.server import optimizers
 from distbelief.server.layers import Layers
 from distbelief.server.layerwise import Layerwise
@@ -35,7 +32,6 @@ class Slice(Protocol):
 
     def of(self, model: int) -> Slice:
         """Return the slice of one of several models, which is stepped by itself."""
-        ...
 
     def fill(self, payload: Payload, frozen: bool) -> None:
         """Take initial values for the moving or the frozen range."""
@@ -43,59 +39,58 @@ class Slice(Protocol):
     def apply(self, sender: str, slot: int, payload: Payload, factor: float, covered: Sequence[Range] = ()) -> None:
         """Make one optimizer step with a push, at `factor` times the base learning rate.
 
-        Parameters that lie in none of the ranges `covered` are left out; none are where it is empty.
+        Parameters that lie in none of the ranges `covered` are left out; where it is empty, none are.
         """
 
     def gather(
         self, sender: str, slot: int, payload: Payload, weight: float, average: bool, covered: Sequence[Range] = ()
     ) -> None:
-        """Add a push, times its weight, to what the next `step` is made with; average the buffers, or take this
-        push's.
+        """Add a push, times its weight, to the gradient of the next `step`.
 
-        A parameter has the mean of the pushes that cover it.
+        Buffers are averaged over the pushes, or are this push's. A parameter has the mean of the pushes that cover it.
         """
 
     def set_options(self, options: Sequence[GroupOption]) -> None:
         """Step with these options of parameter groups from here on, and with the job's where none is named."""
 
     def squares(self) -> Squares:
-        """With what was gathered: what the parts that are here add to the norms of the layers that are cut."""
-        ...
+        """Return what the parts that are here add to the norms of the layers that are cut, once all is gathered."""
 
     def step(self, factor: float, weight: float, norms: Squares = ()) -> None:
-        """Make one optimizer step with what was gathered, times a weight; `norms` are those of the layers that are cut,
-        as a whole.
+        """Make one optimizer step with what was gathered, times a weight.
+
+        Of the layers that are cut, `norms` has the squared norms of the whole layers.
         """
 
     @property
     def sum_size(self) -> int:
         """Bytes of a `sum`."""
-        ...
 
     def sum(self) -> Payload:
-        """Return what was gathered for the next `step`, as bytes: a copy."""
+        """Return a copy of what was gathered for the next `step`, as bytes."""
 
     def take_sum(self, payload: Payload, parts: int) -> None:
-        """Take what `sum` gave of so many pushes, in the place of gathering them."""
+        """Take the `sum` of so many pushes, in place of gathering them."""
 
     def moving(self) -> Payload:
-        """The bytes of the moving range, as they are."""
+        """Return the bytes of the moving range: no copy."""
 
     def frozen(self) -> Payload:
-        """The bytes of the frozen range."""
+        """Return the bytes of the frozen range: no copy."""
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """Everything, by name, for a checkpoint: views, not copies."""
+        """Return everything that a checkpoint holds, by name: views, not copies."""
 
     def load(self, arrays: dict[str, torch.Tensor]) -> None:
         """Take back what `arrays` gave."""
 
 
 class _TrainedPiece:
-    """The part of one section that lies in the slice: its number in the layout, its tensor, and what the optimizer
-    steps.
-    """
+    """Part of one section that lies in the slice, with the parameter that the optimizer steps for it."""
 
+    # A buffer has no parameter. In full precision the parameter is a view of the slice, so that a step changes the
+    # slice itself. In low precision it is a float32 master, rounded into the slice after each step: otherwise updates
+    # smaller than the last digit of a bfloat16 would be lost.
     def __init__(self, number: int, section: Section, tensor: torch.Tensor, offset: int) -> None:
         self.number, self.section, self.tensor, self.offset = number, section, tensor, offset
         self.master = tensor.dtype in MASTERED
@@ -106,23 +101,25 @@ class _TrainedPiece:
 
     @property
     def summed(self) -> bool:
-        """True where pushes can be summed or averaged: of all but buffers of whole numbers."""
+        """True where pushes can be summed or averaged: buffers of whole numbers cannot."""
         return self.parameter is not None or self.tensor.is_floating_point()
 
     def working(self) -> torch.Tensor:
-        """Vector in which pushes are summed; made when it is first needed."""
+        """Return the vector in which pushes are summed; it is made when it is first needed."""
         if self.gradient is None:
             self.gradient = torch.zeros_like(self.tensor if self.parameter is None else self.parameter)
         return self.gradient
 
     def typed(self, payload: torch.Tensor) -> torch.Tensor:
-        """The part of a push's payload that belongs to this piece."""
+        """Return a view of the part of a push's payload that belongs to this piece."""
         return payload[self.offset : self.offset + self.section.stop - self.section.start].view(self.tensor.dtype)
 
 
 def _average(mean: torch.Tensor, value: torch.Tensor, count: int) -> None:
-    """Take one more value into a mean, of so many with it. What is the same in all stays bit for bit, and infinities
-    stay: the smallest number of a mask, added up, would be one.
+    """Take one more value into a mean of so many values, this one included.
+
+    A mean and not a sum that is divided at the end: what is the same in all stays bit for bit, and the smallest number
+    of a mask, added up, would be infinite.
 
     >>> mean = torch.tensor([torch.finfo(torch.float32).min, 1.0]); kept = mean.clone()
     >>> _average(mean, torch.tensor([torch.finfo(torch.float32).min, 4.0]), 3); mean == kept, mean[1]
@@ -133,14 +130,21 @@ def _average(mean: torch.Tensor, value: torch.Tensor, count: int) -> None:
     mean.copy_(torch.where((value == mean) | mean.isinf(), mean, moved.to(mean.dtype)))
 
 
+# The optimizer steps sections, not tensors: a thousand small tensors cost no more than one of their total size, and any
+# `torch.optim` will do. Single tensors are known by their ranges: those that a push does not cover (`_left_out`), and
+# layers whose norms an optimizer needs (`_layers`).
+#
+# A push that is applied by itself is read where its replica wrote it: `.grad` of the flat parameter is a view of the
+# slot. Pushes that make an update together are summed first, in one vector for each section (`working`).
 class TorchSlice:
     """A slice in memory, stepped by `torch.optim` with one flat parameter per (dtype, parameter group).
 
     Args:
         plan: the job's plan.
         shard: which of its assignments this is.
-        moving: 1-D uint8 tensor to hold the moving range; own memory where None.
-        model: which it is of, where there are several: then its moving range is what moves of that.
+        moving: 1-D uint8 tensor to hold the moving range; memory of its own where None.
+        frozen: the same for the frozen range.
+        model: number of the model, where there are several: only what moves of that is in the moving range.
     """
 
     lasts = False
@@ -153,18 +157,18 @@ class TorchSlice:
         frozen: torch.Tensor | None = None,
         model: int = 0,
     ) -> None:
-        own = plan.parts(shard)[model]
+        part = plan.parts(shard)[model]
         frozen_size = plan.assignments[shard].frozen.size
-        self._moving = torch.zeros(own.size, dtype=torch.uint8) if moving is None else moving
+        self._moving = torch.zeros(part.size, dtype=torch.uint8) if moving is None else moving
         self._frozen = torch.zeros(frozen_size, dtype=torch.uint8) if frozen is None else frozen
         self._pieces = [
             _TrainedPiece(
                 number,
                 piece,
-                self._moving[piece.start - own.start : piece.stop - own.start].view(dtype),
-                piece.start - own.start,
+                self._moving[piece.start - part.start : piece.stop - part.start].view(dtype),
+                piece.start - part.start,
             )
-            for piece in plan.layout.sections_in(own)
+            for piece in plan.layout.sections_in(part)
             for number, dtype in [(_number(plan.layout, piece), getattr(torch, piece.dtype))]
         ]
         self._trained = [piece for piece in self._pieces if piece.parameter is not None]
@@ -175,8 +179,7 @@ class TorchSlice:
         self._layers: Layers | None = None
         if isinstance(self._optimizer, Layerwise):
             self._layers = Layers(self._optimizer, plan.layout, [(p.section, _data(p)) for p in self._trained])
-        self._fixed_point = fixed_point(plan.settings.fixed_point)
-        self._parts = [_parts(plan.layout, piece.section) for piece in self._trained] if self._fixed_point else []
+        self._post_hooks = optimizers.post_hooks(plan.settings)
         held = self._optimizer.param_groups if self._optimizer else []
         self._job_options = [{name: group[name] for name in group if name != "params"} for group in held]
         self._rates = [group["lr"] for group in held]
@@ -184,16 +187,17 @@ class TorchSlice:
         self._layout = plan.layout
         self._factor = 1.0
         self._gathered, self._average = 0, False
-        self._weight, self._lacks = 0.0, dict[int, list[float]]()
-        """Weight of what was gathered, and the weights of the pushes that do not cover a parameter."""
+        self._weight, self._uncovered = 0.0, dict[int, list[float]]()
+        """Weight of what was gathered, and for each parameter the weights of the pushes that do not cover it."""
         stepped = plan.optimizer(model)
         self._whole_steps = stepped.name in WHOLE_STEPS or bool(stepped.options.get("dampening"))
         self._missing: Collection[int] = ()
-        """The parameters that the next step leaves out."""
+        """Numbers of the parameters that the next step leaves out."""
         self._views: dict[tuple[str, int], tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]] = {}
+        """Each slot of a replica: its bytes, and the gradients and buffers in it."""
 
     def of(self, model: int) -> TorchSlice:
-        """It is of one."""
+        """Return itself: it is of one model."""
         return self
 
     def fill(self, payload: Payload, frozen: bool) -> None:
@@ -218,7 +222,7 @@ class TorchSlice:
         covered: Sequence[Range] = (),
         norms: Squares = (),
     ) -> None:
-        """Make one optimizer step with a push; the views of a slot are made once."""
+        """Make one optimizer step with a push."""
         gradients, values = self._typed(sender, slot, payload)
         self._take_gradients(gradients)
         self._missing = self._left_out(covered)
@@ -227,16 +231,16 @@ class TorchSlice:
             piece.tensor.copy_(value)
 
     def squares_with(self, sender: str, slot: int, payload: Payload) -> Squares:
-        """Return `squares`, with a push."""
+        """Return `squares` with a push that was not gathered."""
         self._take_gradients(self._typed(sender, slot, payload)[0])
         return self._layers.squares() if self._layers else ()
 
     def set_options(self, options: Sequence[GroupOption]) -> None:
         """Step with these options of parameter groups from here on, and with the job's where none is named."""
         if options != self._options and self._optimizer is not None:
-            self._options, self._factor = options, math.nan  # which the next step's is not
-            for group, own in zip(self._optimizer.param_groups, self._job_options, strict=True):
-                group.update(own)
+            self._options, self._factor = options, math.nan  # no factor is equal to that: the next step sets the rates
+            for group, job_options in zip(self._optimizer.param_groups, self._job_options, strict=True):
+                group.update(job_options)
 
     def _change_option(self, option: GroupOption) -> None:
         assert self._optimizer is not None
@@ -248,11 +252,11 @@ class TorchSlice:
                     group[option.name] = option.values if isinstance(group[option.name], tuple) else option.values[0]
 
     def _left_out(self, covered: Sequence[Range]) -> list[int]:
-        """The numbers of the parameters that lie in none of some ranges."""
+        """Return the numbers of the parameters that lie in none of some ranges."""
         return [
             number
             for number, part in enumerate(self._parameters if covered and not self._whole_steps else ())
-            if not any(one.start <= part.span.start and part.span.stop <= one.stop for one in covered)
+            if not any(span.start <= part.span.start and part.span.stop <= span.stop for span in covered)
         ]
 
     def _take_gradients(self, gradients: list[torch.Tensor]) -> None:
@@ -261,11 +265,12 @@ class TorchSlice:
 
     def _typed(self, sender: str, slot: int, payload: Payload) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         assert isinstance(payload, torch.Tensor)
-        known = self._views.get((sender, slot))
-        if known is None or known[0] is not payload:
-            known = (payload, [p.typed(payload) for p in self._trained], [p.typed(payload) for p in self._carried])
-            self._views[sender, slot] = known
-        return known[1], known[2]
+        # views are made once for a slot, not with every push; another life of a replica has its slots elsewhere
+        views = self._views.get((sender, slot))
+        if views is None or views[0] is not payload:
+            views = (payload, [p.typed(payload) for p in self._trained], [p.typed(payload) for p in self._carried])
+            self._views[sender, slot] = views
+        return views[1], views[2]
 
     def _optimize(self, factor: float, norms: Squares = ()) -> None:
         if self._optimizer is not None and self._step is not None:
@@ -278,14 +283,12 @@ class TorchSlice:
             if self._layers:
                 self._layers.step(norms)
             elif self._missing or self.uneven:
-                all_of = [StepPart(_data(self._trained[one.piece]), one.within) for one in self._parameters]
-                step_without(self._optimizer, self._step, all_of, self._missing)
+                step_without(self._optimizer, self._step, self._step_parts, self._missing)
             else:
                 self._step()
         self._missing = ()
-        if self._fixed_point:
-            for piece, parts in zip(self._trained, self._parts, strict=True):
-                round_each(_data(piece).split(parts), self._fixed_point.updates)
+        for hook in self._post_hooks:
+            hook(parameter[elements] for parameter, elements in self._step_parts)
         for piece in self._trained:
             if piece.master:
                 piece.tensor.copy_(_data(piece))
@@ -296,7 +299,7 @@ class TorchSlice:
         return self._optimizer is not None and any(MISSED in state for state in self._optimizer.state.values())
 
     def miss(self) -> None:
-        """Keep how many steps each element has missed, none as yet, where torch counts steps."""
+        """Begin to count the steps that each element has missed, where torch counts steps."""
         for state, parameter in [(state, p) for p, state in self._optimizer.state.items()] if self._optimizer else ():
             if COUNT in state:
                 state[MISSED] = torch.zeros_like(parameter, dtype=torch.int32)
@@ -304,10 +307,12 @@ class TorchSlice:
     def gather(
         self, sender: str, slot: int, payload: Payload, weight: float, average: bool, covered: Sequence[Range] = ()
     ) -> None:
-        """Add a push, times its weight, to the one working gradient of each piece."""
+        """Add a push, times its weight, to the working gradient of each piece."""
+        # The first push of an update overwrites the sum of the last one, so nothing need be zeroed, and with weight 1
+        # it is a plain copy. Buffers that are not averaged go into the slice at once: the latest stay.
         self._weight += weight
         for number in self._left_out(covered):
-            self._lacks.setdefault(number, []).append(weight)
+            self._uncovered.setdefault(number, []).append(weight)
         gradients, values = self._typed(sender, slot, payload)
         first, self._average = not self._gathered, average
         self._gathered += 1
@@ -331,23 +336,25 @@ class TorchSlice:
 
     def squares(self) -> Squares:
         """Return the squared norms of the parts that are here of the layers that are cut."""
-        self._direct(1.0)
+        self._set_gradients(1.0)
         return self._layers.squares() if self._layers else ()
 
-    def _direct(self, weight: float) -> None:
-        if self._lacks:
-            self._missing = [number for number, lacking in self._lacks.items() if len(lacking) == self._gathered]
-            for number, lacking in self._lacks.items():
-                if (rest := self._weight - sum(lacking)) > 0:
+    def _set_gradients(self, weight: float) -> None:
+        # A push that does not cover a parameter has added zeros to its sum. Scaling makes the sum the mean over the
+        # pushes that do; a parameter that none covers is left out of the step.
+        if self._uncovered:
+            self._missing = [number for number, weights in self._uncovered.items() if len(weights) == self._gathered]
+            for number, weights in self._uncovered.items():
+                if (rest := self._weight - sum(weights)) > 0:
                     part = self._parameters[number]
                     self._trained[part.piece].working()[part.within].mul_(self._weight / rest)
-            self._lacks = {}
+            self._uncovered = {}
         for piece in self._trained:
             _data(piece).grad = piece.working() if weight == 1.0 else piece.working().mul_(weight)
 
     def step(self, factor: float, weight: float, norms: Squares = ()) -> None:
         """Make one optimizer step with what was gathered."""
-        self._direct(weight)
+        self._set_gradients(weight)
         self._optimize(factor, norms)
         for piece in self._carried:
             if self._average and piece.summed:
@@ -356,20 +363,18 @@ class TorchSlice:
 
     @property
     def sum_size(self) -> int:
-        """Bytes of a `sum`: of low-precision parameters it has float32."""
+        """Bytes of a `sum`; low-precision parameters are float32 in it."""
         return sum(
             piece.tensor.numel() * (4 if piece.master and piece.parameter is not None else piece.tensor.itemsize)
             for piece in self._pieces
         )
 
     def sum(self) -> Payload:
-        """The pushes gathered for the next `step`: sums of gradients in the precision in which they are made, and
-        means of buffers.
-        """
+        """Return the sums of gradients, in the precision in which they are made, and the means of buffers."""
         return torch.cat([as_bytes(part) for part in self._sums()])
 
     def take_sum(self, payload: Payload, parts: int) -> None:
-        """Take what `sum` gave of so many pushes."""
+        """Take the `sum` of so many pushes."""
         assert isinstance(payload, torch.Tensor)
         sums = self._sums()
         for room, part in zip(sums, payload.split([room.nbytes for room in sums]), strict=True):
@@ -377,19 +382,19 @@ class TorchSlice:
         self._gathered, self._average = parts, True
 
     def _sums(self) -> list[torch.Tensor]:
-        """Vectors in which pushes are summed, and the values that are not summed."""
+        """Return the vectors in which pushes are summed, and the values that are not summed."""
         return [piece.working() if piece.summed else piece.tensor for piece in self._pieces]
 
     def moving(self) -> Payload:
-        """The bytes of the moving range, as they are."""
+        """Return the bytes of the moving range: no copy."""
         return self._moving
 
     def frozen(self) -> Payload:
-        """The bytes of the frozen range."""
+        """Return the bytes of the frozen range: no copy."""
         return self._frozen
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """`vector.moving`, `vector.frozen`, `master.<section>` and `state.<section>.<key>`, as views."""
+        """Return `vector.moving`, `vector.frozen`, `master.<section>` and `state.<section>.<key>`, as views."""
         arrays = {"vector.moving": self._moving, "vector.frozen": self._frozen}
         for piece in self._trained:
             if piece.master:
@@ -418,15 +423,13 @@ class TorchSlice:
                 self._optimizer.state[piece.parameter] = state
 
     def adopt(self, arrays: Mapping[str, torch.Tensor], stepped: bool) -> None:
-        """Have masters lie in these arrays, named as those of `arrays`, from here on; and the optimizer's state, where
-        it has `stepped` before, or has state before its first step.
-        """
+        """Keep masters in these arrays, named as those of `arrays`, and the optimizer's state too once it `stepped`."""
         for piece in self._trained:
             assert self._optimizer is not None
             if piece.master:
                 _data(piece).data = arrays[f"master.{piece.number}"]
             prefix = f"state.{piece.number}."
-            state = {name.removeprefix(prefix): one for name, one in arrays.items() if name.startswith(prefix)}
+            state = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
             if stepped and state:
                 self._optimizer.state[_data(piece)] = state
             else:
@@ -434,18 +437,18 @@ class TorchSlice:
 
     @property
     def adds(self) -> bool:
-        """True where a step adds the gradient, times the learning rate, and nothing else. Then it keeps no state and no
-        masters, and nothing is rounded.
+        """True where a step adds the gradient, times the learning rate, and nothing else.
+
+        Then it keeps no state and no masters, and no hook follows it.
         """
         plain = ("momentum", "weight_decay", "nesterov", "maximize")
-        return isinstance(self._optimizer, torch.optim.SGD) and not self._fixed_point and not any(
+        return isinstance(self._optimizer, torch.optim.SGD) and not self._post_hooks and not any(
             group[extra] for group in self._optimizer.param_groups for extra in plain
         ) and not any(piece.master for piece in self._trained)  # fmt: skip
 
     def apply_to(self, other: TorchSlice, sender: str, slot: int, payload: Payload, factor: float) -> None:
-        """Become what another slice is after the step that `apply` would make there, where a step `adds`; the other
-        stays as it is.
-        """
+        """Become what another slice would be after `apply`, where a step `adds`; the other stays as it is."""
+        # one pass reads the other's parameters and the gradient, and writes here: no copy has to be made first
         gradients, values = self._typed(sender, slot, payload)
         for piece, before, gradient, rate in zip(self._trained, other._trained, gradients, self._rates, strict=True):
             torch.add(before.tensor, gradient, alpha=-rate * factor, out=piece.tensor)
@@ -454,17 +457,22 @@ class TorchSlice:
 
     @functools.cached_property
     def _parameters(self) -> list[_PartOfParameter]:
-        """Parts of parameters in it, made when an update is first made of them one by one."""
+        """Parts of parameters in it, for updates of them one by one."""
         return list(_parameters_of(self._layout, self._trained))
 
+    @functools.cached_property
+    def _step_parts(self) -> list[StepPart]:
+        """The same parts, in the flat parameters that the optimizer steps."""
+        return [StepPart(_data(self._trained[one.piece]), one.within) for one in self._parameters]
+
     def add_to(self, other: TorchSlice, gradients: Sequence[torch.Tensor], factor: float) -> None:
-        """Do as `apply_to`, of a model without buffers, with the gradient of each parameter where that was made."""
+        """Do as `apply_to` of a model without buffers, with each parameter's gradient where autograd made it."""
         for mine, before in zip(self._parameters, other._parameters, strict=True):
             gradient = mine.of(gradients)
             torch.add(before.tensor, gradient, alpha=-self._rates[mine.piece] * factor, out=mine.tensor)
 
     def gather_lying(self, gradients: Sequence[torch.Tensor], payload: Payload) -> None:
-        """Write the gradient of each parameter, where it was made, into the payload that was to have it."""
+        """Copy each parameter's gradient from where autograd made it into the payload that was to have it."""
         assert isinstance(payload, torch.Tensor)
         for mine in self._parameters:
             room = self._trained[mine.piece].typed(payload)[mine.within]
@@ -477,11 +485,12 @@ class TorchSlice:
 
 
 class _PartOfParameter(NamedTuple):
-    """Part of one parameter in a slice: all of it, or some of its elements, which are then one after another."""
+    """Part of one parameter in a slice: all of it, or a run of its elements."""
 
     number: int
     """Number of the parameter, among those that are trained."""
     elements: slice | None
+    """Its elements among those of the parameter; None for all."""
     tensor: torch.Tensor
     piece: int
     span: Range
@@ -490,33 +499,24 @@ class _PartOfParameter(NamedTuple):
     """Its elements among those of the piece."""
 
     def of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The same of the gradients of all."""
+        """Return the same part of its gradient, from the gradients of all parameters."""
         whole = tensors[self.number]
         return whole if self.elements is None else whole.view(-1)[self.elements]
 
 
 def _parameters_of(layout: Layout, pieces: Sequence[_TrainedPiece]) -> Iterator[_PartOfParameter]:
-    """The parameters that lie in the pieces of a slice, one by one."""
     for at, piece in enumerate(pieces):
         start, item = piece.section.start, piece.tensor.itemsize
-        for one in layout.trained_in(Range(start, piece.section.stop)):
-            within = slice((one.part.start - start) // item, (one.part.stop - start) // item)
-            flat = piece.tensor[within] if one.elements is not None else piece.tensor[within].view(one.entry.shape)
-            yield _PartOfParameter(one.number, one.elements, flat, at, one.part, within)
+        for trained in layout.trained_in(Range(start, piece.section.stop)):
+            span, elements = trained.part, trained.elements
+            within = slice((span.start - start) // item, (span.stop - start) // item)
+            flat = piece.tensor[within] if elements is not None else piece.tensor[within].view(trained.entry.shape)
+            yield _PartOfParameter(trained.number, elements, flat, at, span, within)
 
 
 def _data(piece: _TrainedPiece) -> torch.Tensor:
     assert piece.parameter is not None
     return piece.parameter
-
-
-def _parts(layout: Layout, piece: Section) -> list[int]:
-    """Elements of each tensor, or part of one, in a piece, and of what lies between them: each has a scale of its own
-    in fixed point.
-    """
-    item = getattr(torch, piece.dtype).itemsize
-    starts = {part.start for _, part in layers_in(layout, Range(piece.start, piece.stop))}
-    return [(stop - start) // item for start, stop in pairwise(sorted(starts | {piece.start, piece.stop}))]
 
 
 def _number(layout: Layout, piece: Section) -> int:
@@ -532,10 +532,10 @@ class SlicesOfModels(TorchSlice):
     """
 
     def __init__(self, plan: Plan, shard: int) -> None:
-        own = plan.assignments[shard]
-        self._moving, self._frozen = (torch.zeros(part.size, dtype=torch.uint8) for part in (own.moving, own.frozen))
+        moving, frozen = plan.assignments[shard].moving, plan.assignments[shard].frozen
+        self._moving, self._frozen = (torch.zeros(part.size, dtype=torch.uint8) for part in (moving, frozen))
         self._within = [
-            slice(part.start - own.moving.start, part.stop - own.moving.start) if part.size else slice(0)
+            slice(part.start - moving.start, part.stop - moving.start) if part.size else slice(0)
             for part in plan.parts(shard)
         ]
         self._models = [
@@ -554,11 +554,11 @@ class SlicesOfModels(TorchSlice):
 
     @property
     def sum_size(self) -> int:
-        """Bytes of a sum of each."""
+        """Bytes of the sums of all."""
         return sum(model.sum_size for model in self._models)
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """The ranges, and what each part keeps beside: sections have one number each."""
+        """Return the ranges, and what each part keeps beside: each section has a number of its own."""
         beside = {name: array for model in self._models for name, array in model.arrays().items()}
         return {**beside, "vector.moving": self._moving, "vector.frozen": self._frozen}
 
@@ -571,43 +571,31 @@ class SlicesOfModels(TorchSlice):
 def slice_of(
     plan: Plan, shard: int, moving: torch.Tensor | None = None, frozen: torch.Tensor | None = None
 ) -> TorchSlice:
-    """A shard's slice in memory, of its own or in these ranges (1-D uint8), which are of one model."""
+    """Make a shard's slice, in memory of its own or in these ranges (1-D uint8), which are of one model."""
     return SlicesOfModels(plan, shard) if plan.models > 1 else TorchSlice(plan, shard, moving, frozen)
 
 
 class PhantomSlice:
-    """A slice of a plan that holds nothing: for simulations that compute nothing."""
+    """A slice that holds nothing, for simulations that compute nothing; its bytes are stand-ins."""
 
     lasts = False
 
     def __init__(self, plan: Plan, shard: int) -> None:
-        own = plan.assignments[shard]
-        self._moving, self._frozen = Phantom(own.moving.size), Phantom(own.frozen.size)
+        assignment = plan.assignments[shard]
+        self._moving, self._frozen = Phantom(assignment.moving.size), Phantom(assignment.frozen.size)
+
+    def _do_nothing(self, *_args: object, **_options: object) -> None:
+        pass
+
+    fill = apply = gather = set_options = step = take_sum = load = _do_nothing
 
     def of(self, model: int) -> PhantomSlice:
-        """It holds nothing of any."""
+        """Return itself: it holds nothing of any model."""
         return self
 
-    def fill(self, payload: Payload, frozen: bool) -> None:
-        """Nothing to take."""
-
-    def apply(self, sender: str, slot: int, payload: Payload, factor: float, covered: Sequence[Range] = ()) -> None:
-        """Nothing to step."""
-
-    def gather(
-        self, sender: str, slot: int, payload: Payload, weight: float, average: bool, covered: Sequence[Range] = ()
-    ) -> None:
-        """Nothing to add."""
-
-    def set_options(self, options: Sequence[GroupOption]) -> None:
-        """Nothing to step."""
-
     def squares(self) -> Squares:
-        """Nothing to add."""
+        """Return no norms."""
         return ()
-
-    def step(self, factor: float, weight: float, norms: Squares = ()) -> None:
-        """Nothing to step."""
 
     @property
     def sum_size(self) -> int:
@@ -615,23 +603,17 @@ class PhantomSlice:
         return self._moving.nbytes
 
     def sum(self) -> Payload:
-        """A stand-in that knows its length."""
+        """Return a stand-in."""
         return self._moving
 
-    def take_sum(self, payload: Payload, parts: int) -> None:
-        """Nothing to take."""
-
     def moving(self) -> Payload:
-        """A stand-in that knows its length."""
+        """Return a stand-in."""
         return self._moving
 
     def frozen(self) -> Payload:
-        """A stand-in that knows its length."""
+        """Return a stand-in."""
         return self._frozen
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """Nothing to save."""
+        """Return no arrays."""
         return {}
-
-    def load(self, arrays: dict[str, torch.Tensor]) -> None:
-        """Nothing to take back."""

@@ -27,19 +27,17 @@ from distbelief.server.shard import Shard, Sums
 from distbelief.server.slice import Slice
 
 STATE_LIMIT = 16
-"""Most bytes of a shard's state, for each byte of its slice, with `STATE_LEAST` beside; one that descends has its
-vectors more.
-"""
+"""Most bytes of a shard's state for each byte of its slice, beyond `STATE_LEAST`; `Sums` have a limit of their own."""
 STATE_LEAST = 1 << 16
 
 
 class Following:
-    """Copy of one life of a shard, from when its standby is told to follow that.
+    """Copy of one life of a shard.
 
     Args:
         plan: of the job.
         incarnation: of the shard.
-        shard: what it may be; it has done nothing yet.
+        shard: a shard that has done nothing yet; it becomes the copy.
     """
 
     def __init__(self, plan: Plan, incarnation: int, shard: Shard) -> None:
@@ -48,18 +46,18 @@ class Following:
         self.whole = False
         """True once it holds all that its shard has acknowledged."""
         self.floor = 0
-        own, limit = shard.own, shard.sums.state_limit(plan) if shard.sums else STATE_LIMIT
-        self._state = Unpacking(STATE_LEAST + limit * (own.moving.size + own.frozen.size))
+        limit = shard.sums.state_limit(plan) if shard.sums else STATE_LIMIT
+        self._state = Unpacking(STATE_LEAST + limit * (shard.own.moving.size + shard.own.frozen.size))
         self._history = History()
         self._gathered = self._gathered_samples = 0
         self._norms: deque[agreement.Norms] = deque(maxlen=KEPT)
 
     def take_part(self, sender: str, event: mirroring.StatePart, payload: Payload | None) -> None:
-        """Some of what the shard holds."""
+        """Take some bytes of the state."""
         self._state.take(event, payload)
 
     def take_whole(self, sender: str, event: mirroring.StateSent, payload: Payload | None) -> None:
-        """Take the end of the state."""
+        """Take the end of the state: the counts of the shard."""
         shard, arrays = self.shard, self._state.arrays
         if arrays:
             self.held.load(arrays)
@@ -70,13 +68,16 @@ class Following:
             shard.sums.follow(shard, event)
         self.floor, self.whole = event.floor, True
         self._norms += event.norms
-        for ruled in event.rulings:
-            self._history.add(ruled)
-            for key in ruled.dropped:
+        for ruling in event.rulings:
+            self._history.add(ruling)
+            for key in ruling.dropped:
                 shard.ledger.drop(*key)
 
     def copy(self, sender: str, event: mirroring.Copied, payload: Payload | None) -> None:
         """Apply or gather a push, or make an update with the sum of several."""
+        # The shard sends the factor of the learning rate and the staleness, since a standby has no policy to compute
+        # them with. The ledger notes whose pushes these are: one that is pushed again, because the shard died before
+        # acknowledging it, is not applied twice.
         shard = self.shard
         if not self.whole or payload is None or len(event.keys) != len(event.staleness):
             raise RemoteProtocolError(
@@ -103,15 +104,15 @@ class Following:
         """Make an update with what was gathered, drop a push, note a ruling."""
         if event.step is not None:
             self._step(*event.step)
-        if event.dropped is not None:
-            self.shard.ledger.note(one := event.dropped)
-            self.shard.ledger.drop(one.who, one.incarnation, one.clock)
+        if (push := event.dropped) is not None:
+            self.shard.ledger.note(push)
+            self.shard.ledger.drop(push.who, push.incarnation, push.clock)
         self.floor = max(self.floor, event.floor)
         if event.ruling is not None:
             self._history.add(event.ruling)
 
     def repeat(self, sender: str, event: mirroring.Numbered, payload: Payload | None) -> None:
-        """Do what only a strategy knows of."""
+        """Do what only the strategy knows how to do."""
         assert self.shard.sums is not None
         self.shard.sums.repeat(self.shard, self.whole, event, payload)
         self.floor = max(self.floor, self.shard.policy.floor)
@@ -126,7 +127,9 @@ class Following:
         self.shard.version = Version(0, self.shard.version.updates + 1)
 
     def succeed(self, incarnation: int) -> Shard:
-        """The shard, in its next life; what was gathered for an update that nobody else will make, makes one."""
+        """Make the shard, in its next life."""
+        # gathered pushes are acknowledged, and the policy of the next life does not know of them: they make an update
+        # now
         if self._gathered:
             factor = self.plan.factor(self.shard.samples)
             self._step(self._gathered_samples, factor, 1.0 / self._gathered)
@@ -134,6 +137,9 @@ class Following:
         return self.shard
 
 
+# A standby follows nobody, or one life of its shard: it first collects that life's state, then (`whole`) repeats each
+# change in the shard's order and confirms its number. It decides nothing: the same steps in the same order give the
+# same bits. Messages of any other life are ignored, since a link may still deliver what a former life has sent.
 class Standby:
     """The standby of one shard.
 
@@ -141,7 +147,7 @@ class Standby:
         index: of the shard.
         make: makes its slice, once the plan is known.
         incarnation: of this standby.
-        sums: makes what becomes of what replicas send the shard, where that is no push.
+        sums: makes the part of the shard that takes gradients which are no pushes; None where they are pushes.
     """
 
     def __init__(
@@ -152,19 +158,19 @@ class Standby:
         sums: Callable[[], Sums] | None = None,
     ) -> None:
         self.index, self.incarnation, self._make, self._sums = index, incarnation, make, sums
-        self.role, self._of = roles.standby(index), roles.shard(index)
+        self.role, self._shard = roles.standby(index), roles.shard(index)
         self.following: Following | None = None
-        other = sums() if sums else None
+        summing = sums() if sums else None
         self._repeats: dict[type, Callable[..., None]] = {
             mirroring.StatePart: Following.take_part,
             mirroring.StateSent: Following.take_whole,
             mirroring.Copied: Following.copy,
             mirroring.Decided: Following.decide,
-            **dict.fromkeys(other.repeated if other else (), Following.repeat),
+            **dict.fromkeys(summing.repeated if summing else (), Following.repeat),
         }
         self._answers = Answers(
             self.role,
-            heard_by(Kind.STANDBY, other.conversations if other else SERVED),
+            heard_by(Kind.STANDBY, summing.conversations if summing else SERVED),
             {
                 mirroring.Stand: self._stand,
                 mirroring.Succeed: self._succeed,
@@ -177,8 +183,8 @@ class Standby:
         )
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
-        """Take one event; who breaks the protocol is told so by a `RemoteProtocolError`."""
-        if roles.kind(sender) is roles.Kind.SHARD and sender != self._of:
+        """Take one event; raises `RemoteProtocolError` where its sender breaks the protocol."""
+        if roles.kind(sender) is roles.Kind.SHARD and sender != self._shard:
             raise RemoteProtocolError(f"{self.role} is none of {sender}'s")
         return self._answers.to(sender, type(event))(sender, event, payload)
 
@@ -188,25 +194,24 @@ class Standby:
             return []  # on its way since a life that is gone
         self._repeats[type(event)](self.following, sender, event, payload)
         slot = event.slot if isinstance(event, Bulk) else -1
-        return [Send(self._of, mirroring.Confirmed(self.incarnation, event.number, slot))]
+        return [Send(self._shard, mirroring.Confirmed(self.incarnation, event.number, slot))]
 
     def waits(self) -> str:
         """Say in one sentence what it waits for."""
         return "" if self.following and self.following.whole else "to be sent what its shard holds"
 
     def standing(self) -> dict[str, object]:
-        """Return what it has applied."""
+        """Return the version that it holds."""
         now = self.following
         return {"version": now.shard.version.updates} if now and now.whole else {}
 
     def _stand(self, sender: str, event: mirroring.Stand, payload: Payload | None) -> list[Effect]:
-        """Begin with nothing; whatever life of the shard it followed before."""
+        # a copy of another life may be ahead of this one, which has gone back to a checkpoint: start with nothing
         shard = Shard(self.index, self._make, sums=self._sums() if self._sums else None)
         self.following = Following(event.plan, event.incarnation, shard)
         return [Send(roles.COORDINATOR, mirroring.Stands(event.incarnation))]
 
     def _succeed(self, sender: str, event: mirroring.Succeed, payload: Payload | None) -> list[Effect]:
-        """Be the shard."""
         if self.following is None or not self.following.whole:
             raise RemoteProtocolError(f"{self.role} is to be its shard, and does not hold what that held")
-        return [Become(self._of, event.incarnation, self.following.succeed(event.incarnation))]
+        return [Become(self._shard, event.incarnation, self.following.succeed(event.incarnation))]

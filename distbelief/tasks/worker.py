@@ -1,4 +1,4 @@
-"""Who computes for a replica or the evaluator: a task's model and data, a minibatch or a measurement at a time."""
+"""Computation for a replica or the evaluator: a task's model and data, a minibatch or a measurement at a time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from distbelief.core.effects import Batch, Computed, Measured
-from distbelief.core.settings import PRECISIONS, SHUFFLED, fixed_point
+from distbelief.core.settings import SHUFFLED
 from distbelief.core.values import device_number
 from distbelief.errors import DataError, DistbeliefError, TrainingError, UsageError
-from distbelief.tasks.arithmetic.autocast import Autocast
-from distbelief.tasks.arithmetic.fixed_point import FixedPoint
+from distbelief.tasks.arithmetic import arithmetic_of
 from distbelief.tasks.order import Order, seed_chance
 from distbelief.tasks.task import ACCURACY, Data, Task, as_data
 
@@ -27,8 +26,9 @@ MEASURE_BATCH = 1000
 
 
 def placed(device: str, index: int = 0) -> torch.device:
-    """The device that `--device` means for process `index` of those that compute: `cuda` gives each of a machine, be it
-    a replica or a partition of one, one of its GPUs, in turn.
+    """Give the device that `--device` means for process `index` of those that compute.
+
+    `cuda` gives each process of a machine, a replica or a partition of one, one of its GPUs in turn.
 
     Raises:
         UsageError: it is no device, or not here.
@@ -47,7 +47,7 @@ def placed(device: str, index: int = 0) -> torch.device:
 
 
 def build_model(task: Task, seed: int, device: str, index: int = 0) -> nn.Module:
-    """The task's model, its chance keyed by the seed, on the device of process `index`.
+    """Build the task's model, its chance keyed by the seed, on the device of process `index`.
 
     Raises:
         TrainingError: the user's function raised.
@@ -69,7 +69,7 @@ def build_model(task: Task, seed: int, device: str, index: int = 0) -> nn.Module
 
 
 def load(task: Task, which: Literal["training", "test"]) -> Data:
-    """The training or test set of a task, of one sample at least.
+    """Load the training or test set of a task, of one sample at least.
 
     Raises:
         DataError: it is empty, or its files are missing.
@@ -99,7 +99,7 @@ def load(task: Task, which: Literal["training", "test"]) -> Data:
 
 
 def with_data(task: Task, data: Data) -> Task:
-    """The task with its training set loaded."""
+    """Return the task with its training set loaded."""
     return dataclasses.replace(task, train=lambda: data).named(task.reference, task.data_dir)
 
 
@@ -113,7 +113,7 @@ class Trainer:
         seed: of the job.
         clip_norm: global norm to which each gradient is clipped; 0 for none.
         drop_last: a last minibatch that is smaller is never computed.
-        arithmetic: in which it computes: float32, bf16, fp16, or dynamic fixed point as `--fixed-point` says.
+        arithmetic: of losses and gradients, by name.
         order: of the samples.
 
     Raises:
@@ -135,8 +135,7 @@ class Trainer:
         self.data = load(task, "training")
         self.order = Order(len(self.data), batch_size, seed, order)
         self._seed = seed
-        fixed = None if arithmetic in PRECISIONS else fixed_point(arithmetic)
-        self._arithmetic = FixedPoint(fixed.products) if fixed else Autocast(arithmetic, model)
+        self._arithmetic = arithmetic_of(arithmetic, model)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = next((p.device for p in self._parameters), torch.device("cpu"))
         if (
@@ -163,7 +162,7 @@ class Trainer:
                 ) from error
 
     def compute(self, batch: Batch) -> Computed:
-        """The mean loss of a minibatch, its gradient left in the parameters' `.grad`.
+        """Compute the mean loss of a minibatch, its gradient left in the parameters' `.grad`.
 
         Raises:
             TrainingError: the user's model or loss raised.
@@ -186,9 +185,7 @@ class Trainer:
         return Computed(float(loss.detach()), len(numbers), seconds, overflows=overflows, counted=counted)
 
     def _loss(self, batch: Batch, numbers: torch.Tensor) -> torch.Tensor:
-        """The mean loss of a minibatch, with its own chance, which its data may draw from too: the same whenever it is
-        computed.
-        """
+        """Compute the mean loss of a minibatch, the same each time: its chance, and that of its data, is its own."""
         seed_chance(self._seed, batch.epoch, batch.index)
         inputs, targets = self.data.batch(numbers)
         inputs, targets = on_device(inputs, self._device), on_device(targets, self._device)
@@ -203,7 +200,7 @@ class Trainer:
 
 
 def raised_at(task: Task, batch: Batch, error: BaseException, where: str = "") -> TrainingError:
-    """The error for what a task's functions raised at a minibatch.
+    """Return the error for what a task's functions raised at a minibatch.
 
     >>> print(raised_at(Task(model=lambda: None, train=list).named("mine:task"), Batch(0, 7), ValueError("no")))
     task 'mine:task' raised at epoch 1, minibatch 7: ValueError: no
@@ -213,7 +210,7 @@ def raised_at(task: Task, batch: Batch, error: BaseException, where: str = "") -
 
 
 def hint(error: BaseException) -> str:
-    """What to do where a batch norm refused a minibatch of one sample; "" for any other error.
+    """Say what to do where a batch norm refused a minibatch of one sample; "" for any other error.
 
     >>> hint(ValueError("Expected more than 1 value per channel when training, got input size torch.Size([1, 8])"))
     '; a minibatch of one sample is too small for batch norm: choose another --batch-size, or leave out the last of an
@@ -233,7 +230,7 @@ Tree = TypeVar("Tree")
 
 
 def on_device(value: Tree, device: torch.device) -> Tree:
-    """A tensor, or whatever structure of tensors a data set yields, on a device.
+    """Move a tensor, or whatever structure of tensors a data set yields, to a device.
 
     >>> on_device({"a": torch.zeros(2), "b": 3}, torch.device("cpu"))
     {'a': tensor([0., 0.]), 'b': 3}
@@ -245,8 +242,9 @@ def on_device(value: Tree, device: torch.device) -> Tree:
 
 
 def check_measure(task: Task, model: nn.Module) -> None:
-    """Measure a model on a few samples of the task's test set, so that a job which cannot be evaluated ends before it
-    trains, not an epoch later.
+    """Measure a model on a few samples of the task's test set.
+
+    So a job that cannot be evaluated ends before it trains, not an epoch later.
 
     Raises:
         DistbeliefError: as `measure`.
@@ -255,7 +253,7 @@ def check_measure(task: Task, model: nn.Module) -> None:
 
 
 def measure(task: Task, model: nn.Module, most: int | None = None) -> Measured:
-    """Mean loss and metrics of a model on the task's test set, or on the first `most` samples of it.
+    """Measure the mean loss and metrics of a model on the task's test set, or on the first `most` samples of it.
 
     Raises:
         UsageError: the task has no test set, or one that cannot be counted and indexed.
@@ -291,7 +289,7 @@ def measure(task: Task, model: nn.Module, most: int | None = None) -> Measured:
 
 
 def metric_sum(task: Task, name: str, output: object, targets: object, samples: int) -> float:
-    """One metric of a minibatch: the sum over its samples.
+    """Compute one metric of a minibatch: the sum over its samples.
 
     Raises:
         TrainingError: it does not fit what the model gives.

@@ -127,10 +127,10 @@ class TcpEndpoint(SocketEndpoint):
     def _check_network(self, address: str, host: str) -> None:
         """Refuse a network on which others could read and forge what is sent."""
         if not self.insecure and not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
-            raise UsageError(f"{address!r} is not a loopback address, and plain TCP can be read and forged by others "
-                "on the "
-                "network: "
-                             "use TLS, or say --insecure if the network is yours alone")  # fmt: skip
+            raise UsageError(
+                f"{address!r} is not a loopback address, and plain TCP can be read and forged by others on the "
+                "network: use TLS, or say --insecure if the network is yours alone"
+            )
 
     def _tune(self, connection: socket.socket) -> None:
         """Set what a listener hands on to the connections that it accepts."""

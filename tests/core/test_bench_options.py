@@ -4,15 +4,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks import BENCHES, Bench, simulator
+from benchmarks import BENCHES, QUICK, Bench, simulator
 from benchmarks.__main__ import run
 from distbelief.cli import main
 
 
 def simulated(**options: int) -> dict[str, Any]:
-    return simulator.run(
-        simulator.SimulatorOptions(**{"replicas": 3, "shards": 2, "steps": 2, "repeats": 1, "quiet": True, **options})
-    )
+    small = {"replicas": 3, "shards": 2, "steps": 2, "repeats": 1, "quiet": True}
+    return BENCHES["simulator"].run(simulator.SimulatorOptions(**{**small, **options}))
 
 
 @pytest.mark.parametrize("name", ["replicas", "shards", "steps"])
@@ -28,9 +27,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
     return ran[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "option"), [(name, option) for name, bench in BENCHES.items() for option in bench.options.QUICK]
-)
+@pytest.mark.parametrize(("name", "option"), [(name, option) for name, shorter in QUICK.items() for option in shorter])
 def test_what_is_given_beside_quick_is_taken(name: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     short, usual = BENCHES[name].defaults(quick=True), BENCHES[name].defaults(quick=False)
     assert getattr(asked(monkeypatch, name, "--quick"), option) == getattr(short, option) != getattr(usual, option)

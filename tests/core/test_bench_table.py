@@ -6,19 +6,16 @@ from typing import Any
 
 import pytest
 
-from benchmarks.parts.timing import figure, finish
+from benchmarks.parts.timing import Measured, figure, report
 from benchmarks.table import table
 from benchmarks.wire import WireOptions
 from distbelief.errors import UsageError
-from distbelief.record.machine import machine
 
 
 def written(tmp_path: Path, name: str, *measured: float, **options: Any) -> str:
     figures = [figure(f"figure {i}", value, 2.0, lower=bool(i)) for i, value in enumerate(measured)]
     path = tmp_path / f"{name}.json"
-    finish(
-        {"bench": "wire", "machine": machine(), "figures": figures}, WireOptions(json=str(path), quiet=True, **options)
-    )
+    report("wire", lambda _: Measured({}, figures, []), WireOptions(json=str(path), quiet=True, **options))
     return str(path)
 
 

@@ -22,7 +22,6 @@ from benchmarks import (
     memory,
     plan,
     sandblaster,
-    simulator,
     split,
     standby,
     start,
@@ -328,7 +327,7 @@ FAST: dict[str, dict[str, Any]] = {
     "plan": {"models": ("split",), "repeats": 2, "seconds": 9.0},
     "loading": {"milliseconds": 1.0, "epochs": 3, "repeats": 2},
     "split": {"models": ("lenet",), "parts": ("whole",), "microbatches": (2,), "repeats": 2, "device": "cuda"},
-    "simulator": {"replicas": 4, "shards": 3, "steps": 3, "repeats": 2, "validate": True, "only": ("mlp",)},
+    "simulator": {"replicas": 4, "shards": 3, "steps": 3, "repeats": 2},
     "sandblaster": {"task": "digits", "portion_size": 100, "repeats": 2, "iterations": 9},
 }  # fmt: skip
 """Another value of each option of each benchmark, beside those that all have."""
@@ -355,8 +354,8 @@ MEASURING: tuple[tuple[Any, str, Any], ...] = (
     (homes, "split", 1.0), (homes, "crossing_seconds", 1.0), (homes, "copying_seconds", 1.0),
     (split, "placed", None), (split, "_held", {}),
     (torch_split, "pipeline", 1.0), (torch_split, "tensors", 1.0),
-    (wire, "_of_size", {}), (wire, "_figures", [figure("speed", 1.0, 1.0)]), (wire, "_show", None), (train, "_figures",
-        []),
+    (wire, "_of_size", {}), (wire, "_figures", [figure("speed", 1.0, 1.0)]), (wire, "_tables", []),
+    (train, "_figures", []),
     (allreduce, "_on_one_host", {}), (allreduce, "_limited", {}), (allreduce, "_encrypted", {}),
     (allreduce.lines, "hosts", "hosts"), (straggle, "_figures", []),
     (memory, "_grown", {"replica 0": HELD, "shard 0": HELD, "together": HELD}),
@@ -365,7 +364,6 @@ MEASURING: tuple[tuple[Any, str, Any], ...] = (
     (cost, "_steps", {"median_error": 0.1, "rows": {}}),
     (cost, "_memory", {"error": 0.1, "process": 1e9, "traced": 1e9}),
     (plan, "plan", PLAN),
-    (simulator.validate, "measure", {}), (simulator.validate, "figures", []), (simulator.validate, "tell", None),
     (sandblaster, "_halves", 1.0), (sandblaster, "_torchs", 1.0),
 )  # fmt: skip
 """What takes the time of a benchmark, and what it is to say here; what it is asked for, beside the options as they were
@@ -408,8 +406,9 @@ def measured(name: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> list[st
         monkeypatch.setattr(module, function, measuring(function, answer))
     for module in (start, standby):
         monkeypatch.setattr(module.subprocess, "Popen", lambda command, **_: Command(asked, command))
-    beside = BESIDE.get(name, {}) if not {"only", "validate"} & {*more} else {"validate": True}
-    result = bench.run(dataclasses.replace(bench.defaults(more.get("quick", False)), **{**beside, **more}))
+    result = bench.run(
+        dataclasses.replace(bench.defaults(more.get("quick", False)), **{**BESIDE.get(name, {}), **more})
+    )
     return [*asked, f"{result['messages']} messages, {len(result['runs'])} runs"] if "messages" in result else asked
 
 
@@ -436,7 +435,7 @@ def test_no_option_of_a_benchmark_is_dead_nor_is_one_beside_quick(
         made, told = sorted(path.name for path in tmp_path.iterdir()), bool(capsys.readouterr().out)
         return {"json": made, "quiet": told}.get(option, asked)
 
-    own = {"json": {}, "quiet": {"quiet": False}, "only": {"only": ()}}
+    own = {"json": {}, "quiet": {"quiet": False}}
     if option in own:
         before = came(**own[option])
     else:

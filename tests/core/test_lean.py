@@ -15,10 +15,10 @@ from torch.nn import functional
 
 import distbelief as db
 from distbelief.cli import main
-from distbelief.codecs.clusters import cluster
 from distbelief.codecs.file import ModelFile
 from distbelief.codecs.stored import Stored
 from distbelief.errors import UsageError
+from distbelief.lab.compress.shrinking import cluster
 from distbelief.places.evaluate import evaluate
 from distbelief.tasks.files.lean import held_bytes, lean
 
@@ -87,7 +87,7 @@ def stored(shape: tuple[int, ...], bits: int, share: float) -> Stored:
     size = math.prod(shape)
     positions = None if share == 1 else np.sort(generator.choice(size, int(share * size), replace=False))
     values = generator.standard_normal(size if positions is None else len(positions)).astype(np.float32)
-    codebook, ids = cluster(values, 1 << bits)
+    codebook, ids = cluster(values, 1 << bits, "linear", 0)
     return Stored(shape, torch.tensor(codebook), positions, ids, bits)
 
 

@@ -116,6 +116,19 @@ def test_gradients_that_were_left_where_they_were_made_step_as_those_in_a_slot(s
             assert torch.equal(owner.moving(), one.moving()), f"step {step}"
 
 
+def test_parameters_in_shared_memory_are_rounded_after_each_step() -> None:
+    """Also by plain SGD, whose steps are additions otherwise."""
+    settings = made(replicas=2, optimizer=Optimizer("sgd", 0.1), fixed_point="dynamic:2,3")
+    the_plan = Plan(settings, FLOATS, cut(FLOATS, Mesh(1), 1), samples=100)
+    here, _, owner = (slices[0] for slices in shared(the_plan))
+    moving = the_plan.assignments[0].moving
+    owner.fill(numbers(FLOATS, moving, 1), frozen=False)
+    owner.publish(b"")
+    here.apply("replica 0", 0, numbers(FLOATS, moving, 2), 1.0)
+    here.publish(b"")
+    assert len(owner.moving().view(torch.float32).unique()) <= 2**3
+
+
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adagrad"])
 def test_what_was_saved_goes_on_in_shared_memory_as_it_would_have(name: str) -> None:
     the_plan = plan(Optimizer(name, 0.1), LAYOUT, 1)

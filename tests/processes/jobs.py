@@ -32,7 +32,6 @@ from distbelief.server.passed import PassedSlice
 from distbelief.strategies import Downpour
 from distbelief.tasks import Task, TensorData
 from distbelief.tasks.on_disk import LARGE
-from distbelief.testing import tally
 from distbelief.transport.sockets import SocketEndpoint
 
 SAMPLES, BATCH = 330, 16
@@ -80,6 +79,8 @@ def in_partitions() -> Task:
 
 def tallied() -> Task:
     """Whose parameters say which minibatches are in them, of a job of `LONG` epochs."""
+    import tally  # which is not on the path of every process that reads this file
+
     return tally.tallied(tiny(), BATCH, LONG)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import jobs
 import msgspec
 import pytest
+import tally
 import torch
 from safetensors.torch import load_file
 from torch.distributed import PrefixStore, TCPStore
@@ -31,7 +32,6 @@ from distbelief.places.processes.local import Local
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.sharding.layout import Tensor, lay_out
 from distbelief.strategies import Allreduce, Single, Synchronous
-from distbelief.testing import tally
 
 PLACES = {"shared": Local(), "tcp": Local(transport="tcp"), "tls": Local(transport="tcp", tls=True)}
 SCRIPT = """

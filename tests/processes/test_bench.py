@@ -73,9 +73,6 @@ def _leave(connection):
     [
         ("wire", {"sizes": (100,)}, "--sizes 100: must be a positive multiple of 128"),
         ("train", {"models": ("mpl",)}, "did you mean 'mlp'"),
-        ("simulator", {"only": ("mlp",)}, "give that too"),
-        ("simulator", {"only": ("x",), "validate": True}, "no job begins so"),
-        ("simulator", {"steps": 5, "validate": True}, "--steps 5: --validate compares jobs of its own"),
         ("allreduce", {"rate": 10}, "--rate 10: is that of a network between --namespaces or --encrypted"),
         ("straggle", {"replicas": 1}, "must be 2 or more, and 0 or more"),
         ("straggle", {"pad": -1.0}, "must be 2 or more, and 0 or more"),

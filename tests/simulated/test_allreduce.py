@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from drawn import SEEDS, in_chunks, some
+from tally import NAME, Tallied, tallied
 from torch import nn
 from watching.observed import Observed
 
@@ -35,7 +36,6 @@ from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.accounting import Accounting
 from distbelief.testing.simulations import attach, draw_outages, draw_revivals
-from distbelief.testing.tally import NAME, Tallied, tallied
 from distbelief.transport.virtual import NetworkModel
 
 OPTIONS = ("replicas", "optimizer", "algorithm", "bucket_mb", "buffers", "on_death", "per_host", "restarts")

@@ -17,6 +17,7 @@ import pytest
 import torch
 from drawn import SEEDS, in_chunks, scaled, some, sweep
 from safetensors.torch import load_file
+from tally import ADAGRAD, NAME, tallied, times
 from torch import nn
 from watching.floors import hold_floors
 from watching.observed import Observed, mapping_of
@@ -44,7 +45,6 @@ from distbelief.tasks import Task, TensorData
 from distbelief.tasks.worker import build_model
 from distbelief.testing.endings import ways
 from distbelief.testing.simulations import draw_compute, draw_network, draw_revivals
-from distbelief.testing.tally import ADAGRAD, NAME, tallied, times
 from distbelief.transport.virtual import NetworkModel
 
 SLOW = NetworkModel(reduction=1e-5)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from drawn import SEEDS, some
 from split_jobs import state_of
+from tally import NAME, tallied
 from torch import nn
 from watching.observed import Observed
 
@@ -33,7 +34,6 @@ from distbelief.strategies.grouped.replica import AllreduceReplica
 from distbelief.strategies.grouped.torch_whole import TorchWhole
 from distbelief.tasks import Task
 from distbelief.testing.accounting import Accounting, Minibatch
-from distbelief.testing.tally import NAME, tallied
 from distbelief.transport.virtual import NetworkModel
 
 CALM = Simulated(

@@ -51,11 +51,11 @@ def column(members: tuple[Member, ...], partition: int) -> tuple[Member, ...]:
     >>> column(pair, 1)[0].role, column(pair, 1)[0].place.address
     ('replica 0.1', 'unix:@b')
     """
+    places = [member.parts[partition - 1] for member in members]
     return tuple(
-        Member(at_partition(member.role, partition), member.parts[partition - 1].place, member.needs,
-               member.parts[partition - 1].store)
-        for member in members
-    )  # fmt: skip
+        Member(at_partition(member.role, partition), part.place, member.needs, part.store)
+        for member, part in zip(members, places, strict=True)
+    )
 
 
 # replica to coordinator

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from distbelief.codecs.file import ModelFile, decoded
+from distbelief.codecs.stored import Stored
 from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Outcome
 from distbelief.core.records import Json
@@ -25,7 +26,7 @@ from distbelief.record.folder import RunFolder, write_atomically
 from distbelief.record.restore import load_weights
 from distbelief.strategies import Strategy, find
 from distbelief.tasks import Task, available, resolve
-from distbelief.tasks.files.constrained import MARK, constrain, fill, layers
+from distbelief.tasks.files.constrained import MARK, constrain, layers
 from distbelief.tasks.flat import layout_of
 from distbelief.tasks.task import ACCURACY
 from distbelief.tasks.worker import build_model, measure
@@ -43,7 +44,7 @@ class Origin:
     seed: int
     state: Mapping[str, torch.Tensor]
     layers: tuple[str, ...]
-    """Weights that can be pruned and shared."""
+    """Names of the weights that can be pruned and shared."""
 
 
 def compress(
@@ -83,9 +84,11 @@ def compress(
     file = ModelFile(origin.task.reference, tensors, options.huffman, aliases)
     keep = shrinking.shares(options.keep or [1.0], origin.layers)
     with tempfile.TemporaryDirectory(prefix="distbelief-compress-") as folder:
-        stage = _Stages(origin, options, Path(folder), on or Local(), tell)
-        file = stage.prune(file, keep)
-        file, alone = stage.share(file)
+        stages, alone = _Stages(origin, options, Path(folder), on or Local(), tell), dict[str, str]()
+        if any(share < 1 for share in keep.values()):
+            file = stages.prune(file, keep)
+        if options.bits:
+            file, alone = stages.share(file)
     if options.rest != "float32":
         file = shrinking.coarser(file, options.rest)
     data = file.encode()
@@ -94,7 +97,7 @@ def compress(
 
 
 def read_run(run: str, data_dir: str | None) -> Origin:
-    """The task and the model of a run.
+    """Read the task and the model of a run.
 
     Raises:
         UsageError: there is no such run, or its model is a script's.
@@ -140,47 +143,41 @@ class _Stages:
         self._jobs = 0
 
     def prune(self, file: ModelFile, keep: Mapping[str, float]) -> ModelFile:
-        """The file with so much of each layer, trained on after each stage: a new job each time, since the momentum of
-        the last would move what it pruned.
+        """Keep so much of each layer, trained on after each stage.
+
+        Each stage is a new job: the momentum of the last would move what it pruned.
         """
-        if all(share == 1 for share in keep.values()):
-            return file
         epochs = self._options.fine_tune
         for power in STAGES if epochs else (1.0,):
-            tensors = dict(file.tensors)
-            for name, share in keep.items():
-                tensors[name] = shrinking.pruned(tensors[name], share**power)
-            file = replace(file, tensors=tensors)
-            kept = sum(tensors[name].kept for name in keep) / sum(tensors[name].size for name in keep)
+            pruned = {name: shrinking.pruned(file.tensors[name], share**power) for name, share in keep.items()}
+            kept = sum(stored.kept for stored in pruned.values()) / sum(stored.size for stored in pruned.values())
             self._tell(f"pruned to {100 * kept:.1f} % of the weights")
-            file = self._train(file, epochs if power < 1 else 2 * epochs)
+            file = self._train(file, pruned, epochs if power < 1 else 2 * epochs)
         return file
 
     def share(self, file: ModelFile) -> tuple[ModelFile, dict[str, str]]:
-        """The file whose layers share values, trained on; and why some are left alone."""
-        options, alone = self._options, dict[str, str]()
-        if not options.bits:
-            return file, alone
-        tensors = dict(file.tensors)
-        for name in self._origin.layers:
-            found = shrinking.shared(tensors[name], options.bits, options.start, options.seed)
-            if isinstance(found, str):
-                alone[name] = found
-                self._tell(f"{name} shares nothing: {found}")
-            else:
-                tensors[name] = found
-        if len(alone) == len(self._origin.layers):
-            return file, alone
-        self._tell(f"{1 << options.bits} values for the weights of each layer")
-        return self._train(replace(file, tensors=tensors), options.fine_tune), alone
+        """Have layers share values, trained on; and say why some are left alone."""
+        options = self._options
+        results = {
+            name: shrinking.shared(file.tensors[name], options.bits, options.start, options.seed)
+            for name in self._origin.layers
+        }
+        alone = {name: why for name, why in results.items() if isinstance(why, str)}
+        for name, why in alone.items():
+            self._tell(f"{name} shares nothing: {why}")
+        if shared := {name: stored for name, stored in results.items() if isinstance(stored, Stored)}:
+            self._tell(f"{1 << options.bits} values for the weights of each layer")
+            file = self._train(file, shared, options.fine_tune)
+        return file, alone
 
-    def _train(self, file: ModelFile, epochs: int) -> ModelFile:
-        """The file after a job that keeps what it constrains."""
+    def _train(self, file: ModelFile, changed: Mapping[str, Stored], epochs: int) -> ModelFile:
+        """Replace some tensors, and have a job train the model on that keeps what they constrain."""
+        file = replace(file, tensors={**file.tensors, **changed})
         if not epochs:
             return file
         self._jobs += 1
         path, run = self._folder / f"stage-{self._jobs}.dbz", self._folder / f"run-{self._jobs}"
-        path.write_bytes(replace(file, huffman=False).encode())
+        path.write_bytes(file.encode())
         origin, options = self._origin, self._options
         job = Job(
             f"{origin.task.reference}{MARK}{path}",
@@ -205,40 +202,35 @@ class _Stages:
 
 
 def _strategy(options: Compression) -> Strategy:
-    """How a job trains on."""
+    """Build the strategy of a job that trains on."""
     kind = find(options.strategy)
     fields = getattr(kind, "__dataclass_fields__", {})
-    own = {"replicas": options.replicas} if "replicas" in fields else {}
-    return kind(**own, **{"optimizer": optim("adam", lr=options.lr)})
+    counts = {"replicas": options.replicas} if "replicas" in fields else {}
+    return kind(**counts, **{"optimizer": optim("adam", lr=options.lr)})
 
 
 def _report(origin: Origin, path: Path, read: ModelFile, file: ModelFile, alone: dict[str, str]) -> Json:
-    """What came of it, measured from the file."""
-    models = build_model(origin.task, origin.seed, "cpu"), build_model(origin.task, origin.seed, "cpu")
-    models[0].load_state_dict(origin.state)
-    fill(models[1], read)
+    """Say what came of it, measured from the file."""
     size = path.stat().st_size
-    names = ("dense_error", "test_error") if origin.task.test and ACCURACY in origin.task.metrics else ()
-    found = {name: measure(origin.task, one).accuracy for name, one in zip(names, models, strict=False)}
-    errors = {name: 100 - 100 * accuracy for name, accuracy in found.items() if accuracy is not None}
+    task, errors = origin.task, dict[str, float]()
+    for name, state in (("dense_error", origin.state), ("test_error", read.state())):
+        if task.test and ACCURACY in task.metrics:
+            model = build_model(task, origin.seed, "cpu")
+            model.load_state_dict(state)
+            errors[name] = 100 - 100 * (measure(task, model).accuracy or 0.0)
+    layers = []
+    for name in origin.layers:
+        stored = file.tensors[name]
+        where, what = stored.encode(file.huffman)
+        shape = {"name": name, "values": stored.size, "kept": stored.kept, "bits": stored.bits}
+        layers.append({**shape, "gap_bytes": len(where), "value_bytes": len(what)})
     return {
         "file": str(path),
-        "task": origin.task.reference,
+        "task": task.reference,
         "bytes": size,
         "dense_bytes": file.dense_bytes,
         "ratio": file.dense_bytes / size,
         **errors,
-        "layers": [
-            {
-                "name": name,
-                "values": file.tensors[name].size,
-                "kept": file.tensors[name].kept,
-                "bits": file.tensors[name].bits,
-                "gap_bytes": len(parts[0]),
-                "value_bytes": len(parts[1]),
-            }
-            for name in origin.layers
-            for parts in (file.tensors[name].encode(file.huffman),)
-        ],
+        "layers": layers,
         "left_alone": alone,
     }

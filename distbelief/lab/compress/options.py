@@ -1,17 +1,18 @@
-"""How a model is made smaller: what is chosen, checked before anything is computed."""
+"""Options of compression, checked before anything is computed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distbelief.core.settings import option
+from distbelief.codecs import MOST_BITS, PRECISIONS
+from distbelief.core.settings import at_least
 from distbelief.core.values import check_fields
 from distbelief.errors import UsageError, unknown
 from distbelief.strategies import find
 
 STARTS = ("linear", "density", "random")
-PRECISIONS = ("float32", "bf16", "fp16", "int8")
-MOST_BITS = 12
+"""Ways to begin k-means."""
+RESTS = ("float32", *PRECISIONS)
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class Compression:
     huffman: bool = False
     """Write frequent values and gaps in fewer bits."""
     start: str = "linear"
-    """From where k-means begins: linear, density or random."""
+    """Where k-means begins: linear, density or random."""
     rest: str = "float32"
-    """How values are written that are not shared: float32, bf16, fp16 or int8."""
+    """Form of values that are not shared: float32, bf16, fp16 or int8."""
     fine_tune: int = 3
     """Epochs after each pruning, twice as many after the last, and so many with shared values; 0 trains nothing, and
     prunes at once."""
@@ -39,28 +40,27 @@ class Compression:
     batch_size: int = 128
     """Samples in a minibatch of one replica."""
     strategy: str = "single"
-    """How these epochs are trained: a strategy, or module:Class of your own."""
+    """Strategy that trains these epochs, or module:Class of your own."""
     replicas: int = 1
     """Replicas, where the strategy has some."""
     seed: int = 0
-    """Of the order of the data, and of random starts."""
+    """Seed of the order of the data, and of random starts."""
     data_dir: str | None = None
     """Folder with the data; else the run's own, else $DISTBELIEF_DATA, else the cache."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for one in self.keep:
-            if not 0 < one <= 1:
-                raise UsageError(f"--keep {one:g}: must be above 0, and at most 1, which keeps all")
+        for share in self.keep:
+            if not 0 < share <= 1:
+                raise UsageError(f"--keep {share:g}: must be above 0, and at most 1, which keeps all")
         if self.bits and not 1 <= self.bits <= MOST_BITS:
             raise UsageError(f"--bits {self.bits}: must be 1 or more and at most {MOST_BITS}, or 0 to share nothing")
         if self.start not in STARTS:
             raise unknown("start", self.start, STARTS)
-        if self.rest not in PRECISIONS:
-            raise unknown("precision", self.rest, PRECISIONS)
-        for name, least in (("fine_tune", 0), ("batch_size", 1), ("replicas", 1)):
-            if getattr(self, name) < least:
-                raise UsageError(f"{option(name)} {getattr(self, name)}: must be {least} or more")
+        if self.rest not in RESTS:
+            raise unknown("precision", self.rest, RESTS)
+        at_least(self, 0, ("fine_tune",), {})
+        at_least(self, 1, ("batch_size", "replicas"), {})
         if not 0 < self.lr < float("inf"):
             raise UsageError(f"--lr {self.lr:g}: must be above 0")
         self._check_idle()
@@ -74,7 +74,7 @@ class Compression:
             raise UsageError(f"--replicas {self.replicas}: strategy {self.strategy} has none; name one with --strategy")
         if not self.bits and self.start != "linear":
             raise UsageError(f"--start {self.start}: is of k-means, and nothing is shared: set --bits")
-        if self.huffman and not (self.bits or any(one < 1 for one in self.keep)):
+        if self.huffman and not (self.bits or any(share < 1 for share in self.keep)):
             raise UsageError("--huffman codes ids and gaps, and there are none: set --bits or --keep")
         if not (self.bits or self.keep or self.rest != "float32"):
             raise UsageError("nothing would be smaller: set --keep, --bits or --rest")

@@ -136,8 +136,8 @@ def measure(
         DataError: the task's data cannot be had.
         TrainingError: the model or the loss raised.
     """
-    check_amounts(batch_size, epochs, {"watts": watts, "price-per-hour": price_per_hour, "max-memory": max_memory,
-        "seconds": seconds})  # fmt: skip
+    amounts = {"watts": watts, "price-per-hour": price_per_hour, "max-memory": max_memory, "seconds": seconds}
+    check_amounts(batch_size, epochs, amounts)
     chosen = optimizer or optim("sgd")
     told("loading the data")
     data = load(task, "training")

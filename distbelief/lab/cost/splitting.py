@@ -344,8 +344,8 @@ def placements(graph: SplitGraph) -> list[ModulePlacement]:
     for one in graph.transfers.values():
         whole = one.kind is TransferKind.TENSOR
         add(one.path, one.source, 3 if whole else 2, one.shape.bytes_each)
-    order = {path: number for number, path in enumerate(dict.fromkeys(n.meta["path"] for n in graph.traced.graph.nodes
-        if "path" in n.meta))}  # fmt: skip
+    paths = dict.fromkeys(node.meta["path"] for node in graph.traced.graph.nodes if "path" in node.meta)
+    order = {path: number for number, path in enumerate(paths)}
     rows = sorted(found.items(), key=lambda row: (order.get(row[0][0], len(order)), row[0]))
     return [ModulePlacement(module, home, *amounts) for (module, home), amounts in rows if any(amounts)]
 

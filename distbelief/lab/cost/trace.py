@@ -207,9 +207,10 @@ class Tracer:
             calls = _Calls(model, counter)
             opened = {name for name, _ in _open(model)}
             self._closed = [
-                name or WHOLE for name, _ in model.named_modules()
+                name or WHOLE
+                for name, _ in model.named_modules()
                 if name not in opened and (not name or name.rpartition(".")[0] in opened)
-            ]  # fmt: skip
+            ]
             try:
                 with counter:
                     inputs, targets = _of_size(self._sample, COUNTED)
@@ -410,12 +411,14 @@ def _continued(low: _Followed, high: _Followed, batch_size: int) -> _Followed:
     if (low.kinds, low.events) != (high.kinds, high.events):
         same = (PARAMETERS, GRADIENTS, STATE)
         low = high._replace(
-            sizes=[size if kind in same else size * FEW[0] // FEW[1]
-                for size, kind in zip(high.sizes, high.kinds, strict=True)],
+            sizes=[
+                size if kind in same else size * FEW[0] // FEW[1]
+                for size, kind in zip(high.sizes, high.kinds, strict=True)
+            ],
             kept={name: size * FEW[0] // FEW[1] for name, size in high.kept.items()},
             work=[(kind, size * FEW[0] // FEW[1]) for kind, size in high.work],
             outputs={name: size * FEW[0] // FEW[1] for name, size in high.outputs.items()},
-        )  # fmt: skip
+        )
     part = (batch_size - FEW[0]) / (FEW[1] - FEW[0])
 
     def line(one: int, other: int) -> int:
@@ -426,9 +429,10 @@ def _continued(low: _Followed, high: _Followed, batch_size: int) -> _Followed:
 
     return high._replace(
         sizes=[line(*both) for both in zip(low.sizes, high.sizes, strict=True)],
-        kept=lines(low.kept, high.kept), outputs=lines(low.outputs, high.outputs),
+        kept=lines(low.kept, high.kept),
+        outputs=lines(low.outputs, high.outputs),
         work=[(kind, line(one, size)) for (_, one), (kind, size) in zip(low.work, high.work, strict=True)],
-    )  # fmt: skip
+    )
 
 
 def _laid_out(func: OpOverload, args: Sequence[Any], made: Any) -> Iterator[int]:

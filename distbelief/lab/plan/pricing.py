@@ -199,8 +199,8 @@ class Pricing:
             free = dataclasses.replace(free, handling=_FREE, own=_FREE)
             bare = min(without, samples / self.price(candidate, free).samples_per_second)
         compute = min(found.compute, bare)
-        return {"processor": compute, "memory and messages": without - bare, "network": seconds - without,
-            "waiting": bare - compute}  # fmt: skip
+        parts = {"processor": compute, "memory and messages": without - bare, "network": seconds - without}
+        return {**parts, "waiting": bare - compute}
 
     def price(self, candidate: PlanCandidate, cluster: PricedCluster) -> Terms:
         """Return the parts of a candidate's steps on a cluster.
@@ -214,10 +214,8 @@ class Pricing:
         place = Simulated(compute=compute, phantom=True, handling=Handling(memory=cluster.own.memory))
         if not candidate.strategy.alone:
             hosts = _hosts(candidate, cluster.machines, cluster.together)
-            place = Simulated(
-                cluster.network, compute, phantom=True, hosts=hosts, handling=_handling(candidate, cluster),
-                topology=cluster.topology if hosts.replicas else "",
-            )  # fmt: skip
+            handling, topology = _handling(candidate, cluster), cluster.topology if hosts.replicas else ""
+            place = Simulated(cluster.network, compute, phantom=True, hosts=hosts, handling=handling, topology=topology)
         try:
             result = place.run(job)
         except Interrupted:  # of the simulated job, where the plan is meant
@@ -242,8 +240,10 @@ class Pricing:
         samples = candidate.replicas * steps * self._batch_size
         task = dataclasses.replace(self._task, train=lambda: Counted(samples, self._examples if split else None))
         strategy: Any = candidate.strategy
-        return Job(task, dataclasses.replace(strategy, split=split.split) if split else strategy,
-            batch_size=self._batch_size, evaluate_every=0, checkpoint_every=0, snapshot_every="0")  # fmt: skip
+        if split:
+            strategy = dataclasses.replace(strategy, split=split.split)
+        size = self._batch_size
+        return Job(task, strategy, batch_size=size, evaluate_every=0, checkpoint_every=0, snapshot_every="0")
 
 
 def _step(candidate: PlanCandidate, cluster: PricedCluster) -> float:

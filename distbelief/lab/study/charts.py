@@ -20,6 +20,7 @@ HEIGHT = 450
 """Pixels of a chart without a row for each arm."""
 DIGITS = 3
 """Digits after the point of the seconds of a curve's points."""
+LINED = "lines+markers"
 MARKED = 10
 """So many points of a curve are marked at most: thousands of marks take a browser seconds."""
 Chart = Json
@@ -72,18 +73,15 @@ def _curves(found: Report, trials: Sequence[Trial], of: Callable[[Point], float]
         by["seconds"].append([round(point.seconds, DIGITS) for point in one.points])
         by["epochs"].append([round(point.epochs, DIGITS) for point in one.points])
         by["samples"].append([point.samples for point in one.points])
-        data.append(
-            {
-                "x": by["seconds"][-1], "y": [round(of(point), 5) for point in one.points],
-                "mode": "lines+markers" if len(one.points) <= MARKED else "lines",
-                "name": one.arm, "legendgroup": one.arm, "showlegend": one.arm not in seen,
-                "line": {"color": _colour(found, one.arm), "width": 1.2, "dash": DASHES[one.place]},
-                "marker": {"size": 3}, "hovertemplate": f"%{{x}}: %{{y}}<extra>{one.arm}, seed {one.seed}</extra>",
-            }
-        )  # fmt: skip
+        mode = LINED if len(one.points) <= MARKED else "lines"
+        line = {"color": _colour(found, one.arm), "width": 1.2, "dash": DASHES[one.place]}
+        named_as = {"legendgroup": one.arm, "showlegend": one.arm not in seen}
+        told = f"%{{x}}: %{{y}}<extra>{one.arm}, seed {one.seed}</extra>"
+        values = [round(of(point), 5) for point in one.points]
+        looks = {"line": line, "marker": {"size": 3}, "hovertemplate": told, **named_as}
+        data.append(_series(one.arm, by["seconds"][-1], values, mode, **looks))
         seen.add(one.arm)
-    buttons = [{"label": f"against {name}", "method": "update", "args": [{"x": xs}, {"xaxis.title.text": name}]}
-               for name, xs in by.items()]  # fmt: skip
+    buttons = [_button(f"against {name}", {"x": xs}, {"xaxis.title.text": name}) for name, xs in by.items()]
     return {"data": data, "layout": _layout("seconds", named, updatemenus=[_menu(buttons)])}
 
 
@@ -94,14 +92,12 @@ def _times(found: Report, target: float) -> Chart:
         at = arm.at(target)
         there = [round(value, DIGITS) for value in at.seconds if math.isfinite(value)]
         marker = {"color": _colour(found, arm.name), "symbol": SYMBOLS[arm.place], "size": 8, "opacity": 0.7}
-        data.append({"x": there, "y": [arm.name] * len(there), "mode": "markers", "marker": marker, "name": arm.name,
-                     "showlegend": False})  # fmt: skip
+        data.append(_series(arm.name, there, [arm.name] * len(there), marker=marker, showlegend=False))
         if math.isfinite(at.median):
-            data.append({"x": [at.median], "y": [arm.name], "mode": "markers", "name": f"{arm.name}, median",
-                         "showlegend": False, "marker": {"symbol": "line-ns-open", "size": 18, "color": marker["color"],
-                                                         "line": {"width": 2}}})  # fmt: skip
-        notes.append({"x": 1, "xref": "paper", "xanchor": "right", "y": arm.name, "showarrow": False,
-                      "text": f"{at.reached} of {at.of}"})  # fmt: skip
+            marker = {"symbol": "line-ns-open", "size": 18, "color": marker["color"], "line": {"width": 2}}
+            data.append(_series(f"{arm.name}, median", [at.median], [arm.name], marker=marker, showlegend=False))
+        where = {"x": 1, "xref": "paper", "xanchor": "right", "y": arm.name, "showarrow": False}
+        notes.append({**where, "text": f"{at.reached} of {at.of}"})
     layout = _rows("seconds", found.arms, annotations=notes)
     return {"data": data, "layout": {**layout, "xaxis": {**layout["xaxis"], "type": "log"}}}
 
@@ -119,15 +115,16 @@ def _scaling(found: Report, groups: Sequence[Sequence[ArmFigures]]) -> Chart:
         by["samples a second"].append(several)
         by["a part of the ideal"].append([_ratio(one or math.nan, n) for one, n in zip(several, replicas, strict=True)])
         by["time to target"].append([_ratio(times[0] * replicas[0], one) for one in times])
-        data.append({"x": replicas, "y": several, "mode": "lines+markers",
-                     "name": f"{without_replicas(arms[0].name)} ({HOW[place]})",
-                     "line": {"dash": DASHES[place], "color": COLOURS[number % len(COLOURS)]},
-                     "marker": {"symbol": SYMBOLS[place], "size": 9}})  # fmt: skip
-    data.append({"x": line, "y": line, "mode": "lines", "name": "ideal", "line": {"dash": "dash", "color": "#999"}})
+        drawn = {"dash": DASHES[place], "color": COLOURS[number % len(COLOURS)]}
+        marker = {"symbol": SYMBOLS[place], "size": 9}
+        name = f"{without_replicas(arms[0].name)} ({HOW[place]})"
+        data.append(_series(name, replicas, several, LINED, line=drawn, marker=marker))
+    data.append(_series("ideal", line, line, "lines", line={"dash": "dash", "color": "#999"}))
     said = ("times the samples a second of one", "efficiency: speed-up over replicas", "times as soon at the target")
-    buttons = [{"label": name, "method": "update",
-                "args": [{"y": [*ys, [1, 1] if name == "a part of the ideal" else line]}, {"yaxis.title.text": title}]}
-               for (name, ys), title in zip(by.items(), said, strict=True)]  # fmt: skip
+    buttons = [
+        _button(name, {"y": [*ys, [1, 1] if name == "a part of the ideal" else line]}, {"yaxis.title.text": title})
+        for (name, ys), title in zip(by.items(), said, strict=True)
+    ]
     return {"data": data, "layout": _layout("replicas", said[0], updatemenus=[_menu(buttons)])}
 
 
@@ -142,6 +139,19 @@ def _ratio(value: float, of: float) -> float | None:
     return round(value / of, 3) if math.isfinite(value) and math.isfinite(of) and of else None
 
 
+def _series(name: str, x: Sequence[object], y: Sequence[object], mode: str = "markers", **looks: object) -> Chart:
+    return {"x": x, "y": y, "mode": mode, "name": name, **looks}
+
+
+def _bar(arms: Sequence[ArmFigures], values: Sequence[float], colours: object, **more: object) -> Chart:
+    bar = {"type": "bar", "orientation": "h", "y": [one.name for one in arms]}
+    return {**bar, "x": values, "marker": {"color": colours}, **more}
+
+
+def _button(label: str, data: Chart, layout: Chart) -> Chart:
+    return {"label": label, "method": "update", "args": [data, layout]}
+
+
 def _menu(buttons: Sequence[Chart]) -> Chart:
     return {"buttons": buttons, "type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1.15}
 
@@ -149,18 +159,17 @@ def _menu(buttons: Sequence[Chart]) -> Chart:
 def _parts(found: Report) -> Chart:
     """Bars of what a step takes, of four parts each."""
     arms = [one for one in found.arms if one.parts]
-    data = [{"type": "bar", "orientation": "h", "name": part, "y": [one.name for one in arms],
-             "x": [round(1e3 * one.parts.get(part, 0.0), 4) for one in arms], "marker": {"color": COLOURS[number]}}
-            for number, part in enumerate(PARTS)]  # fmt: skip
+    data = [
+        _bar(arms, [round(1e3 * one.parts.get(part, 0.0), 4) for one in arms], COLOURS[number], name=part)
+        for number, part in enumerate(PARTS)
+    ]
     return {"data": data, "layout": _rows("milliseconds a step", arms, barmode="stack")}
 
 
 def _bars(found: Report, of: Callable[[ArmFigures], float], x: str) -> Chart:
     arms = [one for one in found.arms if math.isfinite(of(one))]
     values, colours = [round(of(one), 5) for one in arms], [_colour(found, one.name) for one in arms]
-    bars = {"type": "bar", "orientation": "h", "y": [one.name for one in arms], "x": values,
-            "marker": {"color": colours}}  # fmt: skip
-    return {"data": [bars], "layout": _rows(x, arms)}
+    return {"data": [_bar(arms, values, colours)], "layout": _rows(x, arms)}
 
 
 def _staleness(found: Report, arms: Sequence[ArmFigures]) -> Chart:
@@ -172,9 +181,9 @@ def _staleness(found: Report, arms: Sequence[ArmFigures]) -> Chart:
             if trial.arm == arm.name:
                 counts.update({int(age): count for age, count in trial.staleness.items()})
         ages, whole = sorted(counts), counts.total()
-        data.append({"x": ages, "y": [round(counts[age] / whole, 6) for age in ages], "mode": "lines+markers",
-                     "name": arm.name, "line": {"color": _colour(found, arm.name), "dash": DASHES[arm.place]},
-                     "marker": {"size": 4}})  # fmt: skip
+        parts = [round(counts[age] / whole, 6) for age in ages]
+        line = {"color": _colour(found, arm.name), "dash": DASHES[arm.place]}
+        data.append(_series(arm.name, ages, parts, LINED, line=line, marker={"size": 4}))
     return {"data": data, "layout": _layout("updates between the fetch and the push", "part of all pushes")}
 
 
@@ -188,9 +197,9 @@ def _efficiency(found: Report, target: float) -> Chart:
     for one in _points(found, target):
         at = one.at(target)
         told = f"{one.name}: {at.seconds_per_step * at.steps:.3g} s<extra></extra>"
-        data.append({"x": [round(1e3 * at.seconds_per_step, 5)], "y": [at.steps], "mode": "markers", "name": one.name,
-                     "marker": {"size": 11, "symbol": SYMBOLS[one.place], "color": _colour(found, one.name)},
-                     "hovertemplate": told})  # fmt: skip
+        marker = {"size": 11, "symbol": SYMBOLS[one.place], "color": _colour(found, one.name)}
+        step = round(1e3 * at.seconds_per_step, 5)
+        data.append(_series(one.name, [step], [at.steps], marker=marker, hovertemplate=told))
     layout = _layout("milliseconds a step (hardware)", "steps to the target (statistical)")
     log = {name: {**layout[name], "type": "log"} for name in ("xaxis", "yaxis")}
     return {"data": data, "layout": {**layout, **log}}

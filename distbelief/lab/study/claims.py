@@ -111,7 +111,7 @@ def momentum(staleness: Mapping[str, int]) -> float:
     total = sum(count for _, count in found)
     if len(found) < 2:
         return 0.0
-    age, level = (sum(count * one(age, count) for age, count in found) / total
-                  for one in (lambda age, _: age, lambda _, count: math.log(count)))  # fmt: skip
+    age = sum(count * one for one, count in found) / total
+    level = sum(count * math.log(count) for _, count in found) / total
     spread = sum(count * (one - age) ** 2 for one, count in found)
     return math.exp(sum(count * (one - age) * (math.log(count) - level) for one, count in found) / spread)

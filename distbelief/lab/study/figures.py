@@ -208,13 +208,11 @@ def figures(study: Study, trials: Sequence[Trial], arm: Arm) -> ArmFigures:
 def shrunk_figures(trials: Sequence[Trial], arm: Arm) -> ShrunkFigures:
     """What the trials of an arm add up to that compresses what another has trained."""
     own = [one for one in trials if one.arm == arm.name]
-    found = {name: [one.shrunk[name] for one in own if name in one.shrunk] for name in SHRUNK}
-    return ShrunkFigures(
-        name=arm.name, of=arm.compresses, trials=len(own),
-        reason=next((one.reason for one in own if one.failed), ""),
-        means={name: fmean(values) for name, values in found.items() if values},
-        spreads={name: stdev(values) if len(values) > 1 else 0.0 for name, values in found.items() if values},
-    )  # fmt: skip
+    found = {name: values for name in SHRUNK if (values := [one.shrunk[name] for one in own if name in one.shrunk])}
+    reason = next((one.reason for one in own if one.failed), "")
+    means = {name: fmean(values) for name, values in found.items()}
+    spreads = {name: stdev(values) if len(values) > 1 else 0.0 for name, values in found.items()}
+    return ShrunkFigures(name=arm.name, of=arm.compresses, trials=len(own), reason=reason, means=means, spreads=spreads)
 
 
 def kind(group: Sequence[ArmFigures]) -> str:
@@ -268,12 +266,13 @@ def _reached(target: float, own: Sequence[Trial], theirs: Sequence[Trial]) -> Re
     # of the same trials it is one, and not what two draws of them have by chance
     same = own == theirs and math.isfinite(median(seconds))
     points = [one.held(target) for one in own]
-    return Reached(
-        target, sum(map(math.isfinite, seconds)), len(seconds), seconds, median(seconds),
-        Interval(1.0, 1.0, 1.0) if same else ratio_of_medians(base, seconds),
-        median([point.seconds / point.steps for point in points if point and point.steps]),
-        *(median([getattr(point, name) if point else MISSED for point in points]) for name in ("steps", "samples")),
-    )  # fmt: skip
+    speed_up = Interval(1.0, 1.0, 1.0) if same else ratio_of_medians(base, seconds)
+    a_step = median([point.seconds / point.steps for point in points if point and point.steps])
+    steps, samples = (
+        median([getattr(point, name) if point else MISSED for point in points]) for name in ("steps", "samples")
+    )
+    reached = sum(map(math.isfinite, seconds))
+    return Reached(target, reached, len(seconds), seconds, median(seconds), speed_up, a_step, steps, samples)
 
 
 def baseline_of(study: Study, arm: Arm) -> Arm:

@@ -28,14 +28,12 @@ def make_report(study: Study, trials: Sequence[Trial], machine: Json, left: int 
     whole += len(starts(study))
     trained = [arm for arm in study.arms if not arm.compresses]
     names = {arm.name for arm in trained}
-    made = Report(
-        study=study, machine=dict(machine), left=whole - len(trials) if left is None else left,
-        arms=[figures(study, counted, arm) for arm in trained], trials=[one for one in counted if one.arm in names],
-        shrunk=[shrunk_figures(counted, arm) for arm in study.arms if arm.compresses],
-    )  # fmt: skip
-    arms = {one.name: one for one in made.arms}
+    measured = [figures(study, counted, arm) for arm in trained]
+    shrunk = [shrunk_figures(counted, arm) for arm in study.arms if arm.compresses]
+    left, kept = whole - len(trials) if left is None else left, [one for one in counted if one.arm in names]
+    made = Report(study=study, machine=dict(machine), left=left, arms=measured, trials=kept, shrunk=shrunk)
     judged = [
-        judge(claim, [FIGURES[claim.of](arms[name]) for name in claim.arms])
+        judge(claim, [FIGURES[claim.of](made.arm(name)) for name in claim.arms])
         for claim in (() if made.left else study.claims)
     ]
     return msgspec.structs.replace(made, sentences=sentences(made), claims=judged)
@@ -56,8 +54,10 @@ def write_report(path: Path, study: Study, trials: Sequence[Trial]) -> Report:
     write_atomically(path / REPORT, msgspec.json.format(msgspec.json.encode(made), indent=1))
     kept = ("arm", "seed", "value", "command", "place", "outcome", "reason", "replicas", "seconds", "epochs", "steps",
             "samples", "updates", "bytes", "busy")  # fmt: skip
-    rows = [[*(getattr(one, name) for name in kept), one.accuracy, *(one.seconds_to(t) for t in study.targets)]
-            for one in made.trials]  # fmt: skip
+    rows = [
+        [*(getattr(one, name) for name in kept), one.accuracy, *(one.seconds_to(target) for target in study.targets)]
+        for one in made.trials
+    ]
     _write(path / TRIALS, [*kept, "accuracy", *(f"seconds to {target:g}" for target in study.targets)], rows)
     points = [[one.arm, one.seed, *msgspec.structs.astuple(point)] for one in made.trials for point in one.points]
     _write(path / POINTS, ["arm", "seed", "seconds", "epochs", "samples", "steps", "loss", "accuracy"], points)

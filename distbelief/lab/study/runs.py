@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -62,10 +63,8 @@ def _line(path: Path) -> Run:
     except (DistbeliefError, OSError):
         return Run(name, "", "", SPOILT, None, 0.0, 0)
     state = str(result["outcome"]) if result else RUNNING if run.locked else CUT_SHORT
-    return Run(
-        name, str(job.get("task")), str(job.get("strategy")), state, accuracy,
-        float(result.get("seconds") or 0.0), int(job.get("seed") or 0),
-    )  # fmt: skip
+    seconds, seed = float(result.get("seconds") or 0.0), int(job.get("seed") or 0)
+    return Run(name, str(job.get("task")), str(job.get("strategy")), state, accuracy, seconds, seed)
 
 
 def _result(run: RunFolder) -> Json:
@@ -148,9 +147,8 @@ def _names(results: Sequence[Json]) -> list[str]:
         alike = [other["settings"] for other in results if other["strategy"] == one["strategy"]]
         settings = one["settings"]
         differing = [
-            name for name in settings
-            if name != "seed" and any(other.get(name) != settings[name] for other in alike)
-        ]  # fmt: skip
+            name for name in settings if name != "seed" and any(other.get(name) != settings[name] for other in alike)
+        ]
         told = "".join(f", {name.replace('_', ' ')} {_short(settings[name])}" for name in differing)
         where = " (simulated)" if "cluster" in one else ""
         names.append(f"{one['strategy']} on {one['task']}{where}{told}")
@@ -166,13 +164,12 @@ def _short(value: object) -> str:
 def _trial(name: str, result: Json) -> Trial:
     """A run as a trial, whose points are the evaluations that it made as it went."""
     whole, size = result["samples"] / max(result["epochs"], 1), int(result["settings"].get("batch_size") or 1)
-    points = [
-        Point(row["seconds"], row["samples"] / max(whole, 1), row["samples"], row["samples"] // size,
-              row["test_loss"] if row["test_loss"] is not None else float("nan"), row["test_accuracy"])
-        for row in result["history"] if row["test_accuracy"] is not None
-    ]  # fmt: skip
+    points = []
+    for row in result["history"]:
+        if row["test_accuracy"] is not None:
+            samples, loss = row["samples"], math.nan if row["test_loss"] is None else row["test_loss"]
+            parts = samples / max(whole, 1), samples, samples // size
+            points.append(Point(row["seconds"], *parts, loss, row["test_accuracy"]))
+    what = {"task": result["task"], "strategy": result["strategy"], "command": result["run"]}
     place = "simulated" if "cluster" in result else "local"
-    return Trial(
-        arm=name, seed=int(result["seed"]), command=result["run"], task=result["task"], strategy=result["strategy"],
-        place=place, points=points, **of_result(result),
-    )  # fmt: skip
+    return Trial(arm=name, seed=int(result["seed"]), place=place, points=points, **what, **of_result(result))

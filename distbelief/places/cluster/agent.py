@@ -155,12 +155,10 @@ class Agent:
 
         told = self._specs.pop((role, incarnation))
         find(msgspec.msgpack.decode(told, type=Opening).strategy)
-        own = msgspec.structs.replace(
-            msgspec.msgpack.decode(told, type=Spec, dec_hook=read_own),
-            supervisor=os.getpid(), forkserver=forkserver.pid(), path=[os.getcwd(), *sys.path], directory=os.getcwd(),
-            environment=dict(os.environb), output=output,
-        )  # fmt: skip
-        return msgspec.msgpack.encode(own)
+        own = msgspec.msgpack.decode(told, type=Spec, dec_hook=read_own)
+        processes = {"supervisor": os.getpid(), "forkserver": forkserver.pid(), "output": output}
+        where = {"path": [os.getcwd(), *sys.path], "directory": os.getcwd(), "environment": dict(os.environb)}
+        return msgspec.msgpack.encode(msgspec.structs.replace(own, **processes, **where))
 
     # what is told
 

@@ -89,10 +89,9 @@ def launched(environment: Mapping[str, str]) -> Launched | None:
         said = " ".join(environment.get(name, "") for name in known.names)
         cores = environment.get("SLURM_CPUS_ON_NODE", "") if launcher == "srun" else ""
         restarts = environment.get(RESTARTS.get(launcher, ""), "")
-        return Launched(
-            launcher, int(size), int(rank), int(local) if local.isdecimal() else int(rank),
-            hashlib.sha256(said.encode()).hexdigest()[:16], int(restarts or 0), int(cores or 0),
-        )  # fmt: skip
+        here = int(local if local.isdecimal() else rank)
+        start = hashlib.sha256(said.encode()).hexdigest()[:16]
+        return Launched(launcher, int(size), int(rank), here, start, int(restarts or 0), int(cores or 0))
     if (size := environment.get(UNKNOWN, "")).isdecimal() and int(size) > 1:
         raise UsageError(
             f"mpiexec has started this command {size} times ({UNKNOWN}), and each would be a job of its own: use Open "

@@ -38,9 +38,12 @@ class RayInvitation:
             raise UsageError("--on ray: Ray is not installed for this Python; pip install 'distbelief[ray]'") from error
         try:
             ray.init(
-                address=address or "auto", log_to_driver=False, logging_level="error", configure_logging=False,
+                address=address or "auto",
+                log_to_driver=False,
+                logging_level="error",
+                configure_logging=False,
                 include_dashboard=False,
-            )  # fmt: skip
+            )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UsageError(
                 f"--on ray{':' if address else ''}{address}: no cluster answers there: {str(error).strip()[:200]}; "

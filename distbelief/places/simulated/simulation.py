@@ -151,12 +151,10 @@ class Simulation:
     def __post_init__(self) -> None:
         cluster, settings = self.cluster, self.settings
         self.players = self.job.strategy.players()
-        like = (
-            self.clock, cluster.network, self.job.seed, cluster.phantom, settings.strategy.host_replicas, cluster.hosts,
-            settings.replicas,
-        )  # fmt: skip
+        lines = self.clock, cluster.network, self.job.seed, cluster.phantom
+        hosts = settings.strategy.host_replicas, cluster.hosts, settings.replicas
         routed = cluster.routed(settings, self.job.seed)
-        self.network = RoutedNetwork(*like, *routed) if routed else VirtualNetwork(*like)
+        self.network = RoutedNetwork(*lines, *hosts, *routed) if routed else VirtualNetwork(*lines, *hosts)
         self._lengths: dict[int, int] = {}
         """Bytes that each shard holds, by its number."""
         self._revives = self.settings.restarts > 0 and any(
@@ -285,10 +283,8 @@ class Simulation:
         endpoint = self.network.endpoint(role, incarnation)
         if role != roles.EVALUATOR and self.cluster.handling != INSTANT:
             lengths, adds = self._lengths, not self.cluster.network.reduction
-            endpoint.work = HandlingCosts(
-                self.cluster.handling, self.settings, lambda: lengths[roles.index_of(role)], adds, self._in_place,
-                self._found,
-            )  # fmt: skip
+            of = self.cluster.handling, self.settings, lambda: lengths[roles.index_of(role)]
+            endpoint.work = HandlingCosts(*of, adds, self._in_place, self._found)
         return endpoint
 
     def _play_story(

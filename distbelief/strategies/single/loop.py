@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from distbelief.codecs.fixed_point import round_each
 from distbelief.coordination import admission
 from distbelief.coordination.cadence import Target, budget_spent, is_due, snapshot_due
 from distbelief.core import records, roles
@@ -23,7 +22,6 @@ from distbelief.core.effects import Batch
 from distbelief.core.optimizer import Optimizer, ParameterGroup
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import Dealer
-from distbelief.core.settings import fixed_point
 from distbelief.errors import CheckpointError, LossNotFinite
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.record.restore import load_part
@@ -50,7 +48,7 @@ class _Since:
 
 @dataclass
 class _Times:
-    """Parts of its steps, in seconds; and what overflowed in them, of how much."""
+    """Seconds of the parts of its steps, and how many values overflowed, of how many."""
 
     steps: int = 0
     compute: float = 0.0
@@ -91,7 +89,7 @@ class SingleLoop:
         ]
         self._optimizers = _build(settings.optimizer, groups or [{"params": list(model.parameters())}], self._dense)
         self._update = [torch.no_grad()(optimizers.stepper(optimizer)) for optimizer in self._optimizers]
-        self._fixed_point = fixed_point(settings.fixed_point)
+        self._post_hooks = optimizers.post_hooks(settings)
         self._plan = admission.plan(settings, Join(0, layout, len(self._trainer.data)))
         self._store = Checkpoints(run) if run else None
         self._start = start = context.start
@@ -134,7 +132,7 @@ class SingleLoop:
         self._note(records.Finished.of(*records.ended(cause, reason, self._unsaved)))
 
     def _train(self) -> tuple[Cause, str]:
-        """One minibatch after another; returns why it ends."""
+        """Train on one minibatch after another; return why it ends."""
         dealer = self._dealer
         while (portion := dealer.deal(roles.SINGLE, 1)) is not None:
             self._step(Batch(portion.epoch, portion.first))
@@ -154,7 +152,7 @@ class SingleLoop:
         return Cause.EPOCHS_DONE, "all epochs are done"
 
     def _told_to_end(self) -> tuple[Cause, str] | None:
-        """Why the job ends within an epoch, where somebody says so, or its budget is spent."""
+        """Return why the job ends within an epoch: somebody says so, or its budget is spent."""
         if reason := self._stopped():
             return Cause.INTERRUPTED, reason
         if spent := budget_spent(self.settings, self._now() - self._began):
@@ -163,7 +161,7 @@ class SingleLoop:
         return None
 
     def _epoch_done(self) -> tuple[Cause, str] | None:
-        """Every minibatch of one more epoch is done; returns why the job ends here, where it does."""
+        """Note that one more epoch is done; return why the job ends here, where it does."""
         self._report()
         self._epochs += 1
         done, s, last = self._epochs, self.settings, self._dealer.finished
@@ -183,8 +181,8 @@ class SingleLoop:
                 group["lr"] = self.settings.optimizer.lr * factor
         for update in self._update:
             update()
-        if self._fixed_point:
-            round_each((p.detach() for p in self._flat.trained), self._fixed_point.updates)
+        for hook in self._post_hooks:
+            hook(self._flat.trained)
 
     def _step(self, batch: Batch) -> None:
         computed = self._timed.compute(batch)
@@ -218,7 +216,7 @@ class SingleLoop:
             )
 
     def _test(self) -> str:
-        """Measure, where anything is measured; that it has reached the target, in a sentence."""
+        """Measure, where anything is measured; return a sentence where the target is reached."""
         if not self.settings.evaluates or self.task.test is None:
             return ""
         self._report()
@@ -268,8 +266,9 @@ class SingleLoop:
 def _build(
     settings: Optimizer, groups: Sequence[ParameterGroup], dense: Sequence[torch.Tensor]
 ) -> list[torch.optim.Optimizer]:
-    """The optimizer of what has dense gradients, and that of what has sparse ones, which torch's fused kernels do not
-    take; one of them, or both.
+    """Build the optimizer of parameters with dense gradients, and that of those with sparse ones: one, or both.
+
+    torch's fused kernels do not take sparse gradients.
     """
     whole = set(map(id, dense))
     both = [
@@ -287,14 +286,15 @@ def _build(
 
 
 def _members(layout: Layout) -> dict[int, list[str]]:
-    """The names of the parameters of each section of parameters, in their order in the flat vector."""
+    """Give the names of the parameters of each section, in their order in the flat vector."""
     sections = [(i, s) for i, s in enumerate(layout.sections) if s.kind == "parameter"]
     return {i: [e.tensor.name for e in layout.trained_entries if s.start <= e.start < s.stop] for i, s in sections}
 
 
 def _arrays(flat: FlatModule, stepping: Sequence[torch.optim.Optimizer]) -> dict[str, torch.Tensor]:
-    """The model and the optimizer's state as the arrays of one shard, which has float32 masters and states of
-    parameters of a lower precision.
+    """Give the model and the optimizer's state as the arrays of one shard.
+
+    A shard has float32 masters and states of parameters of a lower precision.
     """
     layout, tensors = flat.layout, dict(flat.module.named_parameters())
     made = {parameter: state for optimizer in stepping for parameter, state in optimizer.state.items()}

@@ -19,7 +19,7 @@ FIRST_SCALE = 2.0**15
 GROWTH_STEPS = 2000
 """Steps without an overflow after which the scale is doubled."""
 LARGEST = 65504.0
-"""Of fp16."""
+"""Largest value of fp16."""
 
 
 class Autocast:
@@ -47,7 +47,7 @@ class Autocast:
         self._steps = 0
 
     def backward(self, loss_of: Callable[[], Tensor]) -> Tensor:
-        """The loss, unscaled, its gradient left in the parameters' `.grad`.
+        """Compute the loss, unscaled, its gradient left in the parameters' `.grad`.
 
         Args:
             loss_of: computes the loss of one minibatch, the same each time.
@@ -79,10 +79,10 @@ class Autocast:
                 self._explain()
                 return loss
             (loss.float() * self.scale).backward()
-            found = [_values(p.grad) for p in self._model.parameters() if p.grad is not None]
-            if all(bool(one.isfinite().all()) for one in found):
-                for one in found:
-                    one.div_(self.scale)
+            gradients = [_values(p.grad) for p in self._model.parameters() if p.grad is not None]
+            if all(bool(gradient.isfinite().all()) for gradient in gradients):
+                for gradient in gradients:
+                    gradient.div_(self.scale)
                 self._steps += 1
                 if self._steps % GROWTH_STEPS == 0:
                     self.scale *= 2
@@ -126,7 +126,7 @@ class Autocast:
 
 
 def _values(gradient: Tensor) -> Tensor:
-    """The numbers of a gradient, dense or sparse."""
+    """Return the numbers of a gradient, dense or sparse."""
     return gradient._values() if gradient.is_sparse else gradient
 
 

@@ -4,7 +4,9 @@ first; sums, and all that is done to single values, stay in float32 (Courbariaux
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,12 +29,12 @@ OPERANDS: Mapping[object, Sequence[int]] = {
     aten.convolution.default: (0, 1),
     aten.convolution_backward.default: (0, 1, 2),
 }
-"""What multiplies tensors, and which of its arguments are multiplied."""
+"""Operations that multiply tensors, and the arguments that each multiplies."""
 HIDDEN = ("scaled_dot_product", "rnn_layer", "_cudnn_rnn", "_thnn_fused", "_trilinear", "_sparse", "embedding_bag")
-"""Parts of the names of what multiplies inside, where nothing can be rounded."""
+"""Parts of the names of operations that multiply inside, where nothing can be rounded."""
 
 
-class FixedPoint:
+class FixedPoint(TorchDispatchMode):
     """Computes losses and gradients of a model by products in dynamic fixed point.
 
     Each operand of each product of a step has a scale of its own, known by where in the step it is computed: the
@@ -48,21 +50,23 @@ class FixedPoint:
     """
 
     def __init__(self, bits: int) -> None:
-        self._bits = bits
-        self._scales: dict[tuple[int, int], DynamicScale] = {}
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has given it no types
+        self._products = 0
+        self._scales = defaultdict[tuple[int, int], DynamicScale](partial(DynamicScale, bits))
+        """Scale of each operand, by the number of its product in a step, and its place there."""
 
     @property
     def overflows(self) -> int:
-        """Values that were beyond the range and cut, so far."""
+        """Number of values so far that were beyond the range and cut."""
         return sum(scale.overflows for scale in self._scales.values())
 
     @property
     def counted(self) -> int:
-        """Values that were rounded, so far."""
+        """Number of values that were rounded so far."""
         return sum(scale.values for scale in self._scales.values())
 
     def backward(self, loss_of: Callable[[], Tensor]) -> Tensor:
-        """The loss, its gradient left in the parameters' `.grad`.
+        """Compute the loss, its gradient left in the parameters' `.grad`.
 
         Args:
             loss_of: computes the loss of one minibatch.
@@ -70,7 +74,8 @@ class FixedPoint:
         Raises:
             TrainingError: a value to multiply is not finite, or the model multiplies where nothing can be rounded.
         """
-        with _Rounding(self._round):
+        self._products = 0
+        with self:
             loss = loss_of()
             loss.backward()
         if not self._scales:
@@ -80,35 +85,16 @@ class FixedPoint:
             )
         return loss
 
-    def _round(self, product: int, operand: int, values: Tensor) -> Tensor:
-        key = product, operand
-        if (scale := self._scales.get(key)) is None:
-            scale = self._scales[key] = DynamicScale(self._bits)
-        return scale.round(values)
-
-
-class _Rounding(TorchDispatchMode):
-    """Has what is multiplied rounded, wherever a model or the gradient of one does it.
-
-    Args:
-        rounded: given the number of the product, which operand it is, and its values.
-    """
-
-    def __init__(self, rounded: Callable[[int, int, Tensor], Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch has given it no types
-        self._rounded, self._products = rounded, 0
-
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, object] | None = None
     ) -> object:
-        """Round the operands of a product; whatever else is computed as it is."""
-        if (where := OPERANDS.get(func)) is not None:
-            number, self._products = self._products, self._products + 1
-            given = list(args)
-            for at in where:
-                if given[at].is_floating_point():
-                    given[at] = self._rounded(number, at, given[at])
-            args = tuple(given)
+        """Round the operands of a product; leave all other operations as they are."""
+        if (places := OPERANDS.get(func)) is not None:
+            rounded = list(args)
+            for at in places:
+                if rounded[at].is_floating_point():
+                    rounded[at] = self._scales[self._products, at].round(rounded[at])
+            args, self._products = tuple(rounded), self._products + 1
         elif any(part in func.name() for part in HIDDEN):
             raise TrainingError(
                 f"--fixed-point rounds what layers multiply, and {func.name()} multiplies inside, where nothing can be "

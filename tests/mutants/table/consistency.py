@@ -189,9 +189,9 @@ MUTANTS = [
         (f"{CONSISTENCY}::test_softsync_wants_no_pushes_of_the_dead",)),
     Mutant("a-step-computes-on-what-was-asked-for-a-step-ago", READ_OWN, "replica/downpour.py",
         "            yield from self.server.fetch(0, self.server.moving, self._tick)\n"
-        "            yield from self._landed(*self._models)\n"
+        "            yield from self._await_parameters(*self._models)\n"
         "            self._vectors.swap(0)\n"
-        "            return\n", "            yield from self._landed(*self._models)\n"
+        "            return\n", "            yield from self._await_parameters(*self._models)\n"
         "            self._vectors.swap(0)\n"
         "            yield from self.server.fetch(0, self.server.moving, self._tick)\n"
         "            return\n",
@@ -240,7 +240,7 @@ MUTANTS = [
         ("tests/core/test_settings.py::test_warm_up_adds_the_same_to_the_rate_with_every_update_from_the_base_rate_to_the_scaled_one",),
     ),
     Mutant("a-rate-is-of-the-samples-after-its-update", RATE, "server/shard.py",
-        "factor = own.rate(self.samples) * mean", "factor = own.rate(self.samples + due.samples) * mean",
+        "factor = held_range.rate(self.samples) * mean", "factor = held_range.rate(self.samples + due.samples) * mean",
         (BY_SEED,)),
     Mutant("an-evaluator-asks-before-it-is-to-measure", MEASURED, "replica/evaluator.py",
         "        yield from self._fetch(plan, frozen=True)\n        number",

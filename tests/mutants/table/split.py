@@ -46,7 +46,7 @@ MUTANTS = [
         "return *call.args, *call.kwargs.values()", "return call.args",
         (f"{SCRIPTS}::test_arguments_by_name_are_those_of_the_whole_model",)),
     Mutant("what-crosses-has-any-shape", TRACED, "replica/home_part.py",
-        "if given.direction is Pass.FORWARD and given", "if given.direction is None and given",
+        "if give.direction is Pass.FORWARD and give", "if give.direction is None and give",
         (f"{PARTITIONS}::test_what_crosses_in_another_shape_than_its_samples_have_ends_the_job_with_the_remedy",)),
     Mutant("a-number-of-the-example-is-that-of-every-call", TRACED, "split/tidying.py",
         "(isinstance(one, float | None) and one == other)", "isinstance(one, float | None)",

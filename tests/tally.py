@@ -56,15 +56,7 @@ class Tallied(nn.Module):
 
 
 def tallied(task: Task, batch_size: int, epochs: int = 1, seed: int = 0) -> Task:
-    """The same task with a tally in its model.
-
-    >>> from distbelief import Allreduce, Job
-    >>> from distbelief.testing import Observed
-    >>> task = tallied(Task(model=lambda: nn.Linear(1, 2), train=lambda: [(torch.zeros(1), 0)] * 6), batch_size=2)
-    >>> run = Observed(Job(task, Allreduce(2, ADAGRAD), batch_size=2, evaluate_every=0)).run()
-    >>> times(run.simulation.parts["replica 0"].player.whole.flat.module.tally)
-    tensor([[1, 1, 1]])
-    """
+    """The same task with a tally in its model."""
     samples = len(as_data(task.train()))
     return dataclasses.replace(
         task,
@@ -81,9 +73,6 @@ def _first(metric: Metric, output: tuple[object, object], target: object) -> Ten
 def times(tally: Tensor) -> Tensor:
     """How often each minibatch of each epoch is in a tally that was stepped by `ADAGRAD`: 0, 1, or 2 for twice and
     more.
-
-    >>> times(torch.tensor([0.0, -0.5, -0.85]))
-    tensor([0, 1, 2])
     """
     moved = -tally.detach() / RATE
     if bool((moved < 0).any()) or bool(((moved > 1e-6) & (moved < 1 - 1e-3)).any()):
