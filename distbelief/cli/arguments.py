@@ -110,7 +110,7 @@ def arguments_of(kind: type, without: Iterable[str] = (), defaults: object = Non
             field.name, read_as(hints[field.name]), getattr(defaults or kind, field.name), texts.get(field.name, "")
         )
         for field in dataclasses.fields(kind)
-        if field.name not in without
+        if field.init and field.name not in without
     ]
 
 

@@ -173,7 +173,7 @@ def sources(command: str, strategy: str) -> list[Source]:
         lacks = [*["path"] * (not kind.direct), *["listen"] * (not kind.most_guests)]
         place = [(Local, ("compute", *lacks)), (Cluster, tuple(local)), (Planned, ()), *place]
     stepping: list[Source] = [(Stepping, ())] if _is_stepped(kind) else []
-    return [(kind, ("optimizer", "kind")), *stepping, (Job, job), (Configuring, ()), *place, (Showing, ())]
+    return [(kind, ("optimizer",)), *stepping, (Job, job), (Configuring, ()), *place, (Showing, ())]
 
 
 def arguments(command: str, strategy: str) -> list[Argument]:

@@ -593,7 +593,7 @@ def flat(settings: Settings) -> dict[str, object]:
     table: dict[str, object] = {
         strategy.kept_as.get(one.name, one.name): getattr(strategy, one.name)
         for one in dataclasses.fields(strategy)
-        if one.name not in ("kind", *strategy.spelled.values())
+        if one.init and one.name not in strategy.spelled.values()
     }
     table |= {name: getattr(settings, name) for name in OF_STRATEGY}
     for name in settings.__struct_fields__:

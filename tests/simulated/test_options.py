@@ -110,7 +110,7 @@ def task(plain: SimpleNamespace, normed: bool = True, data_dir: str | None = Non
 
 def made(plain: SimpleNamespace, kind: type[Strategy], options: Mapping[str, Any]) -> Job:
     """A job of a strategy with some options, of itself and of jobs."""
-    own = {f.name for f in dataclasses.fields(kind)} - {"kind"}
+    own = {f.name for f in dataclasses.fields(kind)}
     usual: dict[str, Any] = {"task": task(plain), "batch_size": 4, "evaluate_every": 0, "snapshot_every": "0"}
     if kind.name == "sandblaster":
         usual |= {
@@ -351,7 +351,7 @@ def options_of(kind: type[Strategy]) -> list[str]:
         f.name
         for part in (kind, Job)
         for f in dataclasses.fields(part)
-        if f.name not in without and f.name not in ("task", "strategy", "kind")
+        if f.init and f.name not in without and f.name not in ("task", "strategy")
     ]
 
 
