@@ -72,7 +72,7 @@ def hear(pool: Pool, line: Any, *answers: PredictionReady | Predicted) -> None:
 
 
 def test_all_that_a_replica_had_is_dealt_again_in_order(started: Started) -> None:
-    pool, lines = started(replicas=2, partitions=2, batch_size=20)
+    pool, lines = started(replicas=2, partitions=2, batch_size=5)
     assert sorted(lines) == [role.removeprefix("replica ") for role in roles.replicas(Mesh(2, 2))]
     for first in ("0.1", "1.1"):  # where the outputs are
         hear(pool, lines[first], PredictionReady(190, []))
@@ -90,18 +90,18 @@ def test_all_that_a_replica_had_is_dealt_again_in_order(started: Started) -> Non
 
 
 def test_a_replica_that_waits_computes_what_another_had(started: Started) -> None:
-    pool, lines = started(replicas=2, partitions=1, batch_size=5)
+    pool, lines = started(replicas=2, partitions=1, batch_size=4)
     hear(pool, lines["0"], PredictionReady(33, []))
     hear(pool, lines["1"], PredictionReady(33, []), ANSWER)
-    assert (lines["0"].dealt, lines["1"].dealt) == ([(0, 15), (15, 30)], [(30, 33)])
+    assert (lines["0"].dealt, lines["1"].dealt) == ([(0, 16), (16, 32)], [(32, 33)])
     hear(pool, lines["0"])
-    assert lines["1"].dealt == [(30, 33), (0, 15), (15, 30)]
+    assert lines["1"].dealt == [(32, 33), (0, 16), (16, 32)]
     with pytest.raises(JobFailed, match="every process of the prediction has ended, the last killed by SIGKILL"):
         hear(pool, lines["1"])
 
 
 def test_outputs_that_no_tensor_holds_are_refused(started: Started) -> None:
-    pool, lines = started(replicas=1, partitions=1, batch_size=20)
+    pool, lines = started(replicas=1, partitions=1, batch_size=5)
     hear(pool, lines["0"], PredictionReady(50, []), ANSWER)
     with pytest.raises(UsageError, match=r"of float32 \[4\] for samples 20 to 39: one tensor cannot hold them"):
         hear(pool, lines["0"], msgspec.structs.replace(ANSWER, shape=[4]))

@@ -48,7 +48,7 @@ def test_outputs_are_the_mean_of_the_models_in_the_order_of_the_samples(tmp_path
     result = db.predict(runs, "predicted:deadly", out, replicas=2, batch_size=3, told=told.append)
     outputs = load_file(out)["outputs"]
     torch.testing.assert_close(outputs, want)
-    assert (result["samples"], result["shape"], len(told)) == (50, [3], 4)
+    assert (result["samples"], result["shape"], len(told)) == (50, [3], 5)
     right = (want.argmax(1) == torch.arange(50) % 3).float().mean().item()
     assert result["test_accuracy"] == pytest.approx(right)
     assert result["test_loss"] == pytest.approx(nn.functional.cross_entropy(want, torch.arange(50) % 3).item())

@@ -45,10 +45,8 @@ from distbelief.tasks.worker import mean_of
 
 OUTPUTS = "outputs"
 """The tensor of the file."""
-SMALL = 16
-"""Samples of a portion, at most, where batches are smaller: a message costs as much as a few samples of a small
-model.
-"""
+SMALL, PORTION_BATCHES = 64, 4
+"""A portion is so many batches where these are of fewer samples, as a message costs as much as some; else it is one."""
 
 
 def predict(
@@ -259,7 +257,7 @@ class Pool:
                 self._dealt[replica] = deque()
                 if not self.samples:
                     self.samples, self.splits = word.samples, word.splits
-                    size = self._spec.batch_size * max(1, SMALL // self._spec.batch_size)
+                    size = self._spec.batch_size * (PORTION_BATCHES if self._spec.batch_size < SMALL else 1)
                     self._left.extend((at, min(at + size, word.samples)) for at in range(0, word.samples, size))
         self._deal()
 

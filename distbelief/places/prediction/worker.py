@@ -130,7 +130,7 @@ def main(packed: bytes, connection: Connection) -> None:
             answer = predictor.predict(*decode_portion(connection.recv_bytes(MESSAGE_LIMIT)))
             if answer is not None:
                 connection.send_bytes(encode(answer))
-    except (EOFError, BrokenPipeError):
+    except (EOFError, ConnectionError):
         return
     except DistbeliefError as error:
         connection.send_bytes(encode(Failed(type(error).__name__, str(error))))
