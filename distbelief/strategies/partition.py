@@ -312,8 +312,7 @@ def answering_part(
     # a partition may have frozen parameters alone, which are as good as others here
     for parameter in model.eval().parameters():
         parameter.requires_grad_(parameter.is_floating_point())
-    texts: list[str] = []
-    graph = split_graph(task, model, settings, lambda parted: texts.append(parted.split), inputs)
+    graph = split_graph(task, model, settings, inputs=inputs)
     program = build(graph, home := roles.partition_of(role), model, device)
     batch_size, [last] = settings.data.batch_size // settings.microbatches, graph.outputs
-    return AnsweringPart(program, home_schedule(graph, Settings(), home), batch_size, texts[0], last)
+    return AnsweringPart(program, home_schedule(graph, Settings(), home), batch_size, graph.text, last)
