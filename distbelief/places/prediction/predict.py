@@ -299,9 +299,10 @@ class Pool:
         self._left.extendleft(reversed(self._dealt.pop(replica, deque())))
 
     def _end(self, connections: list[Connection]) -> None:
-        for connection in connections:
-            _, process = self._processes.pop(connection)
+        ended = [self._processes.pop(connection)[1] for connection in connections]
+        for process in ended:  # all of them, before a second Ctrl-C can end this: whoever is left is waited for at exit
             process.kill()
+        for process, connection in zip(ended, connections, strict=True):
             process.join()
             connection.close()
 
