@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from distbelief import errors
 from distbelief.core import records, roles
 from distbelief.core.conversations import membership
 from distbelief.core.events import Event, Lost
 from distbelief.core.records import Json
+from distbelief.errors import DistbeliefError, JobFailed
 
 
 class ChannelMessage(msgspec.Struct, frozen=True, tag=True):
@@ -44,6 +46,14 @@ class Failed(ChannelMessage, frozen=True, tag=True):
     def told(self) -> str:
         """Return what people are told."""
         return f"host {self.host}: {self.text}" if self.host else self.text
+
+    @property
+    def error(self) -> DistbeliefError:
+        """Return the error that the role says it has failed with."""
+        error: DistbeliefError = getattr(errors, self.kind, JobFailed)(self.told)
+        if self.trace:
+            error.add_note(self.trace)
+        return error
 
 
 class Over(ChannelMessage, frozen=True, tag=True):

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from distbelief.codecs.file import ModelFile, read
+from distbelief.core.effects import Measured
 from distbelief.core.records import Json
 from distbelief.core.values import admit, device_number, shown
 from distbelief.errors import CheckpointError, DataError, UsageError
@@ -65,12 +66,16 @@ def evaluate(
     found, model = trained(path, data_dir, device, task, inference=inference)
     if why := available(found.reference, found.data_dir):
         raise DataError(why)
-    named = {"file" if path.is_file() else "run": str(path if path.is_file() else run)}
     begun = time.perf_counter()
     with threads(cores()):
-        figures = _figures(found, model)
+        measured = measure(found, model)
     seconds = time.perf_counter() - begun
-    return {**named, **figures, "inference": inference, "model_bytes": held_bytes(model), "seconds": seconds}
+    assert found.test is not None
+    return {
+        "file" if path.is_file() else "run": str(path if path.is_file() else run), "task": found.reference,
+        "samples": len(as_data(found.test())), **figures_of(measured), "inference": inference,
+        "model_bytes": held_bytes(model), "seconds": seconds,
+    }  # fmt: skip
 
 
 class TrainedModel(NamedTuple):
@@ -144,16 +149,9 @@ def trained(
     return found, lean(model, inference)
 
 
-def _figures(task: Task, model: nn.Module) -> Json:
-    measured = measure(task, model)
-    assert task.test is not None
-    return {
-        "task": task.reference,
-        "samples": len(as_data(task.test())),
-        "test_accuracy": measured.accuracy,
-        "test_metrics": measured.metrics,
-        "test_loss": measured.loss,
-    }
+def figures_of(measured: Measured) -> Json:
+    """The figures of a test set in what `evaluate` and `predict` return."""
+    return {"test_accuracy": measured.accuracy, "test_metrics": measured.metrics, "test_loss": measured.loss}
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from distbelief import errors
 from distbelief.core import effects, records, roles
 from distbelief.core.outcomes import Outcome
 from distbelief.errors import DistbeliefError, Interrupted, JobFailed
@@ -36,14 +35,6 @@ from distbelief.places.place import (
 
 NAMES = 8
 """Most roles told by name in one line."""
-
-
-def _error_of(word: Failed) -> DistbeliefError:
-    """The error that a role says it has failed with."""
-    error: DistbeliefError = getattr(errors, word.kind, JobFailed)(word.told)
-    if word.trace:
-        error.add_note(word.trace)
-    return error
 
 
 class _Life:
@@ -259,7 +250,7 @@ class Supervisor:
         elif word.done or (self._script and self.finished and self.finished.outcome is Outcome.DONE):
             return self._failed_late(said.role, word)
         elif self.failure is None and not (self.finished and self.finished.outcome is Outcome.INTERRUPTED):
-            self.failure = _error_of(word)
+            self.failure = word.error
         return []
 
     def _failed_late(self, role: str, word: Failed) -> list[Effect]:
@@ -267,7 +258,7 @@ class Supervisor:
         for life in self._here.get(role, ()):
             life.left = True
         if self._late is None:
-            self._late = _error_of(word)
+            self._late = word.error
             kept = f" and is kept in {self.explanation.run}" if self.explanation.run else ""
             self._late.args = (f"{word.told}; that came after the training, which goes to its end{kept}",)
         return [effects.WriteRecord(records.Note(f"{word.told}; its part of the training was done"))]

@@ -95,6 +95,8 @@ class SplitGraph:
     outputs: dict[int, Argument] = field(default_factory=dict)
     """Outputs of the model by home: a structure of nodes, each whole there. One home has it, or all."""
     loss: fx.Node | None = None
+    text: str = ""
+    """The split as on a command line."""
 
     def constant(self, name: str) -> torch.Tensor:
         """A tensor that each home has, and that is no part of the state."""

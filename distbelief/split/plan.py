@@ -64,7 +64,9 @@ def apply(
                 rewriter.divide(node, where)
             else:
                 rewriter.place(node, where)
-        return rewriter.finish(loss, targets, everywhere)
+        graph = rewriter.finish(loss, targets, everywhere)
+        graph.text = split.text
+        return graph
 
 
 def _check_patterns(split: Split, traced: Traced) -> None:

@@ -23,7 +23,7 @@ from distbelief.split.choosing import choose
 from distbelief.split.graph import SplitGraph, Transfer
 from distbelief.split.options import AUTO, Split
 from distbelief.split.plan import apply
-from distbelief.split.play import Give, HomeEffect, RunSegment, Take, cut_minibatch, step
+from distbelief.split.play import Give, HomeEffect, Passes, RunSegment, Take, cut_minibatch, step
 from distbelief.split.program import HomeProgram, Received, Segment, build
 from distbelief.split.tracing import EXAMPLES, examples, trace
 from distbelief.tasks import Task
@@ -36,31 +36,35 @@ from distbelief.tasks.worker import load, on_device, raised_at
 
 NOTHING = torch.empty(0)
 
+STREAM = 8
+"""Batches of samples to be answered that follow each other through the partitions, as their split is priced."""
 Tell = Callable[[Parted], None]
 """Is told how a model is split, and what that is worth."""
 
 
-def split_graph(task: Task, model: nn.Module, settings: Settings, tell: Tell | None = None) -> SplitGraph:
-    """The model of a task, split as the settings say.
+def split_graph(
+    task: Task, model: nn.Module, settings: Settings, tell: Tell | None = None, inputs: object = None
+) -> SplitGraph:
+    """The model of a task, split as the settings say; where an example of its inputs is given, without a loss.
 
     Raises:
         UsageError: it cannot be split so.
     """
-    data = as_data(task.train())
-    inputs, targets = data.batch(examples(len(data)))
-    device = next(model.parameters()).device
-    traced = trace(model, (on_device(inputs, device),))
+    loss, targets = None, None
+    if inputs is None:
+        data, device, loss = as_data(task.train()), next(model.parameters()).device, task.loss
+        inputs, targets = (on_device(part, device) for part in data.batch(examples(len(data))))
+    traced = trace(model, (inputs,))
     split = Split.parse(settings.split, settings.partitions, settings.chunks, task.split)
-    targets = on_device(targets, device)
     if split.ways == AUTO or tell:
         choice = choose(
-            split, traced, model, task.loss, targets, EXAMPLES, settings.data.batch_size, settings.pipeline,
+            split, traced, model, loss, targets, EXAMPLES, settings.data.batch_size, settings.pipeline,
             settings.microbatches,
         )  # fmt: skip
         split = choice.split
         if tell:
             tell(Parted(split.text, choice.told + traced.told))
-    return apply(split, traced, task.loss, targets)
+    return apply(split, traced, loss, targets)
 
 
 def check_model(task: Task, settings: Settings) -> None:
@@ -253,3 +257,57 @@ class PartitionTrainer(ModelPart):
         except (Exception, SystemExit) as error:
             raise raised_at(self._task, batch, error, f", partition {self.program.home}") from error
         return Computed(result.loss, len(numbers), self._clock() - begun)
+
+
+class AnsweringPart(ModelPart):
+    """One partition's part of a model that answers, and is not trained.
+
+    Args:
+        program: of the partition.
+        way: how batches go through it.
+        batch_size: most samples of a batch.
+        split: text of the model's split.
+        last: the partition that has the output.
+    """
+
+    def __init__(self, program: HomeProgram, way: HomeSchedule, batch_size: int, split: str, last: int) -> None:
+        super().__init__(program, way, batch_size)
+        self.split, self.last = split, last
+        self.inputs: object = None
+        """Inputs of the batch that is computed next."""
+        self.output: object = None
+        """Output of the last one, at the partition that has it."""
+        for layer in program.layers:
+            layer.eval()
+
+    def play(self, _: Batch) -> Generator[HomeEffect, torch.Tensor | None, Computed]:
+        """Its part of one answer."""
+        [batch] = cut_minibatch((self.inputs,), None, 1)
+        self.samples = [batch.given["samples"]]
+        _, self.output = yield from Passes(self.program).forward(0, batch)
+        return Computed(None, self.samples[0], 0.0)
+
+
+def answering_part(
+    task: Task, model: nn.Module, settings: Settings, role: str, inputs: object, device: torch.device
+) -> AnsweringPart:
+    """The part of a model that a partition answers with; its parameters have the model's values.
+
+    Args:
+        task: of the model.
+        model: whole, on the host.
+        settings: of the split; microbatches are the batches that follow each other, as they are priced.
+        role: the partition.
+        inputs: an example for the model.
+        device: where the partition computes, to which its part alone is moved.
+
+    Raises:
+        UsageError: it cannot be split so.
+    """
+    # a partition may have frozen parameters alone, which are as good as others here
+    for parameter in model.eval().parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
+    graph = split_graph(task, model, settings, inputs=inputs)
+    program = build(graph, home := roles.partition_of(role), model, device)
+    batch_size, [last] = settings.data.batch_size // settings.microbatches, graph.outputs
+    return AnsweringPart(program, home_schedule(graph, Settings(), home), batch_size, graph.text, last)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import defaultdict
 from itertools import chain
 from typing import Literal, TypeVar
 
@@ -21,6 +22,8 @@ from distbelief.tasks.task import ACCURACY, Data, Task, as_data
 
 CHECKED = 2
 """Samples measured as a job starts; not one: some layers refuse a minibatch of one."""
+LOSS = "loss"
+"""Name of the loss among sums of metrics, none of which may have it."""
 MEASURE_BATCH = 1000
 """Samples measured at a time: bounds the memory of an evaluation."""
 
@@ -266,16 +269,13 @@ def measure(task: Task, model: nn.Module, most: int | None = None) -> Measured:
     samples = min(len(data), most or len(data))
     training = model.training
     model.eval()
-    loss, sums = 0.0, dict.fromkeys(task.metrics, 0.0)
+    sums: dict[str, float] = defaultdict(float)
     try:
         with torch.no_grad():
             for numbers in torch.arange(samples).split(MEASURE_BATCH):
                 inputs, targets = data.batch(numbers)
                 inputs, targets = on_device(inputs, device), on_device(targets, device)
-                output = model(inputs)
-                loss += float(task.loss(output, targets)) * len(numbers)
-                for name in sums:
-                    sums[name] += metric_sum(task, name, output, targets, len(numbers))
+                add_sums(sums, task, model(inputs), targets, len(numbers))
     except DistbeliefError:
         raise
     except (Exception, SystemExit) as error:
@@ -284,11 +284,31 @@ def measure(task: Task, model: nn.Module, most: int | None = None) -> Measured:
         ) from error
     finally:
         model.train(training)
+    return mean_of(sums, samples)
+
+
+def add_sums(sums: dict[str, float], task: Task, output: object, targets: object, samples: int) -> None:
+    """Add the loss and the metrics of a minibatch to their sums over samples.
+
+    Raises:
+        TrainingError: as `_metric_sum`.
+    """
+    sums[LOSS] += float(task.loss(output, targets)) * samples
+    for name in task.metrics:
+        sums[name] += _metric_sum(task, name, output, targets, samples)
+
+
+def mean_of(sums: dict[str, float], samples: int) -> Measured:
+    """The means of what `add_sums` has added up.
+
+    >>> mean_of({"loss": 3.0, "accuracy": 4.0, "error": 1.0}, 4)
+    Measured(loss=0.75, accuracy=1.0, metrics={'error': 0.25}, seconds=0.0)
+    """
     means = {name: value / samples for name, value in sums.items()}
-    return Measured(loss / samples, means.pop(ACCURACY, None), means)
+    return Measured(means.pop(LOSS), means.pop(ACCURACY, None), means)
 
 
-def metric_sum(task: Task, name: str, output: object, targets: object, samples: int) -> float:
+def _metric_sum(task: Task, name: str, output: object, targets: object, samples: int) -> float:
     """Compute one metric of a minibatch: the sum over its samples.
 
     Raises:

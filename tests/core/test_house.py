@@ -134,7 +134,6 @@ CLASSES = classes()
 TWICE = {
     "Boundary": "a message of what crosses at such an edge of a pipeline",
     "Cut": "of a value, and of a model",
-    "Ready": "a message of a job, and one of a prediction",
 }
 """Names of two classes, and what they are: messages keep theirs; the others are left, and may only become fewer."""
 

@@ -1,4 +1,4 @@
-"""Predicts with trained models: processes compute the outputs of samples, which one file holds in their order."""
+"""Predictions of trained models: processes compute the outputs of samples, which one file holds in their order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -15,39 +16,37 @@ from typing import BinaryIO
 
 import msgspec
 
-from distbelief import errors
 from distbelief.core import roles
 from distbelief.core.records import Json
 from distbelief.core.values import admit, device_number, shown
 from distbelief.errors import DataError, Interrupted, JobFailed, UsageError, limit
 from distbelief.fabric.shared_memory import in_order
-from distbelief.places.prediction.dealing import IN_HAND, PORTION_BATCHES, SampleDealing
-from distbelief.places.prediction.messages import (
+from distbelief.places.channel_messages import Failed
+from distbelief.places.evaluate import figures_of
+from distbelief.places.prediction.worker import (
     HEADER_ROOM,
     MESSAGE_LIMIT,
-    Predict,
     Predicted,
     PredictionSpec,
-    Ready,
-    Stopped,
-    answered,
+    decode_answer,
     encode,
-    title,
+    is_file,
+    main,
 )
-from distbelief.places.prediction.models import is_file
-from distbelief.places.prediction.worker import main
 from distbelief.places.processes import forkserver
-from distbelief.places.processes.peers import lend
+from distbelief.places.processes.peers import GRACE, lend
 from distbelief.record.folder import written_whole
 from distbelief.record.model_file import header
 from distbelief.sharding.layout import Tensor
 from distbelief.sharding.mesh import Mesh
 from distbelief.split.options import AUTO, Split
 from distbelief.tasks import available
-from distbelief.tasks.task import ACCURACY
+from distbelief.tasks.worker import mean_of
 
 OUTPUTS = "outputs"
 """The tensor of the file."""
+SMALL, PORTION_BATCHES = 64, 4
+"""A portion is so many batches where these are of fewer samples, as a message costs as much as some; else it is one."""
 
 
 def predict(
@@ -63,7 +62,7 @@ def predict(
     split: str = AUTO,
     told: Callable[[str], object] = bool,
 ) -> Json:
-    """What the model of a run, or the mean of several, answers to samples, written to a file in their order.
+    """Write what the model of a run, or the mean of several, answers to samples, in their order.
 
     A process that is killed costs what its replica was computing, which another computes again.
 
@@ -82,13 +81,12 @@ def predict(
         told: is handed how far it is, in words.
 
     Returns:
-        runs, data, out, samples, shape (of the output of one sample), replicas, partitions, splits (how each model is,
-        where replicas are split), seconds, samples_per_second, and for a task test_accuracy (0 to 1), test_metrics and
-        test_loss of what was written, as `evaluate` has them.
+        runs, data, out, samples, shape (of the output of one sample), replicas, partitions, splits (of each model,
+        where replicas are split), seconds, samples_per_second, and for a task test_accuracy, test_metrics and test_loss
+        of what was written, as `evaluate` has them.
 
     Raises:
-        UsageError: a value that cannot be used, no such run or task, models whose outputs have no mean, or one that
-            cannot be split so.
+        UsageError: a value that cannot be used, no such run or task, outputs without a mean, an impossible split.
         CheckpointError, LayoutError: a run has no model, or another one than its task builds.
         DataError: the samples cannot be had.
         TrainingError: a model raised.
@@ -107,18 +105,19 @@ def predict(
     began = time.monotonic()
     with _output(file) as rows:
         spec = PredictionSpec(
-            role="", partitions=partitions, split=split, runs=paths, source=source, data_dir=data_dir, device=device,
-            batch_size=batch_size, rows=rows.name, threads=threads, supervisor=os.getpid(), forkserver=forkserver.pid(),
-            path=[os.getcwd(), *sys.path], directory=os.getcwd(), environment=dict(os.environb),
+            partitions=partitions, split=split, runs=paths, source=source, data_dir=data_dir, device=device,
+            batch_size=batch_size, out=str(file), rows=rows.name, threads=threads, supervisor=os.getpid(),
+            forkserver=forkserver.pid(), path=[os.getcwd(), *sys.path], directory=os.getcwd(),
+            environment=dict(os.environb),
         )  # fmt: skip
-        with contextlib.closing(_Prediction(spec, replicas, told)) as prediction:
-            prediction.run()
-            prediction.write_header(rows)
+        with contextlib.closing(Pool(spec, told)) as pool:
+            first = pool.run(replicas)
+        rows.write(header([Tensor(OUTPUTS, (pool.samples, *first.shape), first.dtype)], HEADER_ROOM))
     seconds = time.monotonic() - began
     return {
-        "runs": paths, "data": source, "out": str(file), "samples": prediction.samples,
-        "shape": prediction.first.shape, "replicas": replicas, "partitions": partitions, "splits": prediction.splits,
-        "seconds": seconds, "samples_per_second": prediction.samples / seconds, **prediction.figures,
+        "runs": paths, "data": source, "out": str(file), "samples": pool.samples, "shape": first.shape,
+        "replicas": replicas, "partitions": partitions, "splits": pool.splits, "seconds": seconds,
+        "samples_per_second": pool.samples / seconds, **pool.figures,
     }  # fmt: skip
 
 
@@ -137,12 +136,12 @@ def _check(runs: Sequence[str], source: str, out: Path, counts: dict[str, int]) 
 
 def _check_split(partitions: int, split: str) -> None:
     admit(split, str, f"predict(split={shown(split)})")
-    if partitions == 1 and split != AUTO:
-        raise UsageError(
-            f"--split {split}: says how replicas are split, and they are whole: give --partitions 2 or more, or leave "
-            "it off"
-        )
     if partitions == 1:
+        if split != AUTO:
+            raise UsageError(
+                f"--split {split}: says how replicas are split, and they are whole: give --partitions 2 or more, or "
+                "leave it off"
+            )
         return
     Split(AUTO, partitions)  # refuses too many
     if not in_order():
@@ -162,158 +161,152 @@ def _output(out: Path) -> Iterator[BinaryIO]:
         raise UsageError(f"--out {out}: cannot be written: {limit(error) or error.strerror}") from error
 
 
-class _Prediction:
-    """Processes that compute, and who asks them."""
+class Pool:
+    """The processes of the replicas, and the samples that each of these is dealt, in portions of whole batches.
 
-    def __init__(self, spec: PredictionSpec, replicas: int, told: Callable[[str], object]) -> None:
-        self._spec, self._told = spec, told
-        self._there: dict[Connection, tuple[str, BaseProcess]] = {}
-        """The role and the process behind each."""
+    A replica has a portion for each of its processes and one more, so that no process waits for the next. Portions of
+    one that has ended are dealt again, first.
+
+    Args:
+        spec: of its processes, but for their roles.
+        progress: is handed how far it is, in words.
+    """
+
+    def __init__(self, spec: PredictionSpec, progress: Callable[[str], object]) -> None:
+        self._spec, self._progress = spec, progress
+        self._processes: dict[Connection, tuple[int, BaseProcess]] = {}
+        """Replica and process behind each connection."""
         self._lent = contextlib.ExitStack()
-        """What they share."""
-        self._idle: list[int] = []
-        """Replicas for which nothing was left, each as often as it has asked."""
-        self._dealing: SampleDealing | None = None
-        self._results: list[Predicted] = []
+        """Descriptors that partitions share."""
+        self._left: deque[tuple[int, int]] = deque()
+        """Portions that no replica has."""
+        self._dealt: dict[int, deque[tuple[int, int]]] = {}
+        """Portions that each replica has, from the moment when it is ready."""
+        self._done = self.samples = 0
+        self._first: Predicted | None = None
+        self._sums: dict[str, float] = defaultdict(float)
         self.splits: list[str] = []
         """How each model is split, where they are."""
-        everybody = roles.replicas(Mesh(replicas, spec.partitions))
+
+    def run(self, replicas: int) -> Predicted:
+        """Have all samples computed by so many replicas.
+
+        Returns:
+            The first answer: all are of its dtype and shape.
+
+        Raises:
+            DistbeliefError: that of a process.
+            JobFailed: a process could not be started, or all have ended.
+            Interrupted: by Ctrl-C.
+        """
         try:
-            for role in everybody:
-                if roles.is_lead(role) and spec.partitions > 1:
-                    spec = self._lend(spec)
-                own = msgspec.structs.replace(spec, role=role)
-                process, connection = forkserver.fork(title(role), main, encode(own))
-                self._there[connection] = role, process
-        except (OSError, EOFError) as error:
-            self.close()
-            raise JobFailed(
-                f"process {len(self._there)} of {len(everybody)} cannot be started ({limit(error) or error}); have "
-                "fewer --replicas"
-            ) from error
-        except BaseException:  # Ctrl-C
-            self.close()
-            raise
-
-    def _lend(self, spec: PredictionSpec) -> PredictionSpec:
-        """What the partitions of a replica share: memory, whose size they know, and a pipe to wake each."""
-        memory, pipes = self._lent.enter_context(lend()), []
-        for _ in range(spec.partitions):
-            own, other = os.pipe()
-            os.close(other)
-            self._lent.callback(os.close, own)
-            pipes.append(own)
-        return msgspec.structs.replace(spec, memory=memory, pipes=tuple(pipes))
-
-    @property
-    def samples(self) -> int:
-        """How many there are."""
-        assert self._dealing is not None
-        return self._dealing.samples
-
-    @property
-    def first(self) -> Predicted:
-        """What was answered first: all are of its dtype and shape."""
-        return self._results[0]
+            self.start(replicas)
+            while self._first is None or self._done < self.samples:
+                for connection in wait(list(self._processes)):
+                    assert isinstance(connection, Connection)
+                    if connection in self._processes:  # one whose replica has just ended is not
+                        self.hear(connection)
+        except KeyboardInterrupt:
+            raise Interrupted("the prediction was interrupted; nothing of it is left") from None
+        return self._first
 
     @property
     def figures(self) -> Json:
-        """The task's metrics and loss of all that was answered; nothing where the targets are not known."""
-        losses = [result.loss for result in self._results if result.loss is not None]
-        if not losses:
-            return {}
-        means = {
-            name: sum(result.metrics[name] for result in self._results) / self.samples for name in self.first.metrics
-        }
-        figures = {"test_accuracy": means.pop(ACCURACY, None), "test_metrics": means}
-        return {**figures, "test_loss": sum(losses) / self.samples}
+        """Figures of the task's loss and metrics over all samples; none where the targets are not known."""
+        return figures_of(mean_of(self._sums, self.samples)) if self._sums else {}
 
-    def run(self) -> None:
-        """Have all samples computed."""
+    def start(self, replicas: int) -> None:
+        """Start the processes of so many replicas."""
+        spec, everybody = self._spec, roles.replicas(Mesh(replicas, self._spec.partitions))
         try:
-            while self._dealing is None or self._dealing.done < self._dealing.samples:
-                for connection in wait(list(self._there)):
-                    assert isinstance(connection, Connection)
-                    if connection in self._there:  # one whose replica has just ended is not
-                        self._hear(connection)
-        except KeyboardInterrupt:
-            raise Interrupted("the prediction was interrupted; nothing of it is left") from None
+            for number, role in enumerate(everybody):
+                if spec.partitions > 1 and roles.is_lead(role):
+                    spec = self._lend(spec)
+                packed = encode(msgspec.structs.replace(spec, role=role, number=number))
+                process, connection = forkserver.fork(role.replace("replica", "prediction"), main, packed)
+                self._processes[connection] = roles.index_of(role), process
+        except (OSError, EOFError) as error:
+            raise JobFailed(
+                f"process {len(self._processes)} of {len(everybody)} cannot be started ({limit(error) or error}); have "
+                "fewer --replicas"
+            ) from error
 
-    def write_header(self, rows: BinaryIO) -> None:
-        """Write what the file of the outputs begins with, once these are known."""
-        held = Tensor(OUTPUTS, (self.samples, *self.first.shape), self.first.dtype)
-        rows.write(header([held], HEADER_ROOM))
+    def _lend(self, spec: PredictionSpec) -> PredictionSpec:
+        """Lend a replica's partitions memory, whose size they know, and a pipe for each to sleep at."""
+        memory, bells = self._lent.enter_context(lend()), []
+        for _ in range(spec.partitions):
+            bell, other = os.pipe()
+            os.close(other)
+            self._lent.callback(os.close, bell)
+            bells.append(bell)
+        return msgspec.structs.replace(spec, memory=memory, bells=tuple(bells))
 
-    def _hear(self, connection: Connection) -> None:
-        replica = roles.index_of(self._there[connection][0])
+    def hear(self, connection: Connection) -> None:
+        """Take what a process says, or its end, and deal to whoever has room."""
+        replica, process = self._processes[connection]
         try:
-            word = answered.decode(connection.recv_bytes(MESSAGE_LIMIT))
+            word = decode_answer(connection.recv_bytes(MESSAGE_LIMIT))
         except (EOFError, OSError):
-            self._take_end(connection)
-            return
-        if isinstance(word, Stopped):
-            raise getattr(errors, word.kind, JobFailed)(word.text)
-        if isinstance(word, Ready):
-            self._dealing = self._dealing or SampleDealing(word.samples, PORTION_BATCHES * self._spec.batch_size)
-            self.splits = word.splits
-            for _ in range(IN_HAND if self._spec.partitions > 1 else 1):
-                self._ask(replica)
+            self._take_end(replica, process)
         else:
-            self._take(replica, word)
-            self._ask(replica)
+            if isinstance(word, Failed):
+                raise word.error
+            if isinstance(word, Predicted):
+                self._take(word, *self._dealt[replica].popleft())
+            else:
+                self._dealt[replica] = deque()
+                if not self.samples:
+                    self.samples, self.splits = word.samples, word.splits
+                    size = self._spec.batch_size * (PORTION_BATCHES if self._spec.batch_size < SMALL else 1)
+                    self._left.extend((at, min(at + size, word.samples)) for at in range(0, word.samples, size))
+        self._deal()
 
-    def _take(self, replica: int, word: Predicted) -> None:
-        assert self._dealing is not None
-        self._results.append(word)
-        if (word.dtype, word.shape) != (self.first.dtype, self.first.shape):
+    def _take(self, word: Predicted, start: int, stop: int) -> None:
+        first = self._first = self._first or word
+        if (word.dtype, word.shape) != (first.dtype, first.shape):
             raise UsageError(
-                f"outputs of {self.first.dtype} {self.first.shape} for a sample at first, of {word.dtype} {word.shape} "
-                f"for samples {word.start} to {word.stop - 1}: one tensor cannot hold them"
+                f"outputs of {first.dtype} {first.shape} for a sample at first, of {word.dtype} {word.shape} "
+                f"for samples {start} to {stop - 1}: one tensor cannot hold them"
             )
-        self._told(f"{self._dealing.take_done(replica):,} of {self._dealing.samples:,} samples")
+        for name, value in word.sums.items():
+            self._sums[name] += value
+        self._done += stop - start
+        self._progress(f"{self._done:,} of {self.samples:,} samples")
 
-    def _ask(self, replica: int) -> None:
-        """Deal to a replica; one for which nothing is left waits: another may be killed before it is done."""
-        assert self._dealing is not None
-        if (portion := self._dealing.next_for(replica)) is None:
-            self._idle.append(replica)
-            return
-        for connection in self._of(replica):
-            with contextlib.suppress(BrokenPipeError):  # its end is heard
-                connection.send_bytes(encode(Predict(*portion)))
+    def _deal(self) -> None:
+        for replica, dealt in self._dealt.items():
+            while self._left and len(dealt) <= self._spec.partitions:
+                dealt.append(self._left.popleft())
+                for connection in self._of(replica):
+                    with contextlib.suppress(BrokenPipeError):  # its end is heard
+                        connection.send_bytes(encode(dealt[-1]))
 
     def _of(self, replica: int) -> list[Connection]:
-        return [connection for connection, (role, _) in self._there.items() if roles.index_of(role) == replica]
+        return [connection for connection, (of, _) in self._processes.items() if of == replica]
 
-    def _take_end(self, connection: Connection) -> None:
+    def _take_end(self, replica: int, process: BaseProcess) -> None:
         """A process was killed: its replica ends with it, and others compute what it had."""
-        role, process = self._there[connection]
-        process.join()
-        status = process.exitcode
-        assert status is not None  # it has ended
-        how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        replica = roles.index_of(role)
+        process.join(GRACE)
         self._end(self._of(replica))
-        if not self._there:
+        status = process.exitcode or 0
+        how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        if not self._processes:
             raise JobFailed(
                 f"every process of the prediction has ended, the last {how}; have fewer --replicas, or each in more "
                 "--partitions"
             )
-        self._told(f"{title(role)} was {how}: the others compute what it had")
-        if self._dealing is not None:
-            self._dealing.take_end(replica)
-        idle, self._idle = [one for one in self._idle if one != replica], []
-        for one in idle:
-            self._ask(one)
+        self._progress(f"{process.name} was {how}: the others compute what it had")
+        self._left.extendleft(reversed(self._dealt.pop(replica, deque())))
 
-    def _end(self, connections: Iterable[Connection]) -> None:
-        for connection in connections:
-            _, process = self._there.pop(connection)
+    def _end(self, connections: list[Connection]) -> None:
+        ended = [self._processes.pop(connection)[1] for connection in connections]
+        for process in ended:  # all of them, before a second Ctrl-C can end this: whoever is left is waited for at exit
             process.kill()
+        for process, connection in zip(ended, connections, strict=True):
             process.join()
             connection.close()
 
     def close(self) -> None:
         """Leave no process behind."""
-        self._end(list(self._there))
+        self._end(list(self._processes))
         self._lent.close()

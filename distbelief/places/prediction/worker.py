@@ -1,114 +1,197 @@
-"""What one process of a prediction does: it loads the models, or its parts of them, and the samples, and computes those
-that it is dealt.
+"""Process of a prediction: it loads the models of the runs, or its part of each, and computes the samples that it is
+dealt.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
+import numpy
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from distbelief.errors import DistbeliefError, TrainingError, UsageError
-from distbelief.places.evaluate import trained
-from distbelief.places.prediction.messages import (
-    HEADER_ROOM,
-    MESSAGE_LIMIT,
-    Predict,
-    Predicted,
-    PredictionSpec,
-    Ready,
-    Stopped,
-    asked,
-    encode,
-    title,
-)
-from distbelief.places.prediction.models import is_file, read_inputs, samples_of
-from distbelief.places.prediction.split_model import split_models
+from distbelief.codecs.file import ModelFile
+from distbelief.core import roles
+from distbelief.core.effects import RECEIVE, Batch, Receive, Send
+from distbelief.core.settings import DataSettings, Settings
+from distbelief.errors import DataError, DistbeliefError, TrainingError, UsageError, limit
+from distbelief.fabric.crossings import Crossings, segment_bytes
+from distbelief.places.channel_messages import Failed
+from distbelief.places.evaluate import find, trained
+from distbelief.places.processes.peers import map_memory
 from distbelief.places.processes.settle import enter
+from distbelief.places.processes.spec import Surroundings
+from distbelief.record.restore import load_weights
+from distbelief.replica.siblings import Siblings
+from distbelief.replica.split_compute import SplitCompute
+from distbelief.replica.steps import Steps
 from distbelief.sharding.layout import ITEM_SIZES
 from distbelief.split.tracing import examples
+from distbelief.strategies import Single
+from distbelief.strategies.partition import STREAM, AnsweringPart, answering_part
 from distbelief.tasks import Task, resolve
-from distbelief.tasks.task import Data
-from distbelief.tasks.worker import metric_sum, on_device, placed
+from distbelief.tasks.files.constrained import fill
+from distbelief.tasks.flat import layout_of
+from distbelief.tasks.on_disk import build_on_disk
+from distbelief.tasks.task import Data, TensorData
+from distbelief.tasks.worker import add_sums, load, on_device, placed
+
+SUFFIXES = (".safetensors", ".npy")
+"""Of files of inputs."""
+INPUTS = "inputs"
+"""The tensor of a safetensors file that holds them."""
+MESSAGE_LIMIT = 1 << 20
+"""Longest message in bytes."""
+HEADER_ROOM = 1024
+"""Bytes before the first output in the file: its header is known when the first is."""
+WAKES = 4096
+"""Most wakes that are taken at once."""
+Answers = Callable[[object], object]
+"""A model, or one partition's part of it, which gives None where the output is at another."""
 
 
-def main(spec: bytes, connection: Connection) -> None:
-    """Predict what is asked for until nobody asks any more; an error is told, and ends the process."""
-    own = msgspec.msgpack.decode(spec, type=PredictionSpec)
-    enter(title(own.role), own)
+class PredictionSpec(Surroundings, frozen=True, kw_only=True):
+    """Everything that a process of a prediction must know."""
+
+    role: str = ""
+    """`replica 1`, or `replica 1.0` where that is a partition of it."""
+    number: int = 0
+    """Its number among all, by which it takes one of several devices."""
+    partitions: int
+    """Processes of each replica."""
+    split: str
+    """Division of the models, where there are several."""
+    runs: list[str]
+    """Run folders and compressed files."""
+    source: str
+    """A task by its name, or a file of inputs."""
+    data_dir: str | None
+    device: str
+    batch_size: int
+    """Samples that are computed at once."""
+    out: str
+    """The file that is promised, for messages."""
+    rows: str
+    """The file that the outputs are written to, each sample's at its place."""
+    memory: int = -1
+    """The supervisor's descriptor of the memory in which partitions find what crosses."""
+    bells: tuple[int, ...] = ()
+    """The supervisor's descriptors of pipes, at each of which a partition sleeps."""
+
+
+class PredictionReady(msgspec.Struct, frozen=True, tag=True):
+    """The models and the data are loaded; the partition that has the outputs says so."""
+
+    samples: int
+    splits: list[str]
+    """How each model is split, where they are."""
+
+
+class Predicted(msgspec.Struct, frozen=True, tag=True):
+    """The outputs of the samples that this replica was dealt first are written."""
+
+    dtype: str
+    shape: list[int]
+    """Of the output of one sample."""
+    sums: dict[str, float]
+    """Sums of the task's loss and metrics over them; none where the targets are not known."""
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_portion = msgspec.msgpack.Decoder(tuple[int, int]).decode
+decode_answer = msgspec.msgpack.Decoder(PredictionReady | Predicted | Failed).decode
+
+
+def is_file(source: str) -> bool:
+    """Return whether that names a file of inputs, and not a task.
+
+    >>> is_file("new.npy"), is_file("mnist")
+    (True, False)
+    """
+    return source.endswith(SUFFIXES)
+
+
+def main(packed: bytes, connection: Connection) -> None:
+    """Compute the samples that are dealt until nobody deals any more; an error is said, and ends the process."""
+    spec = msgspec.msgpack.decode(packed, type=PredictionSpec)
+    enter(multiprocessing.current_process().name, spec)
     try:
-        predictor = _Predictor(own)
+        predictor = _Predictor(spec)
         if predictor.outputs:
-            connection.send_bytes(encode(Ready(len(predictor.data), predictor.splits)))
+            connection.send_bytes(encode(PredictionReady(len(predictor.data), predictor.splits)))
         while True:
-            word = asked.decode(connection.recv_bytes(MESSAGE_LIMIT))
-            if (answer := predictor.predict(word)) is not None:
+            answer = predictor.predict(*decode_portion(connection.recv_bytes(MESSAGE_LIMIT)))
+            if answer is not None:
                 connection.send_bytes(encode(answer))
-    except EOFError:
+    except (EOFError, ConnectionError):
         return
     except DistbeliefError as error:
-        connection.send_bytes(encode(Stopped(type(error).__name__, str(error))))
+        connection.send_bytes(encode(Failed(type(error).__name__, str(error))))
         sys.exit(1)
 
 
 class _Predictor:
-    """The models of the runs, and the mean of what they answer."""
+    """The models of the runs, and the mean of their answers."""
 
     def __init__(self, spec: PredictionSpec) -> None:
-        self._spec = spec
-        self._task: Task | None = None if is_file(spec.source) else resolve(spec.source, spec.data_dir)
+        self._spec, self._device = spec, placed(spec.device, spec.number)
+        self._task = None if is_file(spec.source) else resolve(spec.source, spec.data_dir)
         named = None if self._task is None else self._task.reference
-        self.data: Data = read_inputs(spec.source) if self._task is None else samples_of(self._task)
+        self.data = _data(spec.source, self._task)
         self.splits: list[str] = []
         self.outputs = True
         """Whether the outputs of the models are here."""
-        models: list[Callable[[object], object]]
         if spec.partitions == 1:
             models = [trained(Path(run), None, spec.device, named, spec.number)[1].eval() for run in spec.runs]
+            self._models: list[tuple[str, Answers]] = [*zip(spec.runs, models, strict=True)]
         else:
             inputs, _ = self.data.batch(examples(len(self.data)))
-            models, self.splits, self.outputs = split_models(spec, named, inputs)
-        self._models = [*zip(spec.runs, models, strict=True)]
-        self._device = placed(spec.device, spec.number)
-        self._rows = os.open(spec.rows, os.O_WRONLY)
+            parts = [_part(spec, run, named, inputs) for run in spec.runs]
+            self.splits = [part.split for part in parts]
+            self.outputs = _last(spec, parts) == roles.partition_of(spec.role)
+            self._models = [*zip(spec.runs, _joined(spec, parts), strict=True)]
+        self._rows = open(spec.rows, "r+b")  # noqa: SIM115  # it ends with the process
 
-    def predict(self, portion: Predict) -> Predicted | None:
+    def predict(self, start: int, stop: int) -> Predicted | None:
         """Compute the outputs of some samples, and write each to its place; None where another partition does."""
-        whole, loss = range(portion.start, portion.stop), 0.0
-        sums = dict.fromkeys(self._task.metrics if self._task else (), 0.0)
-        dtype, shape, known = "", [0], True
-        for numbers in torch.arange(whole.start, whole.stop).split(self._spec.batch_size):
+        sums: dict[str, float] = defaultdict(float)
+        for numbers in torch.arange(start, stop).split(self._spec.batch_size):
             inputs, targets = self.data.batch(numbers)
             output = self._mean(on_device(inputs, self._device), numbers)
             if output is None:
                 continue
-            if targets is None or self._task is None:
-                known = False
-            else:
-                targets = on_device(targets, self._device)
-                for name in sums:
-                    sums[name] += metric_sum(self._task, name, output, targets, len(numbers))
-                loss += float(self._task.loss(output, targets)) * len(numbers)
-            output = output.cpu().contiguous()
-            dtype, shape = str(output.dtype).removeprefix("torch."), list(output.shape[1:])
-            raw = output.reshape(-1).view(torch.uint8).numpy()
-            _write(self._rows, raw.data, HEADER_ROOM + int(numbers[0]) * (len(raw) // len(numbers)))
-        if not self.outputs:
-            return None
-        return Predicted(portion.start, portion.stop, dtype, shape, sums, loss if known else None)
+            if self._task is not None:
+                add_sums(sums, self._task, output, on_device(targets, self._device), len(numbers))
+            self._write(output, int(numbers[0]))
+        return None if output is None else Predicted(_dtype(output), list(output.shape[1:]), sums)
+
+    def _write(self, output: Tensor, first: int) -> None:
+        values = output.cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        try:
+            self._rows.seek(HEADER_ROOM + first * (values.nbytes // len(output)))
+            self._rows.write(values.data)
+            self._rows.flush()
+        except OSError as error:
+            raise UsageError(f"--out {self._spec.out}: cannot be written: {limit(error) or error.strerror}") from error
 
     def _mean(self, inputs: object, numbers: Tensor) -> Tensor | None:
         """The mean of what the models answer; of one model, its answer; None where another partition has them."""
         total: Tensor | None = None
         for run, model in self._models:
             where = f"the model of {run}, of samples {int(numbers[0])} to {int(numbers[-1])},"
-            answer = _answer(where, model, inputs)
+            try:
+                with torch.no_grad():
+                    answer = model(inputs)
+            except (Exception, SystemExit) as error:
+                raise TrainingError(f"{where} raised {type(error).__name__}: {error}") from error
             if not self.outputs:
                 continue
             output = self._checked(where, answer, len(numbers))
@@ -123,28 +206,116 @@ class _Predictor:
     def _checked(self, where: str, output: object, samples: int) -> Tensor:
         """An output, refused where it cannot be written, or has no mean with others."""
         if not isinstance(output, Tensor) or not output.ndim or len(output) != samples:
-            told = _described(output) if isinstance(output, Tensor) else f"a {type(output).__name__}"
-            raise UsageError(f"{where} answers {told}: it must be one tensor, with the samples in its first dimension")
-        if str(output.dtype).removeprefix("torch.") not in ITEM_SIZES:
+            kind = _described(output) if isinstance(output, Tensor) else f"a {type(output).__name__}"
+            raise UsageError(f"{where} answers {kind}: it must be one tensor, with the samples in its first dimension")
+        if _dtype(output) not in ITEM_SIZES:
             raise UsageError(f"{where} answers {_described(output)}, which cannot be written: answer real numbers")
         if len(self._models) > 1 and not output.is_floating_point():
             raise UsageError(f"{where} answers {_described(output)}, which has no mean: predict with one run")
         return output
 
 
-def _answer(where: str, model: Callable[[object], object], inputs: object) -> object:
-    try:
-        with torch.no_grad():
-            return model(inputs)
-    except (Exception, SystemExit) as error:
-        raise TrainingError(f"{where} raised {type(error).__name__}: {error}") from error
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _described(tensor: Tensor) -> str:
-    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+    return f"{list(tensor.shape)} {_dtype(tensor)}"
 
 
-def _write(descriptor: int, data: memoryview, offset: int) -> None:
-    while data:
-        written = os.pwrite(descriptor, data, offset)
-        data, offset = data[written:], offset + written
+def _data(source: str, task: Task | None) -> Data:
+    """The test set of a task, or the inputs of a file, whose targets mean nothing.
+
+    Raises:
+        UsageError: the task has no test set.
+        DistbeliefError: as `load`.
+        DataError: there is no such file, it holds no such tensor or no sample, or it is damaged.
+    """
+    if task is not None:
+        if task.test is None:
+            raise UsageError(f"task {task.reference!r} has no test set: give it one, or name a file of inputs")
+        return load(task, "test")
+    path = Path(source)
+    if not path.is_file():
+        raise DataError(f"there is no file {source}: name one of inputs ({' or '.join(SUFFIXES)}), or a task")
+    kind, remedy = "an array of numbers", "write it with numpy.save"
+    try:
+        if path.suffix == ".npy":
+            inputs = torch.from_numpy(numpy.load(path, allow_pickle=False))
+        else:
+            kind, remedy = "safetensors", "write it anew"
+            with safe_open(path, framework="pt") as file:
+                if INPUTS not in (names := sorted(file.keys())):
+                    held = ", ".join(names) or "nothing"
+                    raise DataError(f"{path} holds {held}: name the tensor of inputs {INPUTS!r}")
+                inputs = file.get_tensor(INPUTS)
+    except (SafetensorError, ValueError, TypeError, OSError, EOFError) as error:
+        raise DataError(f"{path} cannot be read as {kind}: {error}; {remedy}") from error
+    if not inputs.ndim or not len(inputs):
+        raise DataError(f"{source} holds inputs of shape {list(inputs.shape)}: its first dimension counts the samples")
+    return TensorData(inputs, torch.zeros(len(inputs)))
+
+
+def _part(spec: PredictionSpec, run: str, named: str | None, inputs: object) -> AnsweringPart:
+    """The part of a run's model that this partition answers with, of whose values it reads these alone."""
+    task, seed, values = find(Path(run), None, named)
+    model = build_on_disk(task, seed).model
+    layout = layout_of(model)
+    if isinstance(values, ModelFile):
+        fill(model, values)
+    parts = Single(partitions=spec.partitions, split=spec.split, microbatches=STREAM, schedule="gpipe")
+    settings = Settings(DataSettings(batch_size=STREAM * spec.batch_size), strategy=parts)
+    try:
+        part = answering_part(task, model, settings, spec.role, inputs, placed(spec.device, spec.number))
+    except UsageError as error:
+        raise UsageError(f"the model of {run}: {error}") from error
+    if isinstance(values, Path):
+        part.program.module.load_state_dict(load_weights(values, layout, part.program.pieces))
+    return part
+
+
+def _last(spec: PredictionSpec, parts: list[AnsweringPart]) -> int:
+    """The partition that has the outputs of all models."""
+    first = parts[0]
+    for run, part in zip(spec.runs, parts, strict=True):
+        if part.last != first.last:
+            raise UsageError(
+                f"split by {part.split}, the model of {run} ends at partition {part.last}, that of {spec.runs[0]} by "
+                f"{first.split} at {first.last}, and their outputs do not meet: name a --split by which both end "
+                "alike (stages), or predict with each by itself"
+            )
+    return first.last
+
+
+def _joined(spec: PredictionSpec, parts: list[AnsweringPart]) -> list[Answers]:
+    """The parts as models, which all partitions of the replica call alike: they share memory for what crosses, and wake
+    each other.
+    """
+    siblings, folder = Siblings(spec.role, 0, spec.partitions), f"/proc/{spec.supervisor}/fd"
+    bells = [os.open(f"{folder}/{bell}", os.O_RDWR) for bell in spec.bells]
+    lengths = [segment_bytes(spec.partitions, part.slots) for part in parts]
+    os.truncate(f"{folder}/{spec.memory}", sum(lengths))  # all partitions ask for the same
+    shared = torch.frombuffer(map_memory(spec.supervisor, spec.memory), dtype=torch.uint8)
+    if (copies := parts[0].copies) is not None:  # all are on one device
+        copies.pin(shared)
+
+    def joined(part: AnsweringPart, memory: Tensor) -> Answers:
+        crossings = Crossings(memory, siblings.partition, spec.partitions, part.slots, copies=copies)
+        compute = SplitCompute(siblings, part, crossings)
+
+        def answer(inputs: object) -> object:
+            part.inputs = inputs
+            for effect in compute.compute(Batch(0, 0), _wait):
+                if isinstance(effect, Send):
+                    os.write(bells[roles.partition_of(effect.to)], b"\0")
+                elif isinstance(effect, Receive):
+                    os.read(bells[siblings.partition], WAKES)
+            return part.output
+
+        return answer
+
+    return [joined(part, memory) for part, memory in zip(parts, shared.split(lengths), strict=True)]
+
+
+def _wait() -> Steps[None]:
+    yield RECEIVE

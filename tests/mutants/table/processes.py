@@ -8,6 +8,7 @@ TEXT = "Text that an output"
 LEFT = "No process, socket or shared-memory segment outlives a job"
 LIVES = "A replica that dies is started anew"
 PREDICTED = "What `predict` writes is what the model answers"
+POOL = "tests/core/test_prediction_pool.py"
 
 WHERE = "On several hosts an error of a role says"
 LEAVES = "A host that is told to go leaves a job"
@@ -368,20 +369,16 @@ MUTANTS = [
         ),
     ),
     Mutant(
-        "a-portion-of-a-killed-process-is-not-dealt-again", PREDICTED, "places/prediction/dealing.py",
-        "            self._left.appendleft(portion)", "            self.done += portion[1] - portion[0]",
-        (
-            "tests/processes/test_predict.py::test_a_process_that_is_killed_costs_what_it_was_computing_which_others_compute",
-        ),
-    ),
+        "a-portion-of-a-killed-process-is-not-dealt-again", PREDICTED, "places/prediction/predict.py",
+        "self._left.extendleft(reversed(self._dealt.pop(replica, deque())))", "self._dealt.pop(replica, deque())",
+        (f"{POOL}::test_a_replica_that_waits_computes_what_another_had",)),
     Mutant("outputs-are-written-where-the-portion-begins", PREDICTED, "places/prediction/worker.py",
-        "HEADER_ROOM + int(numbers[0])", "HEADER_ROOM + whole.start",
+        "self._write(output, int(numbers[0]))", "self._write(output, start)",
         ("tests/processes/test_predict.py::test_outputs_are_the_mean_of_the_models_in_the_order_of_the_samples",)),
-    Mutant("what-else-a-split-replica-had-is-forgotten", PREDICTED, "places/prediction/dealing.py",
-        "        for portion in reversed(self._dealt.pop(replica, deque())):\n",
-        "        for portion in [*self._dealt.pop(replica, deque())][:1]:\n",
-        ("tests/core/test_sample_dealing.py::test_all_that_a_replica_had_is_dealt_again_in_order",)),
-    Mutant("partitions-answer-as-in-training", PREDICTED, "places/prediction/split_model.py",
+    Mutant("what-else-a-split-replica-had-is-forgotten", PREDICTED, "places/prediction/predict.py",
+        "reversed(self._dealt.pop(replica, deque()))", "[*self._dealt.pop(replica, deque())][:1]",
+        (f"{POOL}::test_all_that_a_replica_had_is_dealt_again_in_order",)),
+    Mutant("partitions-answer-as-in-training", PREDICTED, "strategies/partition.py",
         "            layer.eval()\n", "            layer.train()\n",
         ("tests/processes/test_predict.py::test_partitions_answer_what_the_whole_models_answer",)),
     Mutant("a-piece-is-read-from-the-beginning", PREDICTED, "record/restore.py",

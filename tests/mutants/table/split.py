@@ -69,12 +69,6 @@ MUTANTS = [
     Mutant("a-job-forgets-the-split-of-its-task", OWN, "strategies/partition.py",
         "settings.chunks, task.split)", "settings.chunks)",
         ("tests/simulated/test_partitions.py::test_a_task_brings_a_split_of_its_own",)),
-    Mutant("a-prediction-forgets-the-split-of-its-task", OWN, "places/prediction/split_model.py",
-        ", own=task.split)", ")",
-        (
-            "tests/processes/test_predict.py::"
-            "test_partitions_answer_by_the_split_that_a_task_brings_where_none_is_named",
-        )),
     Mutant("a-plan-forgets-the-split-of-its-task", OWN, "lab/plan/plan.py",
         ", own=self._task.split)", ")",
         ("tests/core/test_plans.py::test_the_split_that_a_task_brings_is_priced",)),
