@@ -51,4 +51,13 @@ class Bare(Downpour):
 del Bare.__dataclass_fields__["depth"].default
 Bare.__dataclass_fields__["depth"].default = __import__("dataclasses").MISSING
 
+
+@dataclass(frozen=True)
+class Taken(Downpour):
+    """One whose option has the name of what others ask of a strategy."""
+
+    slots: int = 3  # type: ignore[misc]  # that is what is wrong with it
+    """Of nothing."""
+
+
 NO_CLASS = 3

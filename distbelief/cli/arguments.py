@@ -13,6 +13,7 @@ import difflib
 import functools
 import inspect
 import itertools
+import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -22,6 +23,7 @@ from distbelief.core.values import read_as
 from distbelief.errors import UsageError
 
 HELP = ("--help", "-h")
+NEGATIVE = re.compile(r"-[0-9.]")
 ALL = "all"
 """Word behind --help that shows the rare options too."""
 
@@ -132,7 +134,7 @@ def read(
         UsageError: a value is missing or none, or a word belongs to no option.
         SystemExit: help was asked for, and shown.
     """
-    words = [_spelled(word) for word in words]
+    words = _joined([_spelled(word) for word in words], [one.option for one in known if not one.is_flag])
     if asked := [at for at, word in enumerate(words) if word in HELP]:
         print(_help(prog, meaning, known, headings, when or {}, rare=words[asked[0] + 1 :][:1] == [ALL]), end="")
         raise SystemExit(0)
@@ -241,6 +243,21 @@ def _spelled(word: str) -> str:
     """
     name, equals, value = word.partition("=")
     return f"{name.replace('_', '-')}{equals}{value}" if name.startswith("--") else word
+
+
+def _joined(words: Sequence[str], valued: Sequence[str]) -> list[str]:
+    """Join each option and a negative number behind it: argparse takes -1e-3 for an option.
+
+    >>> _joined(["--lr", "-1e-3", "--json"], ["--lr"])
+    ['--lr=-1e-3', '--json']
+    """
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1] in valued and NEGATIVE.match(word):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _add(to: Any, argument: Argument, **more: str) -> None:

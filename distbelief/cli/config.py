@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from distbelief.cli.arguments import Argument
 from distbelief.core.settings import option
 from distbelief.errors import UsageError
 
@@ -23,13 +24,13 @@ class Configured(NamedTuple):
     """Of each option that the file gives: the file, and the line."""
 
 
-def configured(args: Sequence[str], known: Collection[str]) -> Configured:
+def configured(args: Sequence[str], arguments: Sequence[Argument]) -> Configured:
     """The words of a command with those of the file that `--config` names before them; what the command line has too
     is taken from there.
 
     Args:
         args: of the command, after its first words.
-        known: its options, such as `--replicas`.
+        arguments: its options.
 
     Raises:
         UsageError: there is no such file, it is no TOML, or has a key or a value that is none.
@@ -40,6 +41,7 @@ def configured(args: Sequence[str], known: Collection[str]) -> Configured:
     if len(paths) > 1:
         raise UsageError(f"{CONFIG} {' '.join(paths)}: name one file")
     text, given = _read(paths[0]), {word.partition("=")[0].replace("_", "-") for word in words}
+    known = {argument.option: argument for argument in arguments}
     first: list[str] = []
     places: dict[str, str] = {}
     for key, value in text.items():
@@ -47,9 +49,11 @@ def configured(args: Sequence[str], known: Collection[str]) -> Configured:
         place, name = f"{paths[0]}, line {line}", option(key)
         if name not in known or name == CONFIG:
             raise UsageError(f"{place}: no option {key!r} here{_nearest(key, known)}")
+        if name in places:
+            raise UsageError(f"{place}: {key} stands there twice, as at {places[name]}; leave one of them off")
+        places[name] = place
         if name not in given:
-            first += _words(name, value, place)
-            places[name] = place
+            first += _words(known[name], value, f"{place}: {key}")
     return Configured([*first, *words], places)
 
 
@@ -86,13 +90,14 @@ def _nearest(key: str, known: Collection[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else "; its options are those of --help, such as replicas"
 
 
-def _words(name: str, value: object, place: str) -> list[str]:
-    """A value as the command line has it; a flag that is false is left off."""
-    if isinstance(value, bool):
-        return [name] if value else []
-    if isinstance(value, list) and all(isinstance(one, str | int | float) for one in value):
-        return [name, *map(str, value)] if value else []
-    if isinstance(value, str | int | float):
-        return [name, str(value)]
-    key = name.removeprefix("--").replace("-", "_")
-    raise UsageError(f"{place}: {key} is a {type(value).__name__}: write {key} = value, without tables")
+def _words(argument: Argument, value: object, place: str) -> list[str]:
+    """Return a value as the command line has it; a flag that is false is left off."""
+    if argument.is_flag:
+        if not isinstance(value, bool):
+            raise UsageError(f"{place} is {value!r}: write true or false")
+        return [argument.option] if value else []
+    if isinstance(value, list) and argument.several and all(isinstance(one, str | int | float) for one in value):
+        return [argument.option, *map(str, value)] if value else []
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        return [f"{argument.option}={value}"]
+    raise UsageError(f"{place} is {type(value).__name__} {value}: write one value{' or a list' * argument.several}")

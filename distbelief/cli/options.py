@@ -212,7 +212,7 @@ def parse(command: str, task: str, strategy: str, args: Sequence[str]) -> Option
     prog = " ".join(word for word in ("distbelief", command, task, strategy) if word)
     why = {option(name): reason for name, reason in kind.lacks.items()}
     refuse(prog, args, names, lambda: _elsewhere(command, strategy), why, HERE)
-    given = configured(args, names)
+    given = configured(args, known)
     meaning, *_ = (inspect.getdoc(kind) or "").split("\n\n")
     placed = {name for heading in HEADINGS for name in f"{heading.common} {heading.rare}".split()}
     rest = " ".join(one.name for one in known if one.name not in placed)

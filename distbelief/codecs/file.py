@@ -27,6 +27,10 @@ FILE_LIMIT = 1 << 36
 """Longest file in bytes."""
 
 
+UNNAMED = ("", "__metadata__")
+"""Names that safetensors has for no tensor."""
+
+
 class _Header(msgspec.Struct, array_like=True, frozen=True):
     task: str
     huffman: bool
@@ -37,6 +41,8 @@ class _Header(msgspec.Struct, array_like=True, frozen=True):
         names = {entry.name for entry in self.entries}
         if len(names) < len(self.entries):
             raise ValueError("a tensor is there twice")
+        if strange := [name for name in (*names, *self.aliases) if not name.isprintable() or name in UNNAMED]:
+            raise ValueError(f"{strange[0]!r} is no name of a tensor")
         if (total := sum(entry.size for entry in self.entries)) > VALUES_LIMIT:
             raise ValueError(f"its tensors have {total:,} values; at most {VALUES_LIMIT:,} are read")
         if strange := [alias for alias, name in self.aliases.items() if name not in names or alias in names]:
@@ -58,8 +64,15 @@ class ModelFile:
     """Name in messages."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the dense state dict; a tied name is the same tensor."""
-        dense = {name: stored.dense() for name, stored in self.tensors.items()}
+        """Return the dense state dict; a tied name is the same tensor.
+
+        Raises:
+            DataError: the machine has no memory for it.
+        """
+        try:
+            dense = {name: stored.dense() for name, stored in self.tensors.items()}
+        except RuntimeError as error:  # of torch's allocator
+            raise DataError(f"its {self.dense_bytes:,} bytes do not fit into this machine's memory") from error
         return dense | {alias: dense[name] for alias, name in self.aliases.items()}
 
     @property

@@ -60,7 +60,8 @@ class Gaps:
         what = f"gaps of {count:,} positions among {self.size:,}"
         head, stream = cut(data, (5, -1), what)
         bits, length = head[0], int.from_bytes(head[1:], "little")
-        if not 1 <= bits <= MOST_BITS or length < count:
+        most = count + self.size // ((1 << bits) - 1) if 1 <= bits <= MOST_BITS else -1
+        if not count <= length <= most:
             raise DataError(f"{what} are {length:,} symbols of {bits} bits: they were spoilt")
         symbols, filler = symbol_codec(bits, self.huffman).decode(stream, length), (1 << bits) - 1
         # each place that holds something takes one, and a filler as many as its value

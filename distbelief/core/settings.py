@@ -132,12 +132,12 @@ class Own:
     @property
     def parts(self) -> int:
         """Server shards, where there are any; else parts that a checkpoint or a lock is of."""
-        return 1
+        return getattr(self, "shards", 1)
 
     @property
     def pushing(self) -> Pushing:
-        """Options of pushes and fetches: those of Downpour where the strategy has none."""
-        return Pushing()
+        """Options of pushes and fetches: those that the strategy has, and of the others what Downpour begins with."""
+        return Pushing(**{name: getattr(self, name) for name in options_of(Pushing) if hasattr(self, name)})
 
     @property
     def staleness_bound(self) -> float:
@@ -186,9 +186,11 @@ class StrategyOptions(Own, Checked):
     kind: str = field(default="", init=False, repr=False, compare=False)
     """Name of the strategy, as it is written down beside its options: another process finds the class by it."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        vars(self)["kind"] = self.name
+    def __new__(cls, *_: object, **__: object) -> Self:
+        """Make one that knows its name, whatever a subclass does after that."""
+        made = super().__new__(cls)
+        vars(made)["kind"] = cls.name
+        return made
 
     def with_options(self, **options: Any) -> Self:
         """The same, with other options."""
@@ -486,8 +488,16 @@ class Settings(msgspec.Struct, frozen=True):
         return self.strategy.global_batch(self)
 
     def with_optimizer(self, optimizer: Optimizer) -> Settings:
-        """The same, with another optimizer."""
+        """The same, with the optimizer that a script names.
+
+        Raises:
+            UsageError: the strategy has none.
+        """
         assert isinstance(self.strategy, StrategyOptions)
+        if "optimizer" not in options_of(type(self.strategy)):
+            raise UsageError(
+                f"strategy {self.strategy.name} steps with no optimizer of the script's: leave it off there"
+            )
         return msgspec.structs.replace(self, strategy=self.strategy.with_options(optimizer=optimizer))
 
     def with_batch_size(self, batch_size: int) -> Settings:
@@ -535,9 +545,10 @@ def know(name: str, kind: type[Own]) -> None:
     _known[name] = kind
 
 
-def _kind_in(decoded: object) -> object:
-    """Return the name of a strategy that was written down; older checkpoints call it `name`."""
-    return decoded.get("kind", decoded.get("name")) if isinstance(decoded, dict) else None
+def options_of(kind: type) -> dict[str, object]:
+    """Return the options of a strategy, and the type that each is read as."""
+    fields = [one.name for one in dataclasses.fields(kind) if one.init]
+    return {name: read_as(hints_of(kind)[name]) for name in fields}
 
 
 def read_own(kind: type, decoded: object) -> object:
@@ -553,13 +564,14 @@ def read_own(kind: type, decoded: object) -> object:
         raise NotImplementedError(f"{kind.__name__} is read by nobody")
     if isinstance(decoded, Own):
         return decoded
-    name = _kind_in(decoded)
+    name = decoded.get("kind") if isinstance(decoded, dict) else None
     if not isinstance(decoded, dict) or not isinstance(name, str) or name not in _known:
         raise ValueError(f"settings of strategy {name!r}, which is not known here")
     found: type = _known[name]
-    hints = {one: read_as(hint) for one, hint in hints_of(found).items() if one != "kind"}
     try:
-        options = {one: msgspec.convert(decoded[one], hints[one]) for one in hints if one in decoded}
+        options = {
+            one: msgspec.convert(decoded[one], hint) for one, hint in options_of(found).items() if one in decoded
+        }
         strategy: Own = found(**options)
     except UsageError as error:
         raise ValueError(str(error)) from None
@@ -568,9 +580,10 @@ def read_own(kind: type, decoded: object) -> object:
 
 def read_own_or_name(kind: type, decoded: object) -> object:
     """Decode as `read_own` does; a strategy that this process does not know is read as its name only."""
-    if kind is Own and isinstance(decoded, dict) and _kind_in(decoded) not in _known:
+    if kind is Own and isinstance(decoded, dict) and decoded.get("kind") not in _known:
         stranger = StrategyOptions()
-        vars(stranger).update(name=str(_kind_in(decoded)))
+        name = str(decoded.get("kind"))
+        vars(stranger).update(name=name, kind=name)
         return stranger
     return read_own(kind, decoded)
 
@@ -591,9 +604,9 @@ def flat(settings: Settings) -> dict[str, object]:
     strategy = settings.strategy
     assert isinstance(strategy, StrategyOptions)
     table: dict[str, object] = {
-        strategy.kept_as.get(one.name, one.name): getattr(strategy, one.name)
-        for one in dataclasses.fields(strategy)
-        if one.init and one.name not in strategy.spelled.values()
+        strategy.kept_as.get(name, name): getattr(strategy, name)
+        for name in options_of(type(strategy))
+        if name not in strategy.spelled.values()
     }
     table |= {name: getattr(settings, name) for name in OF_STRATEGY}
     for name in settings.__struct_fields__:

@@ -129,7 +129,8 @@ class Crossings:
         return True
 
     def take(self, slot: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
-        """What has crossed in this step, where this home computes, which stays as it is until the next but one begins.
+        """Take what has crossed in this step, where this home computes; it stays as it is until the next begins here.
+
         None where nothing has: this home is woken when it has, and is to ask again.
         """
         at = self._turn(slot)

@@ -80,8 +80,8 @@ class Virtual(Protocol):
 class Strategy(StrategyOptions):
     """A way to train. Its fields are its options, and their docstrings what `--help` says of them.
 
-    One that is written elsewhere is a frozen dataclass at the top of a module, whose fields have defaults; its name is
-    `module:Class`.
+    One that is written elsewhere is a frozen dataclass at the top of a module; its name is `module:Class`. Its fields
+    have defaults, and types that msgspec writes down.
     """
 
     coordinated: ClassVar[bool] = True

@@ -105,6 +105,14 @@ def test_a_code_is_not_unpacked_beyond_what_was_asked_for_and_its_bytes_pay_for(
     tracemalloc.stop()
 
 
+def test_gaps_of_few_positions_are_not_made_of_as_many_symbols_as_bytes_can_hold() -> None:
+    """Fillers without end, which a few bytes hold, are refused before they are unpacked."""
+    codes = Huffman(1).encode(np.ones(1_000_000, np.uint16))
+    forged = bytes([1]) + (1_000_000).to_bytes(4, "little") + codes
+    with pytest.raises(DataError, match="1,000,000 symbols of 1 bits: they were spoilt"):
+        Gaps(10, huffman=True).decode(forged, 0)
+
+
 @pytest.mark.parametrize("huffman", [True, False])
 def test_the_bits_of_a_gap_are_those_that_need_the_fewest_bytes(huffman: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     codec, positions, sizes = Gaps(50_000, huffman), PLACES[0], []

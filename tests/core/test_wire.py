@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import sys
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import msgspec
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distbelief.core import effects, messages, wire
+from distbelief.core import effects, messages, settings, wire
 from distbelief.core.conversations import dealing, initialising, membership, pushing
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer
@@ -111,6 +111,29 @@ def test_settings_of_a_strategy_that_is_not_known_here_are_the_peers_error_and_n
     ):
         through(initialising.Restore(plan, ""))
     assert "antigravity" not in sys.modules
+
+
+@dataclass(frozen=True)
+class Mine(StrategyOptions):
+    """A strategy that calls nobody's `__post_init__`, with a field that no user gives."""
+
+    name: ClassVar[str] = "test_wire:Mine"
+    depth: int = 1
+    cache: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        """Nothing."""
+
+
+def test_a_strategy_from_elsewhere_is_read_by_its_name_with_the_options_that_users_give(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(settings._known, Mine.name, Mine)
+    plan = Plan(Settings(strategy=Mine(depth=3)), lay_out([Tensor("w", (3,), "float32")]), (), 0)
+    told = through(initialising.Restore(plan, ""))
+    assert isinstance(told, initialising.Restore)
+    assert told.plan.settings.strategy == Mine(depth=3)
+    assert settings.flat(told.plan.settings)["depth"] == 3
 
 
 def test_every_message_is_one_that_may_stand_on_a_wire() -> None:

@@ -217,7 +217,8 @@ def _report(origin: Origin, path: Path, read: ModelFile, file: ModelFile, alone:
         if task.test and ACCURACY in task.metrics:
             model = build_model(task, origin.seed, "cpu")
             model.load_state_dict(state)
-            errors[name] = 100 - 100 * (measure(task, model).accuracy or 0.0)
+            if (accuracy := measure(task, model).accuracy) is not None:
+                errors[name] = 100 - 100 * accuracy
     layers = []
     for name in origin.layers:
         stored = file.tensors[name]

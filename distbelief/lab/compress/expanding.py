@@ -25,12 +25,16 @@ def expand(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = No
 
     Raises:
         DataError: there is no such file, or it is truncated, foreign or spoilt.
-        UsageError: it would be written over itself.
+        UsageError: it would be written over itself, or cannot be written there.
     """
     source = Path(admit(path, str | os.PathLike, f"expand({shown(path)})"))
     target = Path(out) if out else source.with_suffix(".safetensors")
     if target == source:
         raise UsageError(f"--out {target}: is the compressed file itself; name another")
     state = {name: tensor.clone() for name, tensor in read(source).state().items()}
-    write_atomically(target, save(state, metadata={"format": "pt"}))
+    try:
+        write_atomically(target, save(state, metadata={"format": "pt"}))
+    except OSError as error:
+        remedy = "name a file in a folder of yours"
+        raise UsageError(f"--out {target}: cannot be written ({error.strerror}); {remedy}") from error
     return target

@@ -147,7 +147,9 @@ def _names(results: Sequence[Json]) -> list[str]:
         alike = [other["settings"] for other in results if other["strategy"] == one["strategy"]]
         settings = one["settings"]
         differing = [
-            name for name in settings if name != "seed" and any(other.get(name) != settings[name] for other in alike)
+            name
+            for name in settings
+            if name != "seed" and any(other.get(name, settings[name]) != settings[name] for other in alike)
         ]
         told = "".join(f", {name.replace('_', ' ')} {_short(settings[name])}" for name in differing)
         where = " (simulated)" if "cluster" in one else ""

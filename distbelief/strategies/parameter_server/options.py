@@ -93,11 +93,6 @@ class Synchronous(ServedWithOptimizer, Scaled):
         return waits and carrier == "shared" and self.partitions == 1 and ":" not in self.name
 
     @property
-    def pushing(self) -> Pushing:
-        """A replica pushes once a round, and fetches before the next."""
-        return Pushing(push_every=self.push_every)
-
-    @property
     def leaves_behind(self) -> bool:
         """Return whether a round does not wait for all."""
         return bool(self.backup_workers or self.quorum)

@@ -41,7 +41,7 @@ MUTANTS = [
         ("tests/core/test_portions.py::test_an_allotment_is_dealt_in_order_however_often_its_replica_dies",)),
     Mutant("a-stream-goes-on-beyond-its-end", OWN, "coordination/allotments.py",
         "        if epoch == self._epoch:\n", "        if epoch > self._epoch:\n",
-        (f"{ALLOTMENTS}::test_each_stream_is_dealt_to_its_end",)),
+        (f"{ALLOTMENTS}::test_each_stream_is_dealt_to_its_end",), 20, hangs=True),
     Mutant("all-are-dealt-the-same-numbers", UNION, "coordination/allotments.py",
         "    return range(index * OWN, index * OWN + count)\n", "    return range(count)\n",
         (UNEQUAL,)),
