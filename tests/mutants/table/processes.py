@@ -308,7 +308,8 @@ MUTANTS = [
         ("tests/processes/test_deaths.py::test_nobody_outlives_a_killed_supervisor[in an endless step]",), seconds=65),
     Mutant("processes-watch-the-first-above-them-only", LEFT, "places/processes/settle.py",
         "    for descriptor in above:\n", "    for descriptor in above[:1]:\n",
-        ("tests/processes/test_settle.py::test_a_process_ends_with_either_of_those_above_it[the forkserver]",)),
+        ("tests/processes/test_settle.py::test_a_process_ends_with_either_of_those_above_it[the forkserver]",), 20,
+        hangs=True),
     Mutant(
         "a-life-that-is-gone-begins-again", LIVES, "core/lives.py",
         "        if incarnation <= self.gone.get(role, -1):\n            raise",
