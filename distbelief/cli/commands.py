@@ -7,14 +7,14 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from distbelief.cli import INTERRUPTED, options, words
-from distbelief.cli.arguments import ask, ask_of
+from distbelief.cli.arguments import arguments_of, ask, ask_of
 from distbelief.cli.auto import AUTO, chosen
 from distbelief.cli.check import check
 from distbelief.cli.compress import compress, expand
@@ -25,7 +25,6 @@ from distbelief.cli.virtual import cluster
 from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Outcome
 from distbelief.core.records import Json
-from distbelief.core.settings import option
 from distbelief.errors import JobFailed, UsageError
 from distbelief.lab.draw.allreduce import LETTERS
 from distbelief.lab.draw.allreduce import draw as draw_schedule
@@ -423,8 +422,8 @@ class JoinOptions:
 
 def join(args: list[str]) -> int:
     """`distbelief join TICKET [options] [script.py|-m module [args...]]`."""
-    known = [option(field.name) for field in fields(JoinOptions)]
-    prog, valued = "distbelief join TICKET", [name for name in known if name != "--quiet"]
+    prog = "distbelief join TICKET"
+    valued = [argument.option for argument in arguments_of(JoinOptions) if not argument.is_flag]
     if not args or args[0] in ("--help", "-h"):
         if args:
             ask(prog, JoinOptions, ["--help"])

@@ -40,13 +40,13 @@ def configured(args: Sequence[str], arguments: Sequence[Argument]) -> Configured
         return Configured(words, {})
     if len(paths) > 1:
         raise UsageError(f"{CONFIG} {' '.join(paths)}: name one file")
-    text, given = _read(paths[0]), {word.partition("=")[0].replace("_", "-") for word in words}
+    text, options = _read(paths[0])
+    given = {word.partition("=")[0].replace("_", "-") for word in words}
     known = {argument.option: argument for argument in arguments}
     first: list[str] = []
     places: dict[str, str] = {}
-    for key, value in text.items():
-        line = _line_of(Path(paths[0]).read_text("utf-8-sig"), key)
-        place, name = f"{paths[0]}, line {line}", option(key)
+    for key, value in options.items():
+        place, name = f"{paths[0]}, line {_line_of(text, key)}", option(key)
         if name not in known or name == CONFIG:
             raise UsageError(f"{place}: no option {key!r} here{_nearest(key, known)}")
         if name in places:
@@ -70,9 +70,11 @@ def _without_config(args: Sequence[str]) -> tuple[list[str], list[str]]:
     return words, paths
 
 
-def _read(path: str) -> dict[str, object]:
+def _read(path: str) -> tuple[str, dict[str, object]]:
+    """Read a file: its text, and the options in it."""
     try:
-        return tomllib.loads(Path(path).read_text("utf-8-sig"))
+        text = Path(path).read_text("utf-8-sig")
+        return text, tomllib.loads(text)
     except OSError as error:
         raise UsageError(f"{CONFIG} {path}: {error.strerror}; name a TOML file of options") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -137,7 +137,12 @@ class Own:
     @property
     def pushing(self) -> Pushing:
         """Options of pushes and fetches: those that the strategy has, and of the others what Downpour begins with."""
-        return Pushing(**{name: getattr(self, name) for name in options_of(Pushing) if hasattr(self, name)})
+        # kept, as each deal and step asks for it; no cached_property, which a subclass could not override by a property
+        if "pushing" not in vars(self):
+            here = {name: getattr(self, name) for name in options_of(Pushing) if hasattr(self, name)}
+            vars(self)["pushing"] = Pushing(**here)
+        pushing: Pushing = vars(self)["pushing"]
+        return pushing
 
     @property
     def staleness_bound(self) -> float:
@@ -258,6 +263,20 @@ OwnT = TypeVar("OwnT", bound=Own)
 Value = TypeVar("Value")
 
 
+class OfStrategy(Generic[Value]):
+    """A setting that is an option of the strategy, and where that has no such option a value that it counts as."""
+
+    def __init__(self, otherwise: Value) -> None:
+        self._otherwise, self._name = otherwise, ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, settings: Settings, owner: type) -> Value:
+        value: Value = getattr(settings.strategy, self._name, self._otherwise)
+        return value
+
+
 class Settings(msgspec.Struct, frozen=True):
     """The settings of one job: what is common to all, and a part each for the data, the learning rate and the
     strategy.
@@ -293,60 +312,29 @@ class Settings(msgspec.Struct, frozen=True):
     """Seconds of training after which the job ends; 0 sets no end."""
     keep_checkpoints: int = 2
 
-    def _of_strategy(self, name: str, otherwise: Value) -> Value:
-        """Return an option of the strategy, where it has that."""
-        value: Value = getattr(self.strategy, name, otherwise)
-        return value
-
-    @property
-    def replicas(self) -> int:
-        """Copies of the model."""
-        return self._of_strategy("replicas", 1)
-
-    @property
-    def partitions(self) -> int:
-        """Processes over which each replica is split."""
-        return self._of_strategy("partitions", 1)
-
-    @property
-    def split(self) -> str:
-        """Division of a replica: a way, or ways by patterns of modules."""
-        return self._of_strategy("split", "auto")
-
-    @property
-    def microbatches(self) -> int:
-        """Parts of a minibatch that go through the partitions of a replica by themselves."""
-        return self._of_strategy("microbatches", 1)
-
-    @property
-    def schedule(self) -> str:
-        """In which order they do."""
-        return self._of_strategy("schedule", "auto")
-
-    @property
-    def chunks(self) -> int:
-        """In how many runs of steps a sequence is cut that is split by time; 0 leaves it to the way."""
-        return self._of_strategy("chunks", 0)
+    replicas = OfStrategy(1)
+    """Copies of the model."""
+    partitions = OfStrategy(1)
+    """Processes over which each replica is split."""
+    split = OfStrategy("auto")
+    """Division of a replica: a way, or ways by patterns of modules."""
+    microbatches = OfStrategy(1)
+    """Parts of a minibatch that go through the partitions of a replica by themselves."""
+    schedule = OfStrategy("auto")
+    """In which order they do."""
+    chunks = OfStrategy(0)
+    """In how many runs of steps a sequence is cut that is split by time; 0 leaves it to the way."""
+    optimizer = OfStrategy(Optimizer())
+    """Optimizer of the parameters."""
+    standby = OfStrategy(0)
+    """1: every shard has a standby, which holds all that it has acknowledged."""
+    restarts = OfStrategy(3)
+    """Times that a process which died is started anew."""
 
     @property
     def shards(self) -> int:
         """Server shards, where there are any; else parts that a checkpoint or a lock is of."""
         return self.strategy.parts
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """Optimizer of the parameters."""
-        return self._of_strategy("optimizer", Optimizer())
-
-    @property
-    def standby(self) -> int:
-        """1: every shard has a standby, which holds all that it has acknowledged."""
-        return self._of_strategy("standby", 0)
-
-    @property
-    def restarts(self) -> int:
-        """Times that a process which died is started anew."""
-        return self._of_strategy("restarts", 3)
 
     def check(self) -> None:
         """Refuse settings that no job can have.
@@ -359,7 +347,6 @@ class Settings(msgspec.Struct, frozen=True):
         at_least(self, 0, ("evaluate_every", "checkpoint_every", "snapshot_seconds", "snapshot_pushes"), spelled)
         at_least(self, 0, ("restarts", "clip_norm", "target_accuracy", "target_loss"), spelled)
         fit(self, spelled)
-        assert isinstance(self.strategy, StrategyOptions)
         fit(self.strategy, {})
         if self.shards > MOST:
             raise UsageError(f"--shards {self.shards}: must be at most {MOST}")
@@ -588,13 +575,6 @@ def read_own_or_name(kind: type, decoded: object) -> object:
     return read_own(kind, decoded)
 
 
-OF_STRATEGY = (
-    "replicas", "partitions", "split", "microbatches", "schedule", "chunks", "shards", "optimizer", "standby",
-    "restarts",
-)  # fmt: skip
-"""Settings that are the strategy's options, or count as such where it has none."""
-
-
 def flat(settings: Settings) -> dict[str, object]:
     """Settings as one table of names and plain values, as `job.json` and `result.json` have them.
 
@@ -602,13 +582,13 @@ def flat(settings: Settings) -> dict[str, object]:
     (1, 64)
     """
     strategy = settings.strategy
-    assert isinstance(strategy, StrategyOptions)
     table: dict[str, object] = {
         strategy.kept_as.get(name, name): getattr(strategy, name)
         for name in options_of(type(strategy))
         if name not in strategy.spelled.values()
     }
-    table |= {name: getattr(settings, name) for name in OF_STRATEGY}
+    of_strategy = [name for name, value in vars(Settings).items() if isinstance(value, OfStrategy)]
+    table |= {name: getattr(settings, name) for name in (*of_strategy, "shards")}
     for name in settings.__struct_fields__:
         value = getattr(settings, name)
         if name in ("data", "rate"):
@@ -636,7 +616,7 @@ def at_least(part: object, bound: int, names: Iterable[str], spelled: Mapping[st
             raise UsageError(f"{option(spelled.get(name, name))} {value}: must be {bound} or more")
 
 
-def fit(part: msgspec.Struct | StrategyOptions, spelled: Mapping[str, str]) -> None:
+def fit(part: object, spelled: Mapping[str, str]) -> None:
     """Refuse whole numbers that no message can hold.
 
     Raises:

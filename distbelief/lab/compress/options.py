@@ -29,7 +29,7 @@ class Compression:
     huffman: bool = False
     """Write frequent values and gaps in fewer bits."""
     start: str = "linear"
-    """Where k-means begins: linear, density or random."""
+    """Start of k-means: linear, density or random."""
     rest: str = "float32"
     """Form of values that are not shared: float32, bf16, fp16 or int8."""
     fine_tune: int = 3

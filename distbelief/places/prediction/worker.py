@@ -45,7 +45,7 @@ from distbelief.tasks.task import Data, TensorData
 from distbelief.tasks.worker import add_sums, load, on_device, placed
 
 SUFFIXES = (".safetensors", ".npy")
-"""Of files of inputs."""
+"""Endings of files of inputs."""
 INPUTS = "inputs"
 """The tensor of a safetensors file that holds them."""
 MESSAGE_LIMIT = 1 << 20
@@ -100,7 +100,7 @@ class Predicted(msgspec.Struct, frozen=True, tag=True):
 
     dtype: str
     shape: list[int]
-    """Of the output of one sample."""
+    """Shape of the output of one sample."""
     sums: dict[str, float]
     """Sums of the task's loss and metrics over them; none where the targets are not known."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
@@ -50,7 +50,7 @@ class Sandblaster(Descent, Splittable, Served):
 
     def phantom(self, settings: Settings) -> Settings:
         """There is no loss to search for."""
-        return msgspec.structs.replace(settings, strategy=replace(self, line_search="none", tolerance=0.0))
+        return msgspec.structs.replace(settings, strategy=self.with_options(line_search="none", tolerance=0.0))
 
     def check_script(self) -> None:
         """Refuse every script.

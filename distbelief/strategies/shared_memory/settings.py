@@ -11,7 +11,7 @@ from distbelief.strategies.shared_memory import mapping
 
 @dataclass(frozen=True)
 class MemoryUpdates(StrategyOptions):
-    """What an update of the memory locks."""
+    """Locks of an update of the memory."""
 
     held_by: ClassVar[Holder] = Holder.MEMORY
     deals_to_any: ClassVar[str] = "has replicas that are processes of one machine, with the same data: use downpour"
