@@ -18,7 +18,7 @@ import torch
 from benchmarks.parts.loops import Trains, Workload, race, run_steps, sgd, warm_and_run
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
-from distbelief.core.settings import DataSettings, Settings
+from distbelief.core.settings import Settings
 from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.fabric.pinned import DeviceCopies, device_copies
 from distbelief.lab.cost.cost import held as process_bytes
@@ -47,7 +47,7 @@ class How(NamedTuple):
     def settings(self, batch_size: int) -> Settings:
         """Those of a job that splits it so."""
         return Settings(
-            data=DataSettings(batch_size=batch_size),
+            batch_size=batch_size,
             strategy=Single(
                 partitions=self.partitions, split=self.split, microbatches=self.microbatches, chunks=self.chunks
             ),

@@ -75,6 +75,14 @@ class Argument(NamedTuple):
         return word
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataFolder:
+    """Place of the data, for commands that have no job."""
+
+    data_dir: str | None = None
+    """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
+
+
 class Heading(NamedTuple):
     """Heading of the help, with the names of the options under it."""
 
@@ -107,11 +115,13 @@ def arguments_of(kind: type, without: Iterable[str] = (), defaults: object = Non
     """
     # a job's task is no option, and its type would import torch
     hints, texts = typing.get_type_hints(kind, localns={"Task": object}), documents(kind)
+    # its own before those that other commands have too
+    fields = sorted(dataclasses.fields(kind), key=lambda field: field.name not in kind.__annotations__)
     return [
         Argument(
             field.name, read_as(hints[field.name]), getattr(defaults or kind, field.name), texts.get(field.name, "")
         )
-        for field in dataclasses.fields(kind)
+        for field in fields
         if field.init and field.name not in without
     ]
 

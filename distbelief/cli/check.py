@@ -7,13 +7,13 @@ from pathlib import Path
 
 import msgspec
 
-from distbelief.cli.arguments import ask
+from distbelief.cli.arguments import DataFolder, ask
 from distbelief.errors import UsageError
 from distbelief.references import check_task
 
 
 @dataclass(frozen=True)
-class CheckOptions:
+class CheckOptions(DataFolder):
     """Whether hosts are ready for a job: logins, versions, clocks, cores and memory of each, the data of a task, and
     latency and bandwidth between each two; what is wrong with any of them, and what to do.
     """
@@ -28,8 +28,6 @@ class CheckOptions:
     """The command, with its options, by which a host is logged in to."""
     interface: str = ""
     """The network interface by whose address hosts are reached, such as eth1."""
-    data_dir: str = ""
-    """Folder with the task's data; else $DISTBELIEF_DATA, else the cache."""
     topology_out: str = ""
     """Write a file for --topology, with the switches that the bandwidths between each two hosts tell of."""
     json: bool = False
@@ -62,7 +60,7 @@ def check(args: list[str]) -> int:
         remote_shell=asked.remote_shell,
         interface=asked.interface,
     )
-    reports = place.check(task, asked.data_dir, bool(asked.topology_out))
+    reports = place.check(task, asked.data_dir or "", bool(asked.topology_out))
     print(msgspec.json.encode(reports).decode() if asked.json else "\n".join(lines(reports)))
     if asked.topology_out:
         text = topology_of(reports)

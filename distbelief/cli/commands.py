@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from distbelief.cli import INTERRUPTED, options, words
-from distbelief.cli.arguments import arguments_of, ask, ask_of
+from distbelief.cli.arguments import DataFolder, arguments_of, ask, ask_of
 from distbelief.cli.auto import AUTO, chosen
 from distbelief.cli.check import check
 from distbelief.cli.compress import compress, expand
@@ -26,6 +26,7 @@ from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Outcome
 from distbelief.core.records import Json
 from distbelief.errors import JobFailed, UsageError
+from distbelief.job import OnDevice, Threaded
 from distbelief.lab.draw.allreduce import LETTERS
 from distbelief.lab.draw.allreduce import draw as draw_schedule
 from distbelief.lab.draw.pipeline import draw_pipeline, draw_svg
@@ -149,15 +150,14 @@ def replay_command(args: Sequence[str], seed: int) -> str:
 
 
 @dataclass(frozen=True)
-class EvaluateOptions:
-    """Measure the model of a run folder, or of a compressed file, on its task's test set."""
+class EvaluateOptions(OnDevice, DataFolder):
+    """Measure the model of a run folder, or of a compressed file, on its task's test set.
+
+    The data are those of the run, where --data-dir names no others.
+    """
 
     task: str = ""
     """Of a compressed file whose task is no built-in one: that task, module:function."""
-    data_dir: str | None = None
-    """Folder with the data; else the run's own, else $DISTBELIEF_DATA, else the cache."""
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1."""
     inference: str = "float32"
     """How: float32; int8 (products of 8 bits); or, of a compressed file, ids (shared weights are made of their ids
     whenever they are used)."""
@@ -223,7 +223,7 @@ def _of_a_task(command: str, kind: type[Asked], args: Sequence[str]) -> tuple[st
 
 
 @dataclass(frozen=True)
-class CostOptions:
+class CostOptions(OnDevice, DataFolder):
     """What training a task costs on this machine: each layer, an iteration, its memory, and epochs."""
 
     batch_size: int = 64
@@ -238,12 +238,8 @@ class CostOptions:
     """Of the machine, in any currency: tells the price."""
     max_memory: str = ""
     """Of a process, such as 2GB: tells the largest batch that fits."""
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1."""
     seconds: float = 30.0
     """For the profile; batch sizes that would need longer are left out, and named."""
-    data_dir: str | None = None
-    """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
     json: bool = False
     """Show it as JSON."""
 
@@ -271,7 +267,7 @@ def cost(args: list[str]) -> int:
 
 
 @dataclass(frozen=True)
-class PlanOptions:
+class PlanOptions(DataFolder):
     """Which strategy, with how many replicas and shards, trains a task fastest on some machines, and why."""
 
     machines: str = ""
@@ -293,8 +289,6 @@ class PlanOptions:
     """What updates."""
     seconds: float = 30.0
     """For all runs on this machine together."""
-    data_dir: str | None = None
-    """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
     json: bool = False
     """Show it as JSON."""
 
@@ -326,7 +320,7 @@ def plan(args: list[str]) -> int:
 
 
 @dataclass(frozen=True)
-class SplitOptions:
+class SplitOptions(OnDevice, DataFolder):
     """What of a model would go to which partition, what crosses between them, and whether it pays, before training."""
 
     partitions: int = 2
@@ -347,14 +341,10 @@ class SplitOptions:
     """Latency and bandwidth between partitions."""
     seconds: float = 10.0
     """For measured steps."""
-    device: str = "cpu"
-    """Where they are computed: cpu, cuda, cuda:1."""
     draw: str = ""
     """A file to put a picture into (SVG): what each partition computes, and what crosses."""
     draw_step: str = ""
     """Another: when each partition computes what of the predicted step."""
-    data_dir: str | None = None
-    """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
     json: bool = False
     """Show it as JSON."""
 
@@ -402,15 +392,9 @@ def _write_picture(option: str, path: str, picture: str) -> None:
 
 
 @dataclass(frozen=True)
-class JoinOptions:
+class JoinOptions(Threaded, DataFolder):
     """Add a replica on this machine to a job that was started elsewhere with --listen, which wrote the ticket."""
 
-    data_dir: str | None = None
-    """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1."""
-    threads: int = 1
-    """Torch threads of the replica."""
     strategy: str = ""
     """The strategy of the job as module:Class, where that is no name of ours; a ticket imports nothing."""
     leave_within: float = 0.0

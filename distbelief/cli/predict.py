@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from distbelief.cli.arguments import ask
+from distbelief.cli.arguments import DataFolder, ask
 from distbelief.errors import UsageError
+from distbelief.job import Threaded
 from distbelief.places import signals
 from distbelief.places.processes import forkserver
 from distbelief.references import check_task
@@ -16,7 +17,7 @@ from distbelief.split.options import AUTO
 
 
 @dataclass(frozen=True)
-class PredictOptions:
+class PredictOptions(Threaded, DataFolder):
     """What the model of a run, or the mean of those of several, answers to the test set of a task, or to the inputs in
     a file (.safetensors with a tensor "inputs", or .npy): a tensor "outputs" in a safetensors file, samples in order.
     """
@@ -33,12 +34,6 @@ class PredictOptions:
     """
     batch_size: int = 1000
     """Samples that are computed at once."""
-    data_dir: str | None = None
-    """Folder with the task's data; else $DISTBELIEF_DATA, else the cache."""
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1."""
-    threads: int = 1
-    """Torch threads of each process."""
     quiet: bool = False
     """Show nothing but errors."""
     json: bool = False

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distbelief.cli import options, virtual
-from distbelief.cli.arguments import ask_of
+from distbelief.cli.arguments import DataFolder, ask_of
 from distbelief.cli.compress import parse_compression
 from distbelief.errors import UsageError
 from distbelief.lab.study import definition
@@ -30,7 +30,7 @@ COMMANDS = {"local": "train", "simulated": "simulate"}
 
 
 @dataclass(frozen=True)
-class StudyOptions:
+class StudyOptions(DataFolder):
     """Run a study, one of the package's or a TOML file: its trials one after the other, which takes hours, and may be
     interrupted: the same command goes on.
     """
@@ -39,8 +39,6 @@ class StudyOptions:
     """Its folder; studies/NAME where none is given."""
     minutes: float = float("inf")
     """After so many no more trial is begun; the same command goes on."""
-    data_dir: str | None = None
-    """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
     quiet: bool = False
     """Show nothing but errors."""
 

@@ -281,7 +281,7 @@ class Coordinator(Answering):
         ]
         if self.data.finished:
             return effects + self.finish(Cause.DONE_BEFORE, "every epoch was done before")
-        if self.settings.snapshots and not self.saving.newest:
+        if any(self.settings.snapshots) and not self.saving.newest:
             effects += self.save()  # for a shard that dies to go back to
         return effects + self.deal()
 
@@ -301,7 +301,7 @@ class Coordinator(Answering):
         effects: list[Effect] = [WriteRecord(records.EpochDone(data.epochs))]
         if data.finished:
             return effects
-        if is_due(self.settings.evaluate_every, data.epochs):
+        if is_due(self.settings.evaluations.epochs, data.epochs):
             effects += self.evaluations.measure(data.epochs)
         if self.may(May.DEAL) and is_due(self.settings.checkpoint_every, data.epochs):
             effects += self.save()
@@ -321,7 +321,7 @@ class Coordinator(Answering):
     def measure_in_time(self, minibatches: int) -> list[Effect]:
         """So many more are applied: measure, where that is due by them."""
         self.evaluations.minibatches.add(minibatches)
-        due = self.evaluations.minibatches.due(self.settings.evaluate_minibatches)
+        due = self.evaluations.minibatches.due(self.settings.evaluations.minibatches)
         return self.evaluations.measure(self.epochs) if due and self.may(May.DEAL) else []
 
     # checkpoints

@@ -36,8 +36,7 @@ def evaluates(settings: Settings, task: Task) -> bool:
         missing = "test set to reach it on" if task.test is None else lacks
         if (aim := getattr(settings, name)) and missing:
             raise UsageError(f"{option(name)} {aim}: task {task.reference!r} has no {missing}; leave it off")
-    every = f"{settings.evaluate_minibatches}minibatches" if settings.evaluate_minibatches else settings.evaluate_every
-    if every not in (0, 1) and task.test is None:
+    if (every := settings.evaluate_every) not in (0, 1, "0", "1") and task.test is None:
         raise UsageError(
             f"--evaluate-every {every}: task {task.reference!r} has no test set to measure on; leave it off"
         )

@@ -27,7 +27,7 @@ from distbelief.errors import CheckpointError, LocalProtocolError
 from distbelief.record.folder import RunFolder, sync, write_atomically, written_whole
 from distbelief.record.model_file import write_arrays, write_model
 
-FORMAT = 3
+FORMAT = 4
 """The version of the format; another one is refused."""
 MODEL = "model.safetensors"
 MANIFEST = "manifest.json"

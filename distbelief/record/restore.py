@@ -194,8 +194,8 @@ def _check_fits(folder: Path, manifest: Manifest, plan: Plan) -> None:
         )
     for what, was, now in (
         ("training samples", manifest.plan.samples, plan.samples),
-        ("order of the samples", manifest.plan.settings.data.order, plan.settings.data.order),
-        ("samples in a minibatch", manifest.plan.settings.data.batch_size, plan.settings.data.batch_size),
+        ("order of the samples", manifest.plan.settings.order, plan.settings.order),
+        ("samples in a minibatch", manifest.plan.settings.batch_size, plan.settings.batch_size),
         ("replicas, each with a part of the data", _parts(manifest.plan), _parts(plan)),
     ):
         if was != now:

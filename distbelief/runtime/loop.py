@@ -489,9 +489,9 @@ class Replica:
                 "job are in one order"
             )
         self._order = order or ""
-        asked = self._settings.with_order(order) if order else self._settings
-        asked.data.check({})
-        if asked.data.order == SHUFFLED and in_order(data):
+        asked = dataclasses.replace(self._settings, order=order) if order else self._settings
+        asked.check_data({})
+        if asked.order == SHUFFLED and in_order(data):
             raise UsageError(
                 "a DataLoader with shuffle=False, and the job shuffles: give it shuffle=True, or have its order: "
                 'batches(..., order="sequential")'
@@ -537,7 +537,7 @@ class Replica:
             self._begin(source)
         device = self._optimizers[0].vectors.device
         assert self._plan is not None or self._batch is None
-        if self._plan is not None and self._epochs not in (0, planned := self._plan.settings.data.epochs):
+        if self._plan is not None and self._epochs not in (0, planned := self._plan.settings.epochs):
             raise UsageError(
                 f"epochs({self._epochs}): the job has {planned}, and strategy {self._plan.settings.strategy.name} "
                 f"takes none from a script; launch it with --epochs {self._epochs}"
@@ -839,7 +839,7 @@ class Replica:
             self.partition,
             sample,
             self._settings,
-            source.batch_size or self._settings.data.batch_size,
+            source.batch_size or self._settings.batch_size,
             lambda whole, graph: layout_of(whole, groups, graph.pieces),
             self._tell if roles.is_lead(self.role) and self.index == 0 else None,
         )

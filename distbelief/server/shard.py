@@ -80,7 +80,7 @@ class HeldRange:
         self.home = plan.layout.home_of(self.moving)
         """The partition of each replica that pushes here."""
         self.exchange = Exchange(plan, index)
-        self.rate: Callable[[int], float] = plan.factor if plan.settings.rate.varies else lambda _samples: 1.0
+        self.rate: Callable[[int], float] = plan.factor if plan.settings.rate_varies else lambda _samples: 1.0
         """Factor of the learning rate after so many samples."""
 
 

@@ -58,7 +58,7 @@ def split_graph(
     split = Split.parse(settings.split, settings.partitions, settings.chunks, task.split)
     if split.ways == AUTO or tell:
         choice = choose(
-            split, traced, model, loss, targets, EXAMPLES, settings.data.batch_size, settings.pipeline,
+            split, traced, model, loss, targets, EXAMPLES, settings.batch_size, settings.pipeline,
             settings.microbatches,
         )  # fmt: skip
         split = choice.split
@@ -228,11 +228,11 @@ class PartitionTrainer(ModelPart):
         self, task: Task, program: HomeProgram, settings: Settings, way: HomeSchedule,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
-        super().__init__(program, way, settings.data.batch_size)
+        super().__init__(program, way, settings.batch_size)
         self._task, self._clock = task, clock
         self._data = load(task, "training")
-        self._seed, self._batch_size = settings.seed, settings.data.batch_size
-        self._order = Order(len(self._data), self._batch_size, settings.seed, settings.data.order)
+        self._seed, self._batch_size = settings.seed, settings.batch_size
+        self._order = Order(len(self._data), self._batch_size, settings.seed, settings.order)
 
     def play(self, batch: Batch) -> Generator[HomeEffect, torch.Tensor | None, Computed]:
         """Its part of a step.
@@ -309,5 +309,5 @@ def answering_part(
         parameter.requires_grad_(parameter.is_floating_point())
     graph = split_graph(task, model, settings, inputs=inputs)
     program = build(graph, home := roles.partition_of(role), model, device)
-    batch_size, [last] = settings.data.batch_size // settings.microbatches, graph.outputs
+    batch_size, [last] = settings.batch_size // settings.microbatches, graph.outputs
     return AnsweringPart(program, home_schedule(graph, Settings(), home), batch_size, graph.text, last)

@@ -216,7 +216,7 @@ class Accounting:
     @property
     def _passed_over(self) -> set[Minibatch]:
         """What was dropped, and is not dealt again: what is read in order is not read again."""
-        in_order = self.plan.settings.data.order == SEQUENTIAL or not self.plan.samples
+        in_order = self.plan.settings.order == SEQUENTIAL or not self.plan.samples
         return {one for key in self.dropped for one in self.pushes[key]} if in_order else set()
 
     def _name(self, role: str, incarnation: int) -> str:
@@ -385,7 +385,7 @@ class Accounting:
             assert None not in fates or self._ends[who][0] in died, f"push {clock} of {who} was left undecided"
         if outcome != "done":
             return
-        every = {(e, i) for e in range(self.plan.settings.data.epochs) for i in range(self.plan.batches)} or self.dealt
+        every = {(e, i) for e in range(self.plan.settings.epochs) for i in range(self.plan.batches)} or self.dealt
         for epoch, index in every - self._passed_over:
             for shard in self.shards:
                 times = self.applied[shard][epoch, index]

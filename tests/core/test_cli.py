@@ -3,6 +3,7 @@ what they say.
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -27,6 +28,7 @@ from distbelief.places.processes.addresses import listen_at
 from distbelief.places.processes.spec import Spec, tell
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.runtime.driver import Driver
+from distbelief.strategies import STRATEGIES
 from distbelief.tasks.worker import Trainer
 
 SHARED = (
@@ -109,6 +111,31 @@ def test_help_is_short_and_says_when_a_newcomer_changes_the_first_options(
     assert " ".join(first.split()).count("Change it ") == len(options_first)
 
 
+MEAN_ANOTHER_THING = {
+    "batch_size": {"DataSettings", "Descent"},  # of sandblaster: what a step is made of, summed over portions
+    "weight_decay": {"Stepping", "Descent"},  # of sandblaster: a part of the loss, as there is no optimizer
+    "shards": {"Served", "Locking"},  # of locking: ranges with a lock, in no process of their own
+    "hosts": {"Cluster", "VirtualOptions"},
+    "topology": {"Cluster", "VirtualOptions"},
+    "path": {"LocalOptions", "VirtualOptions"},
+}
+"""Options that are two things: of one strategy, or of hosts that are there and those that are simulated."""
+
+
+def test_an_option_is_a_field_of_one_class() -> None:
+    owners: dict[str, set[str]] = {}
+    for command, strategy in itertools.product(("train", "launch", "simulate"), STRATEGIES):
+        here: list[str] = []
+        for kind, without in options.sources(command, strategy):
+            names = [field.name for field in dataclasses.fields(kind) if field.init and field.name not in without]
+            here += names
+            for name in names:
+                those = {part.__qualname__ for part in kind.__mro__ if name in vars(part).get("__annotations__", {})}
+                owners.setdefault(name, set()).update(those)
+        assert len(here) == len(set(here)), f"{command} {strategy} has an option of two classes"
+    assert {name: those for name, those in owners.items() if len(those) > 1} == MEAN_ANOTHER_THING
+
+
 def test_every_option_of_a_command_reaches_its_job() -> None:
     args = (
         "--replicas 3 --shards 4 --push-every 5 --fetch-every 6 --local-lr 0.5 --prefetch 1 --warm-start-steps 7 "
@@ -129,22 +156,22 @@ def test_every_option_of_a_command_reaches_its_job() -> None:
     assert job == db.Job(
         "mnist",
         strategy,
-        8,
-        9,
-        "step",
-        10.0,
-        11,
-        0.5,
-        12,
-        13,
-        "5min",
-        14,
-        "there",
-        "cuda",
-        15,
-        "here",
-        "out",
-        True,
+        init_from="there",
+        data_dir="here",
+        out="out",
+        epochs=8,
+        batch_size=9,
+        lr_schedule="step",
+        clip_norm=10.0,
+        seed=11,
+        target_accuracy=0.5,
+        evaluate_every=12,
+        checkpoint_every=13,
+        snapshot_every="5min",
+        keep_checkpoints=14,
+        device="cuda",
+        threads=15,
+        resume=True,
         **rate,
     )
     args = (
@@ -153,7 +180,9 @@ def test_every_option_of_a_command_reaches_its_job() -> None:
     )
     own = db.Allreduce(accumulate=4, lr_scaling="sqrt", base_batch=64)
     rate = {"lr_schedule": "polynomial", "lr_power": 3.0, "warmup": "constant", "warmup_epochs": 0.5}
-    assert options.parse("train", "mnist", "allreduce", args.split()).job("mnist") == db.Job("mnist", own, 9, **rate)
+    assert options.parse("train", "mnist", "allreduce", args.split()).job("mnist") == db.Job(
+        "mnist", own, epochs=9, **rate
+    )
     words = ["--transport", "tcp", "--bind", "10.0.0.1:7000", "--advertise", "node7", "--insecure", "--tls"]
     assert options.parse("train", "mnist", "downpour", words).place() == db.Local(
         "tcp", "10.0.0.1:7000", "node7", True, True
@@ -182,7 +211,7 @@ def test_options_come_from_a_file_and_the_command_line_goes_before(system: dict[
     asked = options.parse("train", "mnist", "downpour", ["--config", str(file), "--lr", "0.5", f"--out={tmp_path}"])
     optimizer = db.optim("adam", lr=0.5, betas=(0.5, 0.75))
     more: dict[str, Any] = {"drop_last": True, "lr_schedule": "step", "lr_steps": (2.0, 3.5), "out": str(tmp_path)}
-    assert asked.job("mnist") == db.Job("mnist", db.Downpour(3, optimizer=optimizer), 4, **more)
+    assert asked.job("mnist") == db.Job("mnist", db.Downpour(3, optimizer=optimizer), epochs=4, **more)
     assert options.split_script("downpour", ["--config", "job.toml", "mine.py"]) == (
         ["--config", "job.toml"],
         ["mine.py"],

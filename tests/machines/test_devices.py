@@ -5,6 +5,7 @@ with a stand-in for CUDA whose copies are torn until they are waited for.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from distbelief.core import roles
 from distbelief.core.conversations.partitioning import Boundary
 from distbelief.core.effects import RECEIVE, Batch, Receive, Send
-from distbelief.core.settings import DataSettings, Settings
+from distbelief.core.settings import Settings
 from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.fabric.pinned import CudaDevice, DeviceCopies, pin
 from distbelief.replica.siblings import Siblings
@@ -256,7 +257,7 @@ def task_of(make: Callable[[], nn.Module]) -> Task:
 
 
 def settings_of(split: str, **more: Any) -> Settings:
-    return Settings(DataSettings(batch_size=4), strategy=Single(partitions=2, split=split, **more))
+    return Settings(batch_size=4, strategy=Single(partitions=2, split=split, **more))
 
 
 @dataclass
@@ -344,7 +345,7 @@ def test_a_split_model_on_devices_is_that_on_the_host(
 
 def test_a_partition_registers_its_own_part_of_what_is_shared() -> None:
     task, settings = task_of(layered), settings_of("stages")
-    settings = Settings(settings.data, strategy=Downpour(2, 2, partitions=2, split="stages"))
+    settings = dataclasses.replace(settings, strategy=Downpour(2, 2, partitions=2, split="stages"))
     model = layered()
     graph, cuda = split_graph(task, model, settings), StandIn()
     flat, part = partition(task, model, settings, "replica 1.0", False, graph)

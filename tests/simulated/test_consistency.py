@@ -656,10 +656,14 @@ def draw(seed: int) -> tuple[Served, dict[str, Any], Simulated]:
     kind = pick(("synchronous", "backup", "softsync", "bounded", "downpour"))
     strategy: Served
     if kind == "synchronous":
-        strategy = Synchronous(replicas, shards, optimizer, cadence["push_every"])
+        strategy = Synchronous(replicas, shards, optimizer, push_every=cadence["push_every"])
     elif kind == "backup":
         strategy = Synchronous(
-            replicas, shards, optimizer, cadence["push_every"], backup_workers=chance.randint(0, replicas - 1)
+            replicas,
+            shards,
+            optimizer,
+            push_every=cadence["push_every"],
+            backup_workers=chance.randint(0, replicas - 1),
         )
     elif kind == "softsync":
         strategy = Softsync(

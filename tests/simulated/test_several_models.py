@@ -86,7 +86,7 @@ def several(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         def computes(self: Simulation, role: str, flat: FlatModule | None, clip_norm: float) -> Any:
             assert flat is not None
             settings, task = self.settings, self._loaded
-            trainer = Trainer(task, flat.module, settings.data.batch_size, settings.seed, clip_norm)
+            trainer = Trainer(task, flat.module, settings.batch_size, settings.seed, clip_norm)
             at, coming = list[Batch](), list[int]()
 
             def compute(batch: Batch, _: Any) -> Computed:

@@ -21,7 +21,7 @@ from torch import Tensor
 from distbelief.codecs.file import ModelFile
 from distbelief.core import roles
 from distbelief.core.effects import RECEIVE, Batch, Receive, Send
-from distbelief.core.settings import DataSettings, Settings
+from distbelief.core.settings import Settings
 from distbelief.errors import DataError, DistbeliefError, TrainingError, UsageError, limit
 from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.places.channel_messages import Failed
@@ -264,7 +264,7 @@ def _part(spec: PredictionSpec, run: str, named: str | None, inputs: object) -> 
     if isinstance(values, ModelFile):
         fill(model, values)
     parts = Single(partitions=spec.partitions, split=spec.split, microbatches=STREAM, schedule="gpipe")
-    settings = Settings(DataSettings(batch_size=STREAM * spec.batch_size), strategy=parts)
+    settings = Settings(batch_size=STREAM * spec.batch_size, strategy=parts)
     try:
         part = answering_part(task, model, settings, spec.role, inputs, placed(spec.device, spec.number))
     except UsageError as error:

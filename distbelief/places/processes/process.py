@@ -584,8 +584,7 @@ class _Process:
     def _computes(self, task: Task, flat: FlatModule, clip_norm: float) -> Compute:
         """Return what computes gradients: with the links carried meanwhile, where that needs somebody."""
         s, slowed, pump = self.spec.settings, self._slowed(), self.pump()
-        d = s.data
-        trainer = Trainer(task, flat.module, d.batch_size, s.seed, clip_norm, d.drop_last, s.arithmetic, d.order)
+        trainer = Trainer(task, flat.module, s.batch_size, s.seed, clip_norm, s.drop_last, s.arithmetic, s.order)
 
         def padded(batch: Batch, _: Answer) -> Computed:
             return slowed(trainer.compute(batch))

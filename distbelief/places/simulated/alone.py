@@ -69,7 +69,7 @@ class Alone:
     def _timed(self, steps: LoopSteps) -> LoopSteps:
         """The steps of the loop, on simulated time; of a phantom, only the time."""
         clock, seconds = self._clock, self._message_costs.update(steps.trained)
-        counted = phantom(steps.samples, self._settings.data.batch_size)
+        counted = phantom(steps.samples, self._settings.batch_size)
 
         def compute(batch: Batch) -> Computed:
             computed = steps.compute(batch) if self._computes else counted(batch, lambda _: None)

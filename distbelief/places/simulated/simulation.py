@@ -353,7 +353,7 @@ class Simulation:
                 flat = self._flat(model)
         elif self.settings.partitions > 1:
             program, way = self._programs[roles.partition_of(role)]
-            part = PhantomPartition(program, way, len(self._data), self.settings.data.batch_size, self.clock.now)
+            part = PhantomPartition(program, way, len(self._data), self.settings.batch_size, self.clock.now)
         network, timing = self.network.model, StepTiming()
         virtual = SimulatedContext(
             self.clock, endpoint, network.reduction or self.cluster.handling.addition, timing, self.common, []
@@ -412,7 +412,7 @@ class Simulation:
 
     def _data_of(self, role: str) -> Data:
         """Return what a role trains on: where replicas have data of their own, what the task loads for each."""
-        if not self.settings.data.own_data or not roles.is_replica(role) or self.settings.partitions > 1:
+        if not self.settings.own_data or not roles.is_replica(role) or self.settings.partitions > 1:
             return self._data
         if role not in self._own_data:
             self._own_data[role] = load(self.task, "training")
@@ -420,12 +420,11 @@ class Simulation:
 
     def _computes(self, role: str, flat: FlatModule | None, clip_norm: float) -> Compute:
         """Return what computes gradients, of a phantom only how many samples they are of."""
-        seed, data = self.settings.seed, self.settings.data
+        s = self.settings
         if flat is None:
-            return phantom(len(self._data_of(role)), data.batch_size)
+            return phantom(len(self._data_of(role)), s.batch_size)
         task = with_data(self.task, self._data_of(role))
-        arithmetic = self.settings.arithmetic
-        trainer = Trainer(task, flat.module, data.batch_size, seed, clip_norm, data.drop_last, arithmetic, data.order)
+        trainer = Trainer(task, flat.module, s.batch_size, s.seed, clip_norm, s.drop_last, s.arithmetic, s.order)
         return lambda batch, _: trainer.compute(batch)
 
     def _flat(self, model: nn.Module) -> FlatModule:

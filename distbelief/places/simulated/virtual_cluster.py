@@ -120,7 +120,7 @@ class VirtualCluster(Checked):
         self._check_used(job)
         job.strategy.check_virtual(settings, self)
         if self.phantom:
-            settings = job.strategy.phantom(msgspec.structs.replace(settings.unmeasured(), checkpoint_every=0))
+            settings = job.strategy.phantom(dataclasses.replace(settings.unmeasured(), checkpoint_every=0))
         self.network.check()
         self.compute.check(settings.replicas)
         self.handling.check()

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from distbelief.core.optimizer import Optimizer, optim
@@ -31,9 +31,6 @@ class Allreduce(Reducing, Splittable, Scaled):
 
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
     """Optimizer of every replica."""
-    restarts: int = field(default=3, kw_only=True)
-    """Times that each replica or the coordinator that died is started anew; with --on-death stop, the coordinator only.
-    """
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -184,8 +184,8 @@ class AllreduceCoordinator(Answering):
 
     def _round_batches(self, plan: Plan) -> RoundBatches:
         """All that is to be done from the newest checkpoint on."""
-        data, own = plan.settings.data, reduction(plan.settings)
-        return RoundBatches(plan.samples, data.batch_size, data.epochs, self._kept.position, own.accumulate)
+        s = plan.settings
+        return RoundBatches(plan.samples, s.batch_size, s.epochs, self._kept.position, reduction(s).accumulate)
 
     def _gathered(self) -> list[Effect]:
         """Begin, once all are there who will come."""
@@ -195,7 +195,7 @@ class AllreduceCoordinator(Answering):
         self._enter(GroupPhase.TRAINING)
         s, plan = self.settings, self.plan
         begun = records.Started(
-            len(here), 0, plan.layout.parameters, plan.samples, s.data.batch_size, s.data.epochs, self.samples
+            len(here), 0, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, self.samples
         )
         effects: list[Effect] = [WriteRecord(begun), *(WriteRecord(records.Joined(role)) for role in here)]
         if self.data.finished:
@@ -328,14 +328,14 @@ class AllreduceCoordinator(Answering):
         """Return how many may be dealt now: no more than there are to the next measure or checkpoint by minibatches."""
         s, held = self.settings, sum(self._held)
         every = (
-            (s.evaluate_minibatches * self._evaluates, self._unmeasured.done),
-            (s.snapshot_minibatches, self._minibatches),
+            (s.evaluations.minibatches * self._evaluates, self._unmeasured.done),
+            (s.snapshots.minibatches, self._minibatches),
         )
         left = [max(0, -(-(whole - done - held) // members)) for whole, done in every if whole]
-        return min(ROUNDS_LIMIT, s.snapshot_pushes or ROUNDS_LIMIT, *left)
+        return min(ROUNDS_LIMIT, s.snapshots.pushes or ROUNDS_LIMIT, *left)
 
     def _measures_after(self, epoch: int) -> bool:
-        return self._evaluates and is_due(self.settings.evaluate_every, epoch)
+        return self._evaluates and is_due(self.settings.evaluations.epochs, epoch)
 
     def _keeps_after(self, epoch: int) -> bool:
         return is_due(self.settings.checkpoint_every, epoch)
@@ -389,7 +389,7 @@ class AllreduceCoordinator(Answering):
         """Ask for a checkpoint by the pushes made, and set the clock for the next where any were made."""
         if snapshot_due(self.settings, self._pushes, minibatches=self._minibatches):
             self._want_checkpoint()
-        every = self.settings.evaluate_minibatches * self._evaluates
+        every = self.settings.evaluations.minibatches * self._evaluates
         if self._may(GroupMay.DEAL) and self._unmeasured.due(every):
             self._duties.append((Duty.MEASURE, self.epochs))
         return self._timer.start(self.settings, self._pushes) if self._may(GroupMay.DEAL) else []

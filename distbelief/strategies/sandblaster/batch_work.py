@@ -48,7 +48,7 @@ class BatchWork:
         assert job.plan is not None
         last = job.data.evaluation if isinstance(job.data, Evaluating) else 0
         work = Evaluating(job.plan, job.saving.position, job.saving.samples, last)
-        self._story = Descend(job.plan.settings.own(Descent), job.plan.settings.data.epochs, work.state).story()
+        self._story = Descend(job.plan.settings.own(Descent), job.plan.settings.epochs, work.state).story()
         self._answer, self._waits, self._resting, self._due = None, False, True, False
         self._kinds, self._told = (), []
         return work

@@ -127,7 +127,7 @@ class WorkUnitTraining:
             yield from self._look()
             if self._computing is None and self._replica.split is None:
                 return None
-            self._vectors.accrue(self._slot, index == portion.first, computed.samples / self._settings.data.batch_size)
+            self._vectors.accrue(self._slot, index == portion.first, computed.samples / self._settings.batch_size)
             losses.append((computed.loss or 0.0) * computed.samples)
         self._vectors.carry_buffers(self._slot)
         return math.fsum(losses) if all(map(math.isfinite, losses)) else math.inf

@@ -65,7 +65,7 @@ class MappedModel:
         layout, settings = plan.layout, plan.settings
         check(layout, settings)
         self.flat, self.counts, self._process, self._plan = flat, counts, process, plan
-        self._factor, self._live, self._scheduled = 1.0, False, settings.rate.varies
+        self._factor, self._live, self._scheduled = 1.0, False, settings.rate_varies
         found = mapped_layout(plan)
         self._key = mapping.state_of(settings.optimizer)
         self._vector, self._state = memory[: layout.total], memory[found.state : found.steps]

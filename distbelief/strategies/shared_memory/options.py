@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from distbelief.core.optimizer import Optimizer, optim
@@ -35,12 +35,8 @@ class Mapped(MemoryUpdates, Replicated):
         "replicas update one memory that holds the whole model, so that none is split",
     )
 
-    replicas: int = 2
-    """Copies of the model, each in its own process; its parameters are the mapping itself."""
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
     """Optimizer with which every replica steps the mapping: sgd, momentum, nesterov or adagrad."""
-    restarts: int = field(default=3, kw_only=True)
-    """Times that each replica or the coordinator that died is started anew."""
 
     @classmethod
     def players(cls) -> Players:

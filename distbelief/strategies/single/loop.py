@@ -71,12 +71,12 @@ class SingleLoop:
         self._trainer = Trainer(
             task,
             model,
-            settings.data.batch_size,
+            settings.batch_size,
             settings.seed,
             settings.clip_norm,
-            settings.data.drop_last,
+            settings.drop_last,
             settings.arithmetic,
-            settings.data.order,
+            settings.order,
         )
         groups = groups_of(model, settings.optimizer)
         self._flat = FlatModule(model, groups, rows=True)
@@ -94,7 +94,7 @@ class SingleLoop:
         self._store = Checkpoints(run) if run else None
         self._start = start = context.start
         self._steps, self._samples, self._number = 0, start.samples, start.number
-        self._dealer = Dealer(self._plan.batches, settings.data.epochs, 1, start.position)
+        self._dealer = Dealer(self._plan.batches, settings.epochs, 1, start.position)
         self._epochs = self._dealer.completed
         self._saved = self._now(), 0
         """When there was a checkpoint last, and after how many steps."""
@@ -112,11 +112,9 @@ class SingleLoop:
             self._load(self._start.checkpoint)
         self._began = self._now()
         self._saved = self._began, self._steps
-        plan, data = self._plan, self.settings.data
+        plan, s = self._plan, self.settings
         self._note(
-            records.Started(
-                1, 0, plan.layout.parameters, plan.samples, data.batch_size, data.epochs, self._start.samples
-            )
+            records.Started(1, 0, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, self._start.samples)
         )
         self._note(records.Joined(roles.SINGLE))
         cause, reason = self._train()
@@ -141,7 +139,7 @@ class SingleLoop:
                     return ended
             if dealer.finished:
                 continue
-            every = self.settings.evaluate_minibatches
+            every = self.settings.evaluations.minibatches
             reached = self._test() if every and self._steps % every == 0 else ""
             ended = (Cause.TARGET_REACHED, reached) if reached else self._told_to_end()
             if ended or self._is_time():
@@ -166,7 +164,7 @@ class SingleLoop:
         self._epochs += 1
         done, s, last = self._epochs, self.settings, self._dealer.finished
         self._note(records.EpochDone(done))
-        reached = self._test() if last or is_due(s.evaluate_every, done) else ""
+        reached = self._test() if last or is_due(s.evaluations.epochs, done) else ""
         if last or reached or is_due(s.checkpoint_every, done):
             self._save()
         return (Cause.TARGET_REACHED, reached) if reached else None

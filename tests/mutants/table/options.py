@@ -34,7 +34,7 @@ MUTANTS = [
         ), seconds=15,
     ),
     Mutant("a-short-minibatch-is-dealt-with-drop-last", OPTIONS, "coordination/admission.py",
-        "left_out = event.samples % settings.data.batch_size if settings.data.drop_last else 0", "left_out = 0",
+        "left_out = event.samples % settings.batch_size if settings.drop_last else 0", "left_out = 0",
         ("tests/simulated/test_drop_last.py::test_what_is_left_out_is_not_counted",)),
     Mutant("replicas-may-differ-in-what-is-left-out", OPTIONS, "coordination/admission.py",
         "(all_samples := plan.samples + plan.left_out or STREAM)", "(all_samples := plan.samples or STREAM)",

@@ -167,7 +167,7 @@ MUTANTS = [
         "dataset=info.dataset.stream)", "dataset=info.dataset)",
         (f"{LOADING}test_of_a_stream_that_its_workers_cut_each_replica_has_a_part",), seconds=10),
     Mutant("each-replica-draws-a-stream-of-its-own", DATA, "runtime/streams.py",
-        "BEGINNING - (index if data.own_data else 0)", "BEGINNING - index",
+        "BEGINNING - (index if settings.own_data else 0)", "BEGINNING - index",
         (f"{LOADING}test_a_stream_that_shuffles_is_the_same_in_all_replicas_and_another_in_each_epoch",), seconds=10),
     Mutant("a-stream-goes-on-with-the-chance-of-a-step", DATA, "runtime/streams.py",
         "                _draw_from(self._collate.chance)\n", "                pass\n",
