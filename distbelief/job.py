@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property, partial
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from distbelief.core.settings import Settings, SharedOptions, option
-from distbelief.core.values import Given, check_fields, device_number
-from distbelief.errors import UsageError
+from distbelief.core.settings import Check, Settings, SharedOptions, option
+from distbelief.core.values import Given, admit, check_fields, device_number, shown
+from distbelief.errors import Refusals, UsageError
 from distbelief.strategies import Downpour, Strategy, by_name
 
 if TYPE_CHECKING:
@@ -71,21 +74,83 @@ class Job(SharedOptions, Threaded):
         """What every role of the job is told.
 
         Raises:
-            UsageError: an option has a value that it cannot have.
+            UsageError: options have values that they cannot have.
         """
-        if not 1 <= self.threads <= MOST_THREADS:
-            raise UsageError(f"--threads {self.threads}: must be 1 or more, and at most {MOST_THREADS}")
-        device_number(self.device)
-        if self.resume and not self.out:
-            raise UsageError("--resume needs the run folder to go on with: name it with --out")
-        for name, instead in self.strategy.meaningless.items():
-            if getattr(self, name) != getattr(Job, name):
-                raise UsageError(
-                    f"{option(name)} {getattr(self, name)} means nothing to strategy {self.strategy.name}; {instead}"
-                )
+        refuse(refusals(self))
+        return self.unchecked
+
+    @cached_property
+    def unchecked(self) -> Settings:
+        """The settings, whatever they are."""
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(SharedOptions)}
         spelled = {name: getattr(self.strategy, other) for name, other in self.strategy.spelled.items()}
-        settings = Settings(**options | spelled, strategy=self.strategy)
-        self.strategy.check_device(self.device)
-        settings.check()
-        return settings
+        return Settings(**options | spelled, strategy=self.strategy)
+
+    def checks(self) -> Iterator[Check]:
+        """Yield what refuses options of each process, and those that mean nothing to the strategy."""
+        yield self._check_threads
+        yield partial(device_number, self.device)
+        yield partial(self.strategy.check_device, self.device)
+        yield self._check_resume
+        for name, instead in self.strategy.meaningless.items():
+            yield partial(self._check_meaning, name, instead)
+
+    def _check_threads(self) -> None:
+        if not 1 <= self.threads <= MOST_THREADS:
+            raise UsageError(f"--threads {self.threads}: must be 1 or more, and at most {MOST_THREADS}")
+
+    def _check_resume(self) -> None:
+        if self.resume and not self.out:
+            raise UsageError("--resume needs the run folder to go on with: name it with --out")
+
+    def _check_meaning(self, name: str, instead: str) -> None:
+        if getattr(self, name) != getattr(Job, name):
+            raise UsageError(
+                f"{option(name)} {getattr(self, name)} means nothing to strategy {self.strategy.name}; {instead}"
+            )
+
+
+class Checking(Protocol):
+    """A place, as far as it refuses jobs."""
+
+    def checks(self, job: Job, settings: Settings) -> Iterable[Check]:
+        """Yield what refuses a job here."""
+        ...
+
+
+def refusals(job: Job, place: Checking | None = None) -> list[UsageError]:
+    """List why a job cannot be run. Each names the option, the reason and the remedy.
+
+    Checks of a later group are made only where no earlier one refuses: they rely on what that has checked. So do those
+    of a place on each other.
+
+    >>> [str(error) for error in refusals(Job("digits", epochs=0, threads=0))]
+    ['--threads 0: must be 1 or more, and at most 1024', '--epochs 0: must be 1 or more']
+    """
+    admit(job, Job, f"job={shown(job)}")
+    settings = job.unchecked
+    groups: list[list[Callable[[], Iterable[Check]]]] = [[job.checks, settings.checks], [settings.checks_together]]
+    if place is not None:
+        groups.append([partial(place.checks, job, settings)])
+    for group in groups:
+        errors: dict[str, UsageError] = {}
+        for check in itertools.chain.from_iterable(checks() for checks in group):
+            try:
+                check()
+            except UsageError as error:
+                errors.setdefault(str(error), error)
+                if len(group) == 1:
+                    break
+        if errors:
+            return list(errors.values())
+    return []
+
+
+def refuse(errors: Sequence[UsageError]) -> None:
+    """Raise the refusals of a job, where there are any.
+
+    Raises:
+        UsageError: the only one, or all in one.
+    """
+    if errors:
+        raise errors[0] if len(errors) == 1 else Refusals(errors)

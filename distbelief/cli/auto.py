@@ -31,7 +31,7 @@ def chosen(task: str, rest: Sequence[str]) -> list[str]:
         if word == "--resume":
             raise UsageError("--resume goes on with what was chosen: name the strategy that job.json of the run names")
     asked = options.parse("train", task, "single", rest)
-    asked.job(task)
+    asked.job(task).settings()
     for name, value in PLAIN.items():
         if asked.values[name] != value:
             raise UsageError(

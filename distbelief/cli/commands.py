@@ -21,7 +21,6 @@ from distbelief.cli.compress import compress, expand
 from distbelief.cli.predict import predict
 from distbelief.cli.reports import report, runs
 from distbelief.cli.study import study
-from distbelief.cli.virtual import cluster
 from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Outcome
 from distbelief.core.records import Json
@@ -33,7 +32,7 @@ from distbelief.lab.draw.pipeline import draw_pipeline, draw_svg
 from distbelief.network.routes import Routes
 from distbelief.places.processes.script import name_of
 from distbelief.places.topologies import topology
-from distbelief.places.view import View
+from distbelief.places.view import View, show_start
 from distbelief.references import TASKS, check_task
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, check_algorithm, check_hosts, schedule
 from distbelief.schedules.on_topology import draw_on
@@ -45,7 +44,6 @@ from distbelief.split.options import Split
 from distbelief.strategies import STRATEGIES, find
 
 if TYPE_CHECKING:
-    from distbelief.core.settings import Settings
     from distbelief.job import Job
     from distbelief.places.simulated.simulated import Simulated
 
@@ -64,11 +62,9 @@ def train(args: list[str]) -> int:
     asked = options.parse("train", task, strategy, rest)
     job = asked.job(task)
     place = asked.place()
-    settings = place.settings(job)
     if asked.dry_run:
-        return _dry_run(place, job, settings)
-    _begin(asked, f"{strategy} on {task}")
-    return _run(lambda: place.run(job, _view(asked)), asked, ["train", *args])
+        return _dry_run(place, job)
+    return _run(lambda: place.run(job, _view(asked, f"{strategy} on {task}")), asked, ["train", *args])
 
 
 def launch(args: list[str]) -> int:
@@ -85,15 +81,15 @@ def launch(args: list[str]) -> int:
         )
     job = asked.job("script")
     place = asked.place()
-    settings = place.settings(job)
     if asked.dry_run:
-        return _dry_run(place, job, settings)
-    _begin(asked, f"{name_of(script)} in the replicas of {strategy}")
-    return _run(lambda: place.launch(job, script, _view(asked)), asked, ["launch", *args[: len(mine) + 1]], script)
+        return _dry_run(place, job)
+    view = _view(asked, f"{name_of(script)} in the replicas of {strategy}")
+    return _run(lambda: place.launch(job, script, view), asked, ["launch", *args[: len(mine) + 1]], script)
 
 
-def _dry_run(place: Any, job: Job, settings: Settings) -> int:
+def _dry_run(place: Any, job: Job) -> int:
     """Show who would be where on several hosts."""
+    settings = place.settings(job)
     for line in place.preview(settings, job.strategy.roles(measured=settings.evaluates)):
         print(line)
     links = "TLS" if place.encrypted else "plain TCP (--insecure)"
@@ -106,12 +102,13 @@ def simulate(args: list[str]) -> int:
     task, strategy, rest = _task_and_strategy("simulate", args)
     asked = options.parse("simulate", task, strategy, rest)
     job = asked.job(task)
-    make = cluster(asked.virtual)
-    _begin(asked, f"{strategy} on {task}, simulated")
-    place = make()
+    from distbelief.cli.virtual import cluster
+
+    place, view = cluster(asked.virtual), _view(asked, f"{strategy} on {task}, simulated")
     if asked.virtual.sweep is not None:
+        show_start(view)
         return _sweep(place, job, asked.virtual.sweep, asked, args)
-    return _run(lambda: place.run(job, _view(asked)), asked, ["simulate", *args])
+    return _run(lambda: place.run(job, view), asked, ["simulate", *args])
 
 
 def _sweep(place: Simulated, job: Job, count: int, asked: options.Options, args: Sequence[str]) -> int:
@@ -303,7 +300,7 @@ def plan(args: list[str]) -> int:
     from distbelief.cli import cost_tables, plan_tables
     from distbelief.lab.plan import plan as planning
     from distbelief.lab.plan.candidates import PLANNED
-    from distbelief.transport.virtual import NetworkModel
+    from distbelief.transport.network_model import NetworkModel
 
     with cost_tables.progress(f"planning {task}") as told:
         found = planning.plan(
@@ -583,12 +580,6 @@ def _usage(words: str, asked: bool, more: str = f"; tasks: {', '.join(TASKS)}, o
     return 0 if asked else 2
 
 
-def _begin(asked: options.Options, what: str) -> None:
-    """Say at once what is begun: torch, which comes next, takes seconds."""
-    if not (asked.showing.quiet or asked.showing.json):
-        print(f"starting {what}", flush=True)
-
-
 def _task_and_strategy(command: str, args: Sequence[str]) -> tuple[str, str, list[str]]:
     """The two words that come first, checked."""
     if not args or args[0] in ("--help", "-h") or list(args[1:]) in (["--help"], ["-h"]):
@@ -620,8 +611,8 @@ def _strategy(command: str, name: str, args: Sequence[str]) -> str:
     return name
 
 
-def _view(asked: options.Options) -> View:
-    return View(quiet=asked.showing.quiet, json=asked.showing.json and not asked.showing.quiet)
+def _view(asked: options.Options, title: str) -> View:
+    return View(quiet=asked.showing.quiet, json=asked.showing.json and not asked.showing.quiet, title=title)
 
 
 def _run(run_job: Callable[[], Json], asked: options.Options, args: Sequence[str], script: Sequence[str] = ()) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from distbelief.cli import INTERRUPTED
-from distbelief.errors import DataError, DistbeliefError, Interrupted, UsageError, check_text, limit, unknown
+from distbelief.errors import DataError, DistbeliefError, Interrupted, Refusals, UsageError, check_text, limit, unknown
 from distbelief.places import signals
 
 INTERRUPTED_BEFORE = "interrupted before the job began"
@@ -132,7 +132,8 @@ def _place(error: Exception) -> str:
 def _complain(error: object, status: int) -> int:
     for note in getattr(error, "__notes__", ()):  # the traceback of what the user's own code raised
         print(note, file=sys.stderr)
-    print(f"distbelief: {' '.join(str(error).split())}", file=sys.stderr)
+    for one in error.refusals if isinstance(error, Refusals) else (error,):
+        print(f"distbelief: {' '.join(str(one).split())}", file=sys.stderr)
     return status
 
 

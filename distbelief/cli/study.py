@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distbelief.cli import options, virtual
+from distbelief.cli import options
 from distbelief.cli.arguments import DataFolder, ask_of
 from distbelief.cli.compress import parse_compression
 from distbelief.errors import UsageError
@@ -21,6 +21,8 @@ from distbelief.references import check_task
 
 if TYPE_CHECKING:
     from distbelief.lab.study.running import Prepare, Prepared
+    from distbelief.places.processes.local import Local
+    from distbelief.places.simulated.simulated import Simulated
 
 KEPT = ("--out", "--resume", "--seed", "--target-loss", "--keep-checkpoints", "--keep", "--sweep", "--phantom",
         "--target-accuracy", "--json", "--quiet")  # fmt: skip
@@ -87,11 +89,18 @@ def preparing(more: Sequence[str] = ()) -> Prepare:
             command = shlex.join(["distbelief", "compress", "RUN", *words])
             return Prepared(lambda run, out: compress(run, out, chosen), command)
         asked = options.parse(COMMANDS[arm.place], arm.task, arm.strategy, [*words, *more])
-        place = asked.place() if arm.place == "local" else virtual.cluster(asked.virtual)()
+        place = _place(asked, arm)
         command = shlex.join(["distbelief", COMMANDS[arm.place], arm.task, arm.strategy, *words])
         return Prepared(place.run, command, asked.job(arm.task))
 
     return prepare
+
+
+def _place(asked: options.Options, arm: Arm) -> Local | Simulated:
+    """The place of an arm."""
+    from distbelief.cli.virtual import cluster
+
+    return asked.place() if arm.place == "local" else cluster(asked.virtual)
 
 
 def check(read: Study, file: Path, more: Sequence[str] = ()) -> None:
@@ -111,9 +120,7 @@ def check(read: Study, file: Path, more: Sequence[str] = ()) -> None:
                 parse_compression([*words, *more])
                 continue
             asked = options.parse(COMMANDS[arm.place], arm.task, arm.strategy, [*words, *more])
-            asked.job(arm.task)
-            if arm.place == "simulated":
-                virtual.cluster(asked.virtual)
+            _place(asked, arm).settings(asked.job(arm.task))
 
 
 def _names() -> str:

@@ -8,8 +8,9 @@ section 2). Every word of a schedule is one line of `SCHEDULES`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from distbelief.errors import UsageError, unknown
@@ -56,21 +57,20 @@ class LearningRate:
     warmup: str = "gradual"
     """How: gradual (it rises with every update), or constant (it stays that of the base batch, then jumps)."""
 
-    def check_rate(self, epochs: int) -> None:
-        """Refuse what no learning rate of a job of so many epochs can follow.
+    def rate_checks(self, epochs: int) -> Iterator[Callable[[], object]]:
+        """Yield what refuses a learning rate that no job of so many epochs can follow."""
+        yield partial(self._check_warmup, epochs)
+        yield partial(self._check_schedule, epochs)
 
-        Raises:
-            UsageError: naming the option, its value and the remedy.
-        """
-        if self.lr_schedule not in SCHEDULES:
-            raise unknown("learning-rate schedule", self.lr_schedule, SCHEDULES)
+    def _check_warmup(self, epochs: int) -> None:
         if self.warmup not in WARMUPS:
             raise unknown("warm-up", self.warmup, WARMUPS)
         if not 0 <= self.warmup_epochs <= epochs:
             raise UsageError(f"--warmup-epochs {self.warmup_epochs:g}: must be from 0 to --epochs, which is {epochs}")
-        self._check_schedule(epochs)
 
     def _check_schedule(self, epochs: int) -> None:
+        if self.lr_schedule not in SCHEDULES:
+            raise unknown("learning-rate schedule", self.lr_schedule, SCHEDULES)
         for name, words in OWN.items():
             value, otherwise = getattr(self, name), getattr(LearningRate(), name)
             if value != otherwise and self.lr_schedule not in words:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import msgspec
@@ -35,6 +35,10 @@ UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 """Seconds of each unit of time."""
 FEWEST_BITS, MOST_BITS = 2, 24
 """Bits of fixed point: a sign and a digit, and what float32 holds."""
+
+
+Check = Callable[[], object]
+"""Check of a job: raises a UsageError that names an option, the reason and the remedy."""
 
 
 class FixedPointBits(NamedTuple):
@@ -91,20 +95,16 @@ class DataSettings:
         """True where each replica has data of its own."""
         return self.data == WHOSE[1]
 
-    def check_data(self, spelled: Mapping[str, str]) -> None:
-        """Refuse what no job can go through.
+    def data_checks(self, spelled: Mapping[str, str]) -> Iterator[Check]:
+        """Yield what refuses data that no job can go through.
 
         Args:
             spelled: the options that go by another name in this job.
-
-        Raises:
-            UsageError: naming the option, its value and what it may be.
         """
-        at_least(self, 1, ("epochs", "batch_size"), spelled)
-        if self.order not in ORDERS:
-            raise unknown("order", self.order, ORDERS)
-        if self.data not in WHOSE:
-            raise unknown("--data", self.data, WHOSE)
+        for name in ("epochs", "batch_size"):
+            yield partial(at_least, self, 1, (name,), spelled)
+        yield partial(among, "order", self.order, ORDERS)
+        yield partial(among, "--data", self.data, WHOSE)
 
 
 class Rhythm(NamedTuple):
@@ -441,42 +441,52 @@ class Settings(SharedOptions):
         """Server shards, where there are any; else parts that a checkpoint or a lock is of."""
         return self.strategy.parts
 
-    def check(self) -> None:
-        """Refuse settings that no job can have.
-
-        Raises:
-            UsageError: naming the option, its value and what it may be.
-        """
+    def checks(self) -> Iterator[Check]:
+        """Yield what refuses options that no job can have, each by itself."""
         spelled = self.strategy.spelled
-        at_least(self, 1, ("shards", "keep_checkpoints"), spelled)
-        at_least(self, 0, ("checkpoint_every", "restarts", "clip_norm", "target_accuracy", "target_loss"), spelled)
-        fit(self, spelled)
-        fit(self.strategy, {})
+        for name in ("shards", "keep_checkpoints"):
+            yield partial(at_least, self, 1, (name,), spelled)
+        for name in ("checkpoint_every", "restarts", "clip_norm", "target_accuracy", "target_loss"):
+            yield partial(at_least, self, 0, (name,), spelled)
+        yield partial(fit, self, spelled)
+        yield partial(fit, self.strategy, {})
+        yield self._check_servers
+        yield self._check_split
+        yield self._check_arithmetic
+        yield self._check_targets
+        yield self._check_rhythms
+        yield from self.data_checks(spelled)
+        yield self._check_scaling
+        yield from self.rate_checks(self.epochs)
+        whole = self.shards == 1 or self.strategy.held_by is not Holder.SHARDS
+        yield partial(self.optimizer.check, norms=whole or self.strategy.rounds)
+
+    def checks_together(self) -> Iterator[Check]:
+        """Yield what refuses options by what others are, which must be possible themselves."""
+        yield partial(self.strategy.check, self)
+        yield self.check_allotted
+
+    def _check_servers(self) -> None:
+        self.mesh.check()
         if self.shards > MOST:
             raise UsageError(f"--shards {self.shards}: must be at most {MOST}")
-        self.mesh.check()
-        self._check_split()
-        if self.target_accuracy > 1:
-            raise UsageError(f"--target-accuracy {self.target_accuracy}: is a fraction, from 0 to 1")
+        if self.standby not in (0, 1):
+            raise UsageError(f"--standby {self.standby}: is 0 or 1")
+
+    def _check_arithmetic(self) -> None:
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
         if fixed_point_bits(self.fixed_point) and self.precision != PRECISIONS[0]:
             raise UsageError(
                 f"--fixed-point {self.fixed_point} rounds values of float32: leave --precision {self.precision} off"
             )
-        if self.standby not in (0, 1):
-            raise UsageError(f"--standby {self.standby}: is 0 or 1")
+
+    def _check_targets(self) -> None:
+        if self.target_accuracy > 1:
+            raise UsageError(f"--target-accuracy {self.target_accuracy}: is a fraction, from 0 to 1")
         for name in ("target_accuracy", "target_loss"):
             if getattr(self, name) and not self.evaluates:
                 raise UsageError(f"{option(name)} needs evaluations: set --evaluate-every to 1 or more")
-        self._check_rhythms()
-        self.check_data(spelled)
-        self.strategy.check(self)
-        self.check_allotted()
-        self._check_scaling()
-        self.check_rate(self.epochs)
-        whole = self.shards == 1 or self.strategy.held_by is not Holder.SHARDS
-        self.optimizer.check(norms=whole or self.strategy.rounds)
 
     def _check_rhythms(self) -> None:
         """Refuse times and numbers that are none, and minibatches of a strategy that counts none."""
@@ -727,6 +737,16 @@ def at_least(part: object, bound: int, names: Iterable[str], spelled: Mapping[st
     for name in names:
         if not bound <= (value := getattr(part, name)) < float("inf"):
             raise UsageError(f"{option(spelled.get(name, name))} {value}: must be {bound} or more")
+
+
+def among(what: str, name: str, known: Iterable[str]) -> None:
+    """Refuse a name that is none of those that are known.
+
+    Raises:
+        UsageError: with the nearest of them.
+    """
+    if name not in known:
+        raise unknown(what, name, known)
 
 
 def fit(part: object, spelled: Mapping[str, str]) -> None:

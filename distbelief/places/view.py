@@ -10,3 +10,11 @@ class View(CheckedStruct, frozen=True):
 
     quiet: bool = True
     json: bool = False
+    title: str = ""
+    """The job in words, which are shown as it starts."""
+
+
+def show_start(view: View | None) -> None:
+    """Say at once what is begun: torch, which comes next, takes seconds."""
+    if view and view.title and not (view.quiet or view.json):
+        print(f"starting {view.title}", flush=True)

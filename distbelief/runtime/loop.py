@@ -28,7 +28,7 @@ from distbelief.core.ledger import SAMPLES_LIMIT
 from distbelief.core.optimizer import Optimizer, ParameterGroup
 from distbelief.core.portions import STREAM
 from distbelief.core.records import PartBuilt, Record
-from distbelief.core.settings import SHUFFLED, Holder, Plan, Settings
+from distbelief.core.settings import ORDERS, SHUFFLED, Holder, Plan, Settings, among
 from distbelief.core.values import shown
 from distbelief.errors import DataError, LocalProtocolError, UsageError
 from distbelief.replica.home_part import ScriptedPart
@@ -490,7 +490,7 @@ class Replica:
             )
         self._order = order or ""
         asked = dataclasses.replace(self._settings, order=order) if order else self._settings
-        asked.check_data({})
+        among("order", asked.order, ORDERS)
         if asked.order == SHUFFLED and in_order(data):
             raise UsageError(
                 "a DataLoader with shuffle=False, and the job shuffles: give it shuffle=True, or have its order: "

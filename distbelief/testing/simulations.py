@@ -14,7 +14,8 @@ from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.simulation import Simulation
 from distbelief.places.simulated.virtual_cluster import Crash
-from distbelief.transport.virtual import NetworkModel, Outage, VirtualNetwork
+from distbelief.transport.network_model import NetworkModel, Outage
+from distbelief.transport.virtual import VirtualNetwork
 
 MESSAGE_LIMIT = 200_000
 """Messages after which a job counts as one that does not end, unless another limit is given."""

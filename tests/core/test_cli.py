@@ -21,6 +21,7 @@ from benchmarks import __main__ as benchmarks
 from distbelief.cli import commands, main, options, words
 from distbelief.cli.arguments import documents
 from distbelief.core.optimizer import LEARNING_RATES
+from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
 from distbelief.places import evaluate, status
 from distbelief.places.attempt import Attempt
@@ -392,7 +393,8 @@ REFUSED = {
     "train mnist downpour --lr": "--lr: its value is missing",
     "train mnist downpour again": "'again' is one word too many",
     "train mnist downpour --optimizer adagard": "unknown optimizer 'adagard'; did you mean 'adagrad'?",
-    "train mnist downpour --lr-schedule cosin": "unknown learning-rate schedule 'cosin'; did you mean 'cosine'?",
+    "train mnist downpour --lr-schedule cosin": "unknown learning-rate schedule 'cosin'; did you mean 'cosine'? Known: "
+    "backoff, constant, cosine, linear, polynomial, step",
     "train mnist downpour --optimizer-options eps": "--optimizer-options 'eps': write it as eps=1e-8",
     "train mnist downpour --resume": "--resume needs the run folder to go on with: name it with --out",
     "train digits downpour --optimizer-options lr=0.1": "--optimizer-options lr: is an option of its own, --lr",
@@ -481,20 +483,54 @@ def test_a_wrong_word_is_one_line_with_the_right_one(line: str, capsys: pytest.C
     ],
 )
 def test_a_first_line_says_at_once_what_is_begun(
-    line: str, first: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    line: str, first: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").touch()
+
     def stop(*_: object, **__: object) -> None:
         raise UsageError("stopped here")
 
     for name in (
-        "places.processes.local.Local.run",
-        "places.processes.local.Local.launch",
-        "places.simulated.simulated.Simulated.run",
+        "places.processes.local.Local._begin",
+        "places.simulated.running.run",
         "places.join.guest.Guest.__init__",
     ):
         monkeypatch.setattr(f"distbelief.{name}", stop)
     assert main.run(line.split()) == 2
     assert capsys.readouterr().out == first
+
+
+@pytest.mark.parametrize("line", ["train digits single", "launch allreduce mine.py", "simulate digits downpour"])
+def test_a_job_is_checked_once_by_each_command(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").touch()
+    checked = []
+
+    def counted(self: Settings, check: Any = Settings.checks) -> Any:
+        checked.append(self)
+        return check(self)
+
+    def stop(*_: object, **__: object) -> None:
+        raise UsageError("stopped here")
+
+    monkeypatch.setattr(Settings, "checks", counted)
+    monkeypatch.setattr("distbelief.places.processes.local.Local._begin", stop)
+    monkeypatch.setattr("distbelief.places.simulated.running.run", stop)
+    assert main.run(line.split()) == 2
+    assert len(checked) == 1
+
+
+def test_all_that_a_job_cannot_have_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "train digits downpour --threads 0 --epochs 0 --order random --lr-schedule cosin --transport shared"
+    assert main.run(line.split()) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "distbelief: --threads 0: must be 1 or more, and at most 1024",
+        "distbelief: --epochs 0: must be 1 or more",
+        "distbelief: unknown order 'random'; Known: sequential, shuffled",
+        "distbelief: unknown learning-rate schedule 'cosin'; did you mean 'cosine'? Known: "
+        "backoff, constant, cosine, linear, polynomial, step",
+    ]
 
 
 def test_the_help_of_a_table_of_benchmarks_is_that_of_all(capsys: pytest.CaptureFixture[str]) -> None:

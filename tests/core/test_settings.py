@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,7 @@ from made import made
 
 from distbelief.core import learning_rate
 from distbelief.core.optimizer import LAYERWISE, LEARNING_RATES, Optimizer, optim
-from distbelief.core.settings import Plan, option
+from distbelief.core.settings import Plan, Settings, option
 from distbelief.errors import UsageError
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Tensor, lay_out
@@ -21,6 +22,18 @@ from distbelief.sharding.mesh import Mesh
 
 NAN, INF = float("nan"), float("inf")
 ROUNDS = {"strategy": "synchronous"}
+
+
+def refused(settings: Settings) -> list[UsageError]:
+    errors = []
+    for check in (*settings.checks(), *settings.checks_together()):
+        try:
+            check()
+        except UsageError as error:
+            errors.append(error)
+    return errors
+
+
 LAYOUT = lay_out([Tensor("w", (3,), "float32")])
 
 
@@ -72,8 +85,7 @@ LAYOUT = lay_out([Tensor("w", (3,), "float32")])
     ids=str,
 )  # fmt: skip
 def test_settings_that_no_job_can_have_are_refused(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        made(**options).check()
+    assert any(re.search(says, str(error)) for error in refused(made(**options)))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +101,7 @@ def test_settings_that_no_job_can_have_are_refused(options: dict[str, Any], says
     ids=str,
 )
 def test_settings_that_a_job_can_have_pass(options: dict[str, Any]) -> None:
-    made(**options).check()
+    assert not refused(made(**options))
 
 
 @pytest.mark.parametrize(("prefetch", "vectors"), [(0, 1), (1, 2)])
@@ -146,7 +158,7 @@ def test_a_schedule_begins_at_the_base_rate_and_never_rises(name: str, of_epoch:
 def test_the_learning_rate_is_what_its_options_say(options: dict[str, Any], values: list[float]) -> None:
     """Four epochs, in updates of 8 samples."""
     settings = made("synchronous", replicas=1, batch_size=8, epochs=4, **options)
-    settings.check()
+    assert not refused(settings)
     plan = Plan(settings, LAYOUT, cut(LAYOUT, Mesh(1), 1), samples=80)
     assert [plan.factor(quarter * 80) for quarter in (1, 2, 3, 4)] == pytest.approx(values, abs=1e-6)
 

@@ -21,8 +21,9 @@ from distbelief.network.shares import FEW, FairShares, Flow
 from distbelief.runtime.clock import VirtualClock
 from distbelief.sharding.layout import Range
 from distbelief.testing import Pair, check_transport
+from distbelief.transport.network_model import NetworkModel
 from distbelief.transport.routed import RoutedNetwork
-from distbelief.transport.virtual import HEADER, MEMORY, NetworkModel
+from distbelief.transport.virtual import HEADER, MEMORY
 
 FLOWS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True), min_size=1, max_size=FEW)
 CAPACITIES = st.lists(st.sampled_from([1.0, 2.0, 3.0, 10.0]), min_size=6, max_size=6)

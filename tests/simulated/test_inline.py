@@ -37,7 +37,7 @@ from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, build_model
 from distbelief.testing.simulations import attach
 from distbelief.transport.inline import Inline
-from distbelief.transport.virtual import NetworkModel
+from distbelief.transport.network_model import NetworkModel
 
 Groups = Callable[[nn.Module], list[dict[str, Any]]]
 Sequence = list[tuple[str, str, bytes]]

@@ -34,7 +34,7 @@ from distbelief.strategies.grouped.replica import AllreduceReplica
 from distbelief.strategies.grouped.torch_whole import TorchWhole
 from distbelief.tasks import Task
 from distbelief.testing.accounting import Accounting, Minibatch
-from distbelief.transport.virtual import NetworkModel
+from distbelief.transport.network_model import NetworkModel
 
 CALM = Simulated(
     network=NetworkModel(latency=0.0, bandwidth=float("inf")), compute=ComputeModel(spread="constant"), handling=INSTANT

@@ -28,7 +28,8 @@ from distbelief.schedules.price import LinkModel
 from distbelief.split.options import AUTO, Split
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.worker import Trainer, build_model, load, with_data
-from distbelief.transport.virtual import MEMORY, NetworkModel
+from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.virtual import MEMORY
 
 SECONDS, SPLIT_SECONDS = 30.0, 3.0
 """Limits of all runs together, and of measuring each way to split for prices."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from distbelief.core import roles
 from distbelief.core.outcomes import Outcome
 from distbelief.core.records import Json
-from distbelief.core.settings import Settings, option
+from distbelief.core.settings import Check, Settings, option
 from distbelief.errors import Interrupted, UsageError, unknown
 from distbelief.job import Job
 from distbelief.places import signals
@@ -180,27 +180,34 @@ class Cluster(Local):
         return meeting.meet(*self._start(), self.interface)
 
     def settings(self, job: Job) -> Settings:
-        """Return what every role of a job is told here.
+        """Return what every role of a job is told here; only the first of a launcher's processes goes on.
 
         Raises:
-            UsageError: as of `Local`; also of hosts that are not written well, or have too few slots.
+            UsageError: an option cannot be, or has no meaning here.
         """
         self.attend()
-        check_leave_within(self.leave_within, "have the whole job end when a host is told to go")
+        return super().settings(job)
+
+    def checks(self, job: Job, settings: Settings) -> Iterator[Check]:
+        """Yield what refuses a job here: as `Local`, and hosts that are not written well, or have too few slots."""
+        yield partial(check_leave_within, self.leave_within, "have the whole job end when a host is told to go")
         for name, instead in ELSEWHERE.items():
-            if getattr(self, name) != getattr(Local, name):
-                raise UsageError(
-                    f"{option(name)} {getattr(self, name)}: is of one host, and there are several; {instead}"
-                )
-        if job.strategy.needs_memory(job.settings(), self.carrier):
+            yield partial(self._check_one_host, name, instead)
+        yield partial(self._check_memory, job, settings)
+        yield from super().checks(job, settings)
+        if self.slots:
+            yield partial(self.plan, settings, job.strategy.roles(measured=True))
+
+    def _check_one_host(self, name: str, instead: str) -> None:
+        if getattr(self, name) != getattr(Local, name):
+            raise UsageError(f"{option(name)} {getattr(self, name)}: is of one host, and there are several; {instead}")
+
+    def _check_memory(self, job: Job, settings: Settings) -> None:
+        if job.strategy.needs_memory(settings, self.carrier):
             raise UsageError(
                 f"strategy {job.strategy.name} is of replicas that share one memory, and hosts have each their own: "
                 "train with another, such as downpour"
             )
-        settings = super().settings(job)
-        if self.slots:
-            self.plan(settings, job.strategy.roles(measured=True))
-        return settings
 
     def plan(self, settings: Settings, everybody: Sequence[str]) -> Placement:
         """Return who is where, by the slots that are written, and if all hosts see the run folder; no host is asked.
