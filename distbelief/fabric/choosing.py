@@ -35,8 +35,10 @@ class Measurable(Protocol):
 
 def agree(lines: Measurable, group: Sequence[int]) -> LinkModel:
     """What the slowest of all ranks measures, each among those of some ranks that it is one of."""
-    own = _probe(lines, group) if len(group) > 1 else LinkModel(0.0, 1e12)
-    worst = torch.tensor([own.latency, 1 / own.bandwidth, own.reduction], dtype=torch.float64, device=lines.device)
+    measured = _probe(lines, group) if len(group) > 1 else LinkModel(0.0, 1e12)
+    worst = torch.tensor(
+        [measured.latency, 1 / measured.bandwidth, measured.reduction], dtype=torch.float64, device=lines.device
+    )
     latency, per_byte, reduction = lines.maximum(worst).tolist()
     return LinkModel(latency, 1 / per_byte, reduction)
 
@@ -58,14 +60,14 @@ def _probe(lines: Measurable, group: Sequence[int]) -> LinkModel:
 
 def _least(act: Callable[[], object], device: torch.device) -> float:
     """The least seconds that something takes, of several times."""
-    taken = []
+    seconds = []
     for _ in range(PROBES + 1):
         began = time.perf_counter()
         act()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        taken.append(time.perf_counter() - began)
-    return min(taken[1:])
+        seconds.append(time.perf_counter() - began)
+    return min(seconds[1:])
 
 
 class ScheduleChoice:

@@ -35,11 +35,11 @@ class InOrder(ABC):
         self._ready: list[bool] = []
         self._futures: list[torch.futures.Future[torch.Tensor]] = []
 
-    def open(self, size: int, found: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
+    def open(self, size: int, buckets: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
         """One vector, in which the sum takes the place of the gradient."""
-        self._buckets = list(found)
+        self._buckets = list(buckets)
         self._vector = torch.zeros(size, dtype=torch.uint8, device=self._device)
-        self._views = [self._vector[b.start : b.stop].view(getattr(torch, b.dtype)) for b in found]
+        self._views = [self._vector[b.start : b.stop].view(getattr(torch, b.dtype)) for b in buckets]
         return self._vector, self._vector
 
     def _begin_round(self) -> None:

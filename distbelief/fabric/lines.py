@@ -95,9 +95,9 @@ class Lines:
             if got.adds or swaps:
                 there = scratch[room : room + got.length]
                 room += got.length
-            for one, other in zip(here.split(part), there.split(part), strict=True):
-                receipts.append(_Receipt(one, other, got.adds, len(operations)))
-                operations.append(dist.P2POp(dist.irecv, other, group=group, group_peer=got.source))
+            for destination, landing in zip(here.split(part), there.split(part), strict=True):
+                receipts.append(_Receipt(destination, landing, got.adds, len(operations)))
+                operations.append(dist.P2POp(dist.irecv, landing, group=group, group_peer=got.source))
         for sent in step.sends:
             whole = vector[sent.start : sent.stop]
             pieces = (whole.clone() if swaps else whole).split(part)

@@ -78,7 +78,7 @@ class _Link:
         """Count anew; of what has come only that is left which is of this group."""
         self.waiting: deque[tuple[ReducedChunk, torch.Tensor]] = deque()
         self.posted = self.acknowledged = self.taken = self.told = 0
-        self.arrived = deque(one for one in self.arrived if one[0].group >= group)
+        self.arrived = deque(chunk for chunk in self.arrived if chunk[0].group >= group)
 
     def has_come(self, group: int) -> bool:
         """Whether a chunk of this group has come; its sender may be in the next one already."""
@@ -156,7 +156,7 @@ class LinkLines:
                 except DistbeliefError as error:  # nobody answers, its name is not known there, or it is another life
                     raise RuntimeError(str(error)) from None
                 self._endpoint.send(member.role, ChunksTaken(group, 0))  # a link alone would not be noticed
-        while any(self._endpoint.incarnation_of(one.role) != one.place.incarnation for one in members[:rank]):
+        while any(self._endpoint.incarnation_of(member.role) != member.place.incarnation for member in members[:rank]):
             self._wait()
 
     # what the player asks for
@@ -184,8 +184,8 @@ class LinkLines:
         Raises:
             RuntimeError: a peer is gone, or another group is wanted.
         """
-        self._sent = [one for one in self._sent if one[2].acknowledged < one[3]]
-        if any(one is vector and move.overlaps(got) for one, move, *_ in self._sent for got in step.receives):
+        self._sent = [sending for sending in self._sent if sending[2].acknowledged < sending[3]]
+        if any(source is vector and move.overlaps(got) for source, move, *_ in self._sent for got in step.receives):
             self._wait()  # what has not left yet would be written over
             return False
         number, first = self._at

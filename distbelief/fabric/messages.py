@@ -50,7 +50,7 @@ class Messages:
     ) -> None:
         self.round = 0
         self._group, self._members, self._buckets, self._vector = group, members, buckets, vector
-        self._steps = [one.steps_of(rank) for one in schedules]
+        self._steps = [schedule.steps_of(rank) for schedule in schedules]
         self._players: dict[int, SchedulePlayer[int]] = {}
         self._missing = 0
         self._kept: dict[tuple[int, int, int], dict[tuple[str, int], bytes]] = {}

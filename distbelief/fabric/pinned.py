@@ -85,9 +85,9 @@ class DeviceCopies:
 
     def copy_in(self, source: torch.Tensor) -> torch.Tensor:
         """The same on the device, for what is computed next; the source must stay as it is until `settle`."""
-        found = torch.empty(source.shape, dtype=source.dtype, device=self._device)
-        self._reading.append(self._cuda.copy(found, source))
-        return found
+        copied = torch.empty(source.shape, dtype=source.dtype, device=self._device)
+        self._reading.append(self._cuda.copy(copied, source))
+        return copied
 
     def settle(self) -> None:
         """Wait until all that was copied in has been read."""

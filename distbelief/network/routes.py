@@ -36,14 +36,14 @@ class Routes:
         """How many links each vertex is from one; -1 where there is no way."""
         if target not in self._distances:
             around = self.topology.around
-            found, near = [-1] * len(around), [target]
-            found[target] = 0
+            distances, near = [-1] * len(around), [target]
+            distances[target] = 0
             for vertex in near:
                 for other, _ in around[vertex]:
-                    if found[other] < 0:
-                        found[other] = found[vertex] + 1
+                    if distances[other] < 0:
+                        distances[other] = distances[vertex] + 1
                         near.append(other)
-            self._distances[target] = found
+            self._distances[target] = distances
         return self._distances[target]
 
     def _found(self, source: int, target: int) -> Route:
@@ -67,11 +67,11 @@ def loads(routes: Routes, messages: Iterable[tuple[int, int, float]]) -> Mapping
     >>> dict(loads(Routes(shape("tree:2x1")), [(0, 1, 8.0)]))
     {0: 8.0, 5: 8.0, 6: 8.0, 3: 8.0}
     """
-    found: dict[int, float] = defaultdict(float)
+    carried: dict[int, float] = defaultdict(float)
     for source, target, size in messages:
         for link in routes.of(source, target):
-            found[link] += size
-    return found
+            carried[link] += size
+    return carried
 
 
 def busiest_link(topology: Topology, carried: Mapping[int, float], usual: float = 0.0) -> int:

@@ -51,7 +51,7 @@ def shape(text: str) -> Topology:
     at = [switch for switch, count in enumerate(hosts_at) for _ in range(count)]
     cables = [Cable(host, len(at) + switch) for host, switch in enumerate(at)]
     between = sorted({(min(edge), max(edge)) for edge in edges if edge[0] != edge[1]})
-    cables += [Cable(len(at) + one, len(at) + other) for one, other in between]
+    cables += [Cable(len(at) + a, len(at) + b) for a, b in between]
     hosts = [f"host {number}" for number in range(len(at))]
     return Topology(text, hosts, [f"switch {number}" for number in range(len(hosts_at))], cables)
 
@@ -105,7 +105,7 @@ def dragonfly(h: int) -> Switches:
 
 def slim_fly(q: int) -> Switches:
     """A graph of McKay, Miller and Siran (Besta and Hoefler): 2q^2 routers, none more than two cables apart."""
-    if q not in (usable := [one for one in range(3, 20) if prime_power(one)]):
+    if q not in (usable := [candidate for candidate in range(3, 20) if prime_power(candidate)]):
         words = ", ".join(map(str, usable))
         raise UsageError(
             f"--topology slim-fly:{q}: q must be the power of a prime, and more than 2; write one of {words}"

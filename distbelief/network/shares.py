@@ -225,7 +225,9 @@ class FairShares:
                     free.append(flow)
             if free and (part := room / len(free)) > level:
                 heapreplace(heap, (part, order, link))
-            elif self._uneven and (slow := [one for one in free if one.narrowest and one.narrowest.capacity < level]):
+            elif self._uneven and (
+                slow := [flow for flow in free if flow.narrowest and flow.narrowest.capacity < level]
+            ):
                 self._hold_alone(slow, now)
             else:
                 heappop(heap)

@@ -224,7 +224,7 @@ class Checkpoints:
             raise
 
     def _tidy(self, number: int, keep: int) -> None:
-        kept = [one for path in self.newest() if (one := int(path.name)) <= number][:keep]
+        kept = [version for path in self.newest() if (version := int(path.name)) <= number][:keep]
         for path in self._all():
             if int(path.name) not in kept:
                 shutil.rmtree(path, ignore_errors=True)

@@ -52,7 +52,7 @@ class Journal:
         self._files = files
         self.memory = b""
         """State of the machine when the journal was begun; empty for a new machine."""
-        self._begun, self.memory, self._told = max(map(_read, files), key=lambda found: found[0])
+        self._begun, self.memory, self._told = max(map(_read, files), key=lambda journal: journal[0])
         self._since = len(self._told)
         self._size = _TOP.size + len(self.memory) + self._since
         if self._begun:

@@ -65,8 +65,8 @@ def _groups(controller: str) -> Iterator[Path]:
         name = {"cgroup": controller, "cgroup2": ""}.get(kind)
         if name not in paths or (name and name not in options.split(",")):
             continue
-        own = Path(paths[name])
-        below = own.relative_to(top) if own.is_relative_to(top) else Path()
+        cgroup = Path(paths[name])
+        below = cgroup.relative_to(top) if cgroup.is_relative_to(top) else Path()
         for group in (below, *below.parents):
             yield Path(root, group)
 

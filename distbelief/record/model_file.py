@@ -51,10 +51,12 @@ def write_arrays(out: BinaryIO, arrays: Mapping[str, torch.Tensor]) -> None:
         OSError: it cannot be written.
         CheckpointError: an array has a dtype that no safetensors file of ours holds.
     """
-    named = [Tensor(name, tuple(one.shape), str(one.dtype).removeprefix("torch.")) for name, one in arrays.items()]
-    if foreign := next((one for one in named if one.dtype not in _DTYPES), None):
+    named = [
+        Tensor(name, tuple(array.shape), str(array.dtype).removeprefix("torch.")) for name, array in arrays.items()
+    ]
+    if foreign := next((tensor for tensor in named if tensor.dtype not in _DTYPES), None):
         raise CheckpointError(f"array {foreign.name!r} has dtype {foreign.dtype}; {', '.join(_DTYPES)} can be kept")
-    named.sort(key=lambda one: -ITEM_SIZES[one.dtype])
+    named.sort(key=lambda tensor: -ITEM_SIZES[tensor.dtype])
     out.write(header(named))
     for tensor in named:
         out.write(arrays[tensor.name].detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
@@ -69,8 +71,8 @@ def write_model(out: BinaryIO, plan: Plan, parts: Sequence[Path]) -> None:
     """
     places = [
         place
-        for part, own in zip(parts, plan.assignments, strict=True)
-        for place in _places(part, own.moving, own.frozen)
+        for part, assignment in zip(parts, plan.assignments, strict=True)
+        for place in _places(part, assignment.moving, assignment.frozen)
     ]
     named = _named(plan.layout)
     out.write(header([tensor for tensor, _ in named]))

@@ -40,7 +40,7 @@ class SavedParts:
         self._late: dict[tuple[int, int], int] = {}
         """Steps that a shard has missed in a section, by (shard, section)."""
         self._pieces: dict[str, list[tuple[Entry, int]]] = {}
-        for entry in sorted(plan.layout.entries, key=lambda one: one.piece.start):
+        for entry in sorted(plan.layout.entries, key=lambda entry: entry.piece.start):
             self._pieces.setdefault(entry.tensor.name, []).append((entry, _section(plan.layout, entry)))
 
     def cut(self, plan: Plan, shard: int) -> dict[str, torch.Tensor]:

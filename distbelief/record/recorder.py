@@ -96,11 +96,11 @@ class Recorder:
             while self._recent and self._recent[0][2] <= samples:
                 self._settled.take(*self._recent.popleft()[:2])
             for _ in range(len(self._recent)):  # what was sent stays sent, whatever is gone back on
-                one = self._recent.popleft()
-                if isinstance(one[1], records.BytesCounted):
-                    self._settled.take(*one[:2])
+                entry = self._recent.popleft()
+                if isinstance(entry[1], records.BytesCounted):
+                    self._settled.take(*entry[:2])
                 else:
-                    self._recent.append(one)
+                    self._recent.append(entry)
             if self._settled.samples <= samples:
                 sums = CheckpointSums(msgspec.structs.replace(self._settled, job={}), self.summary.samples)
                 write_atomically(checkpoint / SUMS, msgspec.msgpack.encode(sums))

@@ -104,28 +104,32 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
     boundaries: tuple[Boundary, ...] = ()
 
     def __post_init__(self) -> None:
-        given: set[int] = set()
+        sent: set[int] = set()
         for segment in self.segments:
             for number in (*segment.takes, *segment.gives):
                 if not 0 <= number < len(self.boundaries):
                     raise UsageError(f"{segment.name}: boundary {number} of {len(self.boundaries)}: number them from 0")
             for number in segment.takes:
-                if number not in given or self.boundaries[number].target != segment.home:
+                if number not in sent or self.boundaries[number].target != segment.home:
                     raise UsageError(
                         f"{segment.name} takes {self.boundaries[number]}, which nobody before it gives there"
                     )
             for number in segment.gives:
-                if number in given or self.boundaries[number].source != segment.home:
+                if number in sent or self.boundaries[number].source != segment.home:
                     raise UsageError(
                         f"{segment.name} gives {self.boundaries[number]}, which is another segment's to give"
                     )
-                given.add(number)
-        taken = {number for segment in self.segments for number in segment.takes}
+                sent.add(number)
+        received = {number for segment in self.segments for number in segment.takes}
         arrivals = set[tuple[str, int]]()
-        for number, one in enumerate(self.boundaries):
-            if number not in taken or one.source == one.target or (one.value, one.target) in arrivals:
-                raise UsageError(f"{one}: a value crosses once to each other home that takes it")
-            arrivals.add((one.value, one.target))
+        for number, boundary in enumerate(self.boundaries):
+            if (
+                number not in received
+                or boundary.source == boundary.target
+                or (boundary.value, boundary.target) in arrivals
+            ):
+                raise UsageError(f"{boundary}: a value crosses once to each other home that takes it")
+            arrivals.add((boundary.value, boundary.target))
         if {segment.home for segment in self.segments} != set(range(self.homes)):
             raise UsageError(f"of homes 0 to {self.homes - 1} some have no segment: number those that have, from 0 on")
 
@@ -164,7 +168,7 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
         segment = self.segments[task.segment]
         if task.direction is not Pass.BACKWARD:
             return [Crossing(number, task.microbatch, Pass.FORWARD) for number in segment.gives]
-        earlier = {number for one in self.segments[: task.segment] for number in one.takes}
+        earlier = {number for segment in self.segments[: task.segment] for number in segment.takes}
         ready = [number for number in segment.takes if self.boundaries[number].gradient and number not in earlier]
         return [Crossing(number, task.microbatch, Pass.BACKWARD) for number in ready]
 

@@ -64,7 +64,7 @@ class PipelinePrice(msgspec.Struct, frozen=True):
 
 
 def price_pipeline(
-    made: Pipeline, costs: Sequence[SegmentCost], link: LinkModel | None = None, samples: float = 0.0
+    pipeline: Pipeline, costs: Sequence[SegmentCost], link: LinkModel | None = None, samples: float = 0.0
 ) -> PipelinePrice:
     """The price of a pipeline, in which everything begins as soon as its home and what it waits for let it.
 
@@ -72,7 +72,7 @@ def price_pipeline(
     sum(t) + (M - 1) max(t).
 
     Args:
-        made: what is played.
+        pipeline: what is played.
         costs: of each segment, in their order.
         link: between any two homes, where messages cost something; a home computes on while they leave and arrive.
         samples: in a microbatch, for the bytes of what crosses.
@@ -82,14 +82,14 @@ def price_pipeline(
     >>> price_pipeline(pipeline("1f1b", chain(2), 4), [SegmentCost(1, 2), SegmentCost(2, 4)]).seconds
     27.0
     """
-    run = _Timeline(made, costs, link or LinkModel(0.0, float("inf")), samples)
+    run = _Timeline(pipeline, costs, link or LinkModel(0.0, float("inf")), samples)
     # who is the earliest goes first, since ports serve in that order
     while any(run.advance(home) for home in sorted(range(len(run.now)), key=run.now.__getitem__)):
         pass
     held = list(run.most)
-    for number, boundary in enumerate(made.graph.boundaries):
-        held[boundary.target] += run.sizes[number] * made.slots(number)
-        held[boundary.source] += run.sizes[number] * made.slots(number) * boundary.gradient
+    for number, boundary in enumerate(pipeline.graph.boundaries):
+        held[boundary.target] += run.sizes[number] * pipeline.slots(number)
+        held[boundary.source] += run.sizes[number] * pipeline.slots(number) * boundary.gradient
     spans = sorted(run.spans, key=lambda span: (span.start, span.home))
     return PipelinePrice(max(run.now, default=0.0), tuple(spans), tuple(run.busy), tuple(held))
 

@@ -165,6 +165,6 @@ def cheapest(
     >>> [cheapest(8, length, 4, link, among=among) for length in (1000, 250_000)]
     ['butterfly', 'halving-doubling']
     """
-    made = {name: schedule(name, ranks, length, hosts if name == "hierarchical" else ()) for name in among}
-    prices = {name: price(one, item, link, inside, hosts, header) for name, one in made.items()}
+    schedules = {name: schedule(name, ranks, length, hosts if name == "hierarchical" else ()) for name in among}
+    prices = {name: price(candidate, item, link, inside, hosts, header) for name, candidate in schedules.items()}
     return min(prices, key=lambda name: prices[name])

@@ -53,7 +53,7 @@ class RankStep(NamedTuple):
     @property
     def swaps(self) -> bool:
         """Return whether elements that leave are among those that are received, so that a copy is needed."""
-        return any(one.overlaps(other) for one in self.sends for other in self.receives)
+        return any(sent.overlaps(received) for sent in self.sends for received in self.receives)
 
 
 class Postcondition(Enum):
@@ -110,7 +110,7 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _by_rank(self) -> list[tuple[RankStep, ...]]:
-        found: list[list[RankStep]] = [[] for _ in range(self.ranks)]
+        steps_by_rank: list[list[RankStep]] = [[] for _ in range(self.ranks)]
         for number, step in enumerate(self.steps):
             sends: dict[int, list[Move]] = {}
             receives: dict[int, list[Move]] = {}
@@ -118,8 +118,8 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
                 sends.setdefault(move.source, []).append(move)
                 receives.setdefault(move.target, []).append(move)
             for rank in sorted(sends.keys() | receives.keys()):
-                found[rank].append(RankStep(number, tuple(sends.get(rank, ())), tuple(receives.get(rank, ()))))
-        return [tuple(steps) for steps in found]
+                steps_by_rank[rank].append(RankStep(number, tuple(sends.get(rank, ())), tuple(receives.get(rank, ()))))
+        return [tuple(steps) for steps in steps_by_rank]
 
     def steps_of(self, rank: int) -> tuple[RankStep, ...]:
         """Return what one rank does, in order; steps that do not concern it are left out."""

@@ -198,15 +198,15 @@ class DroppedPart(nn.Dropout):
     Args:
         rate: of elements that become zero.
         share: which part of the samples it has, of how many.
-        own: which indices of another dimension; None for all.
+        indices: which indices of another dimension; None for all.
         whole: how many there are in that dimension.
     """
 
     def __init__(
-        self, rate: float, share: tuple[int, int] = (0, 1), own: Indices | None = None, whole: int = 0
+        self, rate: float, share: tuple[int, int] = (0, 1), indices: Indices | None = None, whole: int = 0
     ) -> None:
         super().__init__(rate)
-        self.share, self.own, self.whole = share, own, whole
+        self.share, self.own, self.whole = share, indices, whole
 
     def forward(self, value: torch.Tensor, samples: int) -> torch.Tensor:  # type: ignore[override]  # of all parts
         """The part with some elements zero and the others scaled; samples are counted in the first dimension."""

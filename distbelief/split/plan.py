@@ -47,11 +47,13 @@ def apply(
     with blamed_on_task(split.own):
         _check_patterns(split, traced)
         traced, placed = _unrolled(split, traced)
-        own = _by_samples(split, traced)
-        nodes = [node for node in Rewriter(traced, split.partitions).nodes if node not in placed and node not in own]
+        in_rounds = _by_samples(split, traced)
+        nodes = [
+            node for node in Rewriter(traced, split.partitions).nodes if node not in placed and node not in in_rounds
+        ]
         placed |= _placed(split, traced, nodes, work)
-        if own:
-            traced, placed = rounds(traced, placed, own, split.partitions)
+        if in_rounds:
+            traced, placed = rounds(traced, placed, in_rounds, split.partitions)
         rewriter = Rewriter(traced, split.partitions)
         rewriter.share_out({node: home for node, home in placed.items() if isinstance(home, int)})
         for node in rewriter.nodes:
@@ -83,8 +85,8 @@ def _unrolled(split: Split, traced: Traced) -> tuple[Traced, Placed]:
     nodes = [node for node in traced.graph.nodes if split.of(node.meta.get("path", "")) == "time"]
     if not nodes:
         return traced, {}
-    made, homes = unrolled(traced, nodes, split.partitions, split.chunks)
-    return made, {**homes}
+    rewritten, homes = unrolled(traced, nodes, split.partitions, split.chunks)
+    return rewritten, {**homes}
 
 
 def _by_samples(split: Split, traced: Traced) -> set[fx.Node]:

@@ -72,9 +72,9 @@ class LayerCall:
             raise self.refuse(f"indices in dimension {gives} of what it gives", length)
         bounds, parts = edges(length, self.homes), []
         for start, stop in pairwise(bounds):
-            own: dict[str, Indices | None] = {name: Indices(at, start, stop) for name, at in holds.items()}
-            made = part_of(self.layer, own, **changed(start, stop))
-            parts.append(HomePart((Indices(*needs(start, stop)),), Indices(gives, start, stop), made, own))
+            extents: dict[str, Indices | None] = {name: Indices(at, start, stop) for name, at in holds.items()}
+            layer = part_of(self.layer, extents, **changed(start, stop))
+            parts.append(HomePart((Indices(*needs(start, stop)),), Indices(gives, start, stop), layer, extents))
         return Divided(tuple(parts), gives, bounds)
 
     def refuse(self, what: str, most: int) -> UsageError:
@@ -120,8 +120,8 @@ def ways_of(layer: nn.Module) -> list[str]:
 
 def _own(layer: nn.Module) -> Mapping[str, Rule]:
     """The rules that a layer's class brings: by the name of a way."""
-    found: Mapping[str, Rule] = getattr(type(layer), "divisions", {})
-    return found
+    divisions: Mapping[str, Rule] = getattr(type(layer), "divisions", {})
+    return divisions
 
 
 def check_way(way: str) -> None:

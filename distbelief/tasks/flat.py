@@ -52,7 +52,7 @@ def layout_of(
     tensors: list[Tensor] = []
     aliases: dict[str, str] = {}
     first: dict[int, str] = {}
-    own: dict[str, torch.Tensor] = {}
+    kept: dict[str, torch.Tensor] = {}
     options, member = _groups(module, groups)
     sparse = {id(part.weight): member.get(id(part.weight), 0) for part in sparse_parts(module)}
     apart = {group: len(options) + number for number, group in enumerate(dict.fromkeys(sparse.values()))}
@@ -73,11 +73,11 @@ def layout_of(
                 f"{kind} {name!r} is {tensor.layout} {tensor.dtype} on {tensor.device}: it must be a dense real "
                 "tensor with values"
             )
-        first[id(tensor)], own[name] = name, tensor
+        first[id(tensor)], kept[name] = name, tensor
         tensors.append(
             Tensor(name, tuple(tensor.shape), dtype, kind, member.get(id(tensor), 0) if kind == "parameter" else 0)
         )
-    _refuse_shared(own)
+    _refuse_shared(kept)
     models = {tensor.name: int(tensor.name.split(".")[0]) for tensor in tensors} if several else None
     return lay_out(tensors, options, aliases, split, models)
 
@@ -102,10 +102,10 @@ def _refuse_shared(tensors: Mapping[str, torch.Tensor]) -> None:
             start = int(tensor.storage_offset()) * tensor.itemsize
             storage = tensor.device, tensor.untyped_storage().data_ptr()
             extents.setdefault(storage, []).append((start, start + (last + 1) * tensor.itemsize, name))
-    for found in extents.values():
+    for intervals in extents.values():
         open_yet: list[tuple[int, int, str]] = []
-        for start, stop, name in sorted(found):
-            open_yet = [one for one in open_yet if one[1] > start]
+        for start, stop, name in sorted(intervals):
+            open_yet = [interval for interval in open_yet if interval[1] > start]
             for _, _, other in open_yet:
                 if _overlap(tensors[name], tensors[other]):
                     raise UsageError(
@@ -116,9 +116,9 @@ def _refuse_shared(tensors: Mapping[str, torch.Tensor]) -> None:
             open_yet.append((start, stop, name))
 
 
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors of one storage have a byte in common: the columns of a matrix have not."""
-    marks = torch.zeros(one.untyped_storage().nbytes(), dtype=torch.bool)
+    marks = torch.zeros(first.untyped_storage().nbytes(), dtype=torch.bool)
 
     def of(tensor: torch.Tensor) -> torch.Tensor:
         item = tensor.itemsize
@@ -129,8 +129,8 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
             [*(n for n, _ in sides), item], [*(step * item for _, step in sides), 1], tensor.storage_offset() * item
         )
 
-    of(one).fill_(True)
-    return bool(of(other).any())
+    of(first).fill_(True)
+    return bool(of(second).any())
 
 
 def _groups(
@@ -143,8 +143,8 @@ def _groups(
     options: list[dict[str, float]] = []
     member: dict[int, int] = {}
     for number, group in enumerate(groups):
-        own = {key: value for key, value in group.items() if key not in ("params", "name")}
-        for key in own:
+        settings = {key: value for key, value in group.items() if key not in ("params", "name")}
+        for key in settings:
             if key not in GROUP_OPTIONS:
                 raise UsageError(
                     f"parameter group {number} sets {key!r}; a group may set {', '.join(GROUP_OPTIONS)}, the rest is "
@@ -163,7 +163,7 @@ def _groups(
                     "in one"
                 )
             member[id(parameter)] = number
-        options.append({key: float(value) for key, value in own.items()})
+        options.append({key: float(value) for key, value in settings.items()})
     missing = [names[id(p)] for p in module.parameters() if p.requires_grad and id(p) not in member]
     if missing:
         raise UsageError(
@@ -212,7 +212,7 @@ class _WriteCheck:
         """What changes with each parameter: what its bytes add up to, or torch's count of the writes to it, which
         leaves out those past autograd.
         """
-        return [_added(one) if self._sums else one._version for one in self._trained.values()]
+        return [_added(parameter) if self._sums else parameter._version for parameter in self._trained.values()]
 
 
 def _added(tensor: torch.Tensor) -> int:
@@ -356,7 +356,7 @@ class FlatModule:
         """The trained parameters in a vector (1-D uint8, of the bytes `held`, or those of the trained alone, which come
         first), in the order of `trained`.
         """
-        return [_view(vector, one, self.held.start) for one in self._entries if one.tensor.kind == "parameter"]
+        return [_view(vector, entry, self.held.start) for entry in self._entries if entry.tensor.kind == "parameter"]
 
     def gradients(self, slot: int) -> list[torch.Tensor]:
         """What a gradient slot holds for each of `trained`, on the device of the module."""
@@ -364,19 +364,19 @@ class FlatModule:
 
     def write(self, vector: torch.Tensor) -> None:
         """Write the module's own values into a vector (1-D uint8, of the bytes `held`)."""
-        for own, view in zip(self._own(), self._views(vector), strict=True):
-            view.copy_(own)
+        for tensor, view in zip(self._own(), self._views(vector), strict=True):
+            view.copy_(tensor)
 
     def read(self, vector: torch.Tensor) -> None:
         """Take the values in a vector (1-D uint8, of the bytes `held`) as the module's own."""
-        for own, view in zip(self._own(), self._views(vector), strict=True):
-            own.copy_(view)
+        for tensor, view in zip(self._own(), self._views(vector), strict=True):
+            tensor.copy_(view)
 
     def _own(self) -> Iterator[torch.Tensor]:
         """What the module's tensors hold of each entry."""
         for entry, tensor, cut in zip(self._entries, self._tensors, self._cut, strict=True):
-            piece, own = entry.piece, tensor.detach()
-            yield own.narrow(piece.dimension, piece.start, piece.stop - piece.start) if cut else own
+            piece, whole = entry.piece, tensor.detach()
+            yield whole.narrow(piece.dimension, piece.start, piece.stop - piece.start) if cut else whole
 
     def initial(self, slot: int) -> None:
         """Write the model's own values into a gradient slot."""
@@ -402,9 +402,9 @@ class FlatModule:
                 if not cut:
                     tensor.data = view
         if any(self._cut):
-            for own, view, cut in zip(self._own(), self._homes[landing], self._cut, strict=True):
+            for held, view, cut in zip(self._own(), self._homes[landing], self._cut, strict=True):
                 if cut:
-                    own.copy_(view)
+                    held.copy_(view)
         if self._unwritten is not None:
             self._unwritten.begin()
 
@@ -443,9 +443,9 @@ class FlatModule:
     def take_buffers(self, vector: torch.Tensor) -> None:
         """Write the buffers of a user's module, as they are now, into a vector (1-D uint8, of the bytes `held`)."""
         if self.owned:
-            for entry, own in zip(self._entries, self._tensors, strict=True):
+            for entry, tensor in zip(self._entries, self._tensors, strict=True):
                 if entry.tensor.kind == "buffer":
-                    _view(vector, entry, self.held.start).copy_(own.detach())
+                    _view(vector, entry, self.held.start).copy_(tensor.detach())
 
     def _arrive(self, landing: int, parts: Sequence[Range]) -> None:
         """Copy a vector to the device, the frozen parameters once; waits, since the next fetch may land in it as soon
@@ -497,7 +497,9 @@ class FlatModule:
         if not self._without[slot]:
             return (part,)
         trained = [entry for entry in self._entries if entry.tensor.kind == "parameter"]
-        return part.without(Range(one.start, one.stop) for at, one in enumerate(trained) if at in self._without[slot])
+        return part.without(
+            Range(entry.start, entry.stop) for at, entry in enumerate(trained) if at in self._without[slot]
+        )
 
     def _leave(self, slot: int) -> bool:
         """Leave the step's gradient where it is, if that is as in a slot: whether it is."""
@@ -529,8 +531,8 @@ class FlatModule:
 
     def norm(self) -> float:
         """Of the step's gradient, in float64."""
-        made = (parameter.grad for parameter in self._trained if parameter.grad is not None)
-        parts = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in made]
+        gradients = (parameter.grad for parameter in self._trained if parameter.grad is not None)
+        parts = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
         return float(torch.linalg.vector_norm(torch.stack(parts))) if parts else 0.0
 
     def carry_buffers(self, slot: int, model: int = 0) -> None:

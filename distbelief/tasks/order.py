@@ -91,14 +91,14 @@ class Order:
         Raises:
             DataError: There is no such minibatch, so others have more data than this process.
         """
-        own = index % OWN
-        if own >= self.batches:
+        position = index % OWN
+        if position >= self.batches:
             raise DataError(
                 f"minibatch {index} of epoch {epoch} is asked for, but the {self.samples} samples here make "
                 f"{self.batches} minibatches of"
                 f" {self.batch_size}; give every replica the same data"
             )
-        first, end = own * self.batch_size, min(self.samples, (own + 1) * self.batch_size)
+        first, end = position * self.batch_size, min(self.samples, (position + 1) * self.batch_size)
         if self.order == SEQUENTIAL:
             return torch.arange(first, end)
         permutation = self._permutations.get(epoch)

@@ -215,13 +215,13 @@ class Task:
 
     def __post_init__(self) -> None:
         if isinstance(self.metric, Mapping) and (
-            wrong := [one for one in self.metric if not isinstance(one, str) or not one or one == "loss"]
+            wrong := [name for name in self.metric if not isinstance(name, str) or not name or name == "loss"]
         ):
             raise UsageError(f"a task's metric has the name {wrong[0]!r}: it is a word, and not that of the loss")
         functions = {name: getattr(self, name) for name in ("model", "train", "test", "loss", "metric")}
         if isinstance(self.metric, Mapping):
             del functions["metric"]
-            functions |= {f"metric {one!r}": metric for one, metric in self.metric.items()}
+            functions |= {f"metric {name!r}": metric for name, metric in self.metric.items()}
         for name, value in functions.items():
             if (name in ("test", "metric") and value is None) or (
                 callable(value) and not (name == "model" and isinstance(value, nn.Module))

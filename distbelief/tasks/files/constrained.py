@@ -83,17 +83,17 @@ def fill(model: nn.Module, file: ModelFile) -> nn.Module:
     Raises:
         LayoutError: they do not fit each other; the first difference is named.
     """
-    state, own = file.state(), model.state_dict()
-    for name, tensor in own.items():
+    state, tensors = file.state(), model.state_dict()
+    for name, tensor in tensors.items():
         if name not in state:
             raise LayoutError(f"{file.name} has no tensor {name!r}, which the model has; name the model it was made of")
-        theirs, ours = ((list(one.shape), str(one.dtype).removeprefix("torch.")) for one in (state[name], tensor))
+        theirs, ours = ((list(side.shape), str(side.dtype).removeprefix("torch.")) for side in (state[name], tensor))
         if theirs != ours:
             raise LayoutError(
                 f"{name!r} is {theirs[0]} {theirs[1]} in {file.name}, the model's is {ours[0]} {ours[1]}; name the "
                 "model that it was made of"
             )
-    if more := [name for name in state if name not in own]:
+    if more := [name for name in state if name not in tensors]:
         raise LayoutError(
             f"{file.name} has a tensor {more[0]!r}, which the model has not; name the model it was made of"
         )

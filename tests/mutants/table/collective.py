@@ -127,7 +127,7 @@ MUTANTS = [
             "tests/machines/test_reductions.py::test_pieces_that_arrive_in_any_order_are_summed",
         ), 15),
     Mutant("who-reads-last-is-not-waited-for", FABRICS, "fabric/shared_memory.py",
-        "(*(made.steps_of(self._rank) if made else WHOLE), END)", "(*(made.steps_of(self._rank) if made else WHOLE),)",
+        " if schedule else WHOLE), END))", " if schedule else WHOLE),))",
         ("tests/machines/test_fabrics.py::test_shared_memory_is_a_fabric[3]",), 15),
     Mutant("what-leaves-is-written-over-before-it-is-read", FABRICS, "fabric/shared_memory.py",
         "        if not self._reached(plan.read):\n            return False\n", "",
