@@ -207,11 +207,7 @@ class Passes:
             yield RunSegment(segment, number, Pass.BACKWARD)
             if roots:
                 torch.autograd.backward(roots, gradients)
-            first = [
-                received
-                for received in segment.takes
-                if isinstance(received, Received) and self._begins(received, segment)
-            ]
+            first = [take for take in segment.takes if isinstance(take, Received) and self._begins(take, segment)]
             for source in first:
                 leaf = pending.leaves.pop(source)
                 if source.transfer.shape.differentiable:

@@ -107,9 +107,7 @@ class HomeProgram:
     @property
     def received(self) -> list[Transfer]:
         """Those that arrive forward."""
-        transfers = [
-            source.transfer for segment in self.segments for source in segment.takes if isinstance(source, Received)
-        ]
+        transfers = [take.transfer for segment in self.segments for take in segment.takes if isinstance(take, Received)]
         return list(dict.fromkeys(transfers))
 
 
@@ -167,9 +165,7 @@ def segment_graph(programs: Sequence[HomeProgram]) -> SegmentGraph:
                 name = ", ".join(segment.paths) or f"segment {segment.number}"
                 home_segments.append(HomeSegment(name, home, tuple(takes), tuple(gives)))
         if len(home_segments) == before:
-            raise LocalProtocolError(
-                f"homes wait for each other before {[waiting[0].paths for waiting in left if waiting]}"
-            )
+            raise LocalProtocolError(f"homes wait for each other before {[wait[0].paths for wait in left if wait]}")
     return SegmentGraph(tuple(home_segments), boundaries)
 
 

@@ -41,13 +41,13 @@ def find(name: str) -> type[Strategy]:
     references.check_no_path("strategy", name, "Class")
     if ":" not in name:
         raise unknown("strategy", name, [*STRATEGIES, "module:Class"])
-    _, kind, told = references.find("strategy", name, "Class")
+    _, kind, error = references.find("strategy", name, "Class")
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
-        raise UsageError(f"{told}; name a class of it that is a distbelief.strategies.Strategy")
+        raise UsageError(f"{error}; name a class of it that is a distbelief.strategies.Strategy")
     if bare := [field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING]:
         raise UsageError(f"strategy {name!r}: its field {bare[0]!r} has no default; give it one")
-    if taken := [field.name for field in fields(kind) if field.init and hasattr(Own, field.name)]:
-        raise UsageError(f"strategy {name!r}: its field {taken[0]!r} has the name of a trait; call it otherwise")
+    if clashing := [field.name for field in fields(kind) if field.init and hasattr(Own, field.name)]:
+        raise UsageError(f"strategy {name!r}: its field {clashing[0]!r} has the name of a trait; call it otherwise")
     know(name, kind)
     return kind
 

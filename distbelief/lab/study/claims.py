@@ -64,8 +64,8 @@ def judge(claim: Claim, values: Sequence[float]) -> Judged:
     """Whether arms do what is claimed; what has no figure agrees with nothing."""
     expected = claim.values or (math.nan,) * len(values)
     known = not any(math.isnan(value) for value in values)
-    told = ", ".join(f"{name} {_number(value)}" for name, value in zip(claim.arms, values, strict=True))
-    return Judged(claim.says, f"{claim.of}: {told}", known and SHAPES[claim.shape](values, expected, claim.within))
+    figures = ", ".join(f"{name} {_number(value)}" for name, value in zip(claim.arms, values, strict=True))
+    return Judged(claim.says, f"{claim.of}: {figures}", known and SHAPES[claim.shape](values, expected, claim.within))
 
 
 def _number(value: float) -> str:
@@ -91,10 +91,10 @@ SHAPES: Mapping[str, Callable[[Sequence[float], Sequence[float], float], bool]] 
     # less than at both ends, in between
     "dips": lambda values, _, within: min(values[1:-1], default=math.inf) * (1 + within) < min(values[0], values[-1]),
     "near": lambda values, wanted, within: all(
-        abs(value - one) <= within * abs(one) for value, one in zip(values, wanted, strict=True)
+        abs(value - expected) <= within * abs(expected) for value, expected in zip(values, wanted, strict=True)
     ),
     "most": lambda values, wanted, within: all(
-        value <= one * (1 + within) for value, one in zip(values, wanted, strict=True)
+        value <= expected * (1 + within) for value, expected in zip(values, wanted, strict=True)
     ),
 }
 """What a figure may do from arm to arm."""
@@ -107,11 +107,11 @@ def momentum(staleness: Mapping[str, int]) -> float:
     >>> round(momentum({str(age): round(1e6 * 0.5**age) for age in range(12)}), 3)
     0.5
     """
-    found = [(int(age), count) for age, count in staleness.items() if count]
-    total = sum(count for _, count in found)
-    if len(found) < 2:
+    counts = [(int(age), count) for age, count in staleness.items() if count]
+    total = sum(count for _, count in counts)
+    if len(counts) < 2:
         return 0.0
-    age = sum(count * one for one, count in found) / total
-    level = sum(count * math.log(count) for _, count in found) / total
-    spread = sum(count * (one - age) ** 2 for one, count in found)
-    return math.exp(sum(count * (one - age) * (math.log(count) - level) for one, count in found) / spread)
+    age = sum(count * updates for updates, count in counts) / total
+    level = sum(count * math.log(count) for _, count in counts) / total
+    spread = sum(count * (updates - age) ** 2 for updates, count in counts)
+    return math.exp(sum(count * (updates - age) * (math.log(count) - level) for updates, count in counts) / spread)

@@ -184,8 +184,8 @@ class AllreduceCoordinator(Answering):
 
     def _round_batches(self, plan: Plan) -> RoundBatches:
         """All that is to be done from the newest checkpoint on."""
-        data, own = plan.settings.data, reduction(plan.settings)
-        return RoundBatches(plan.samples, data.batch_size, data.epochs, self._kept.position, own.accumulate)
+        data, options = plan.settings.data, reduction(plan.settings)
+        return RoundBatches(plan.samples, data.batch_size, data.epochs, self._kept.position, options.accumulate)
 
     def _gathered(self) -> list[Effect]:
         """Begin, once all are there who will come."""
@@ -226,8 +226,8 @@ class AllreduceCoordinator(Answering):
         checkpoint = self._kept.checkpoint if nothing else ""
         begins = self.rounds if nothing else groups.most
         members, source = groups.form(begins, alike=not checkpoint)
-        told = grouping.Assemble(groups.number, self.plan, members, source, begins, self.samples, checkpoint)
-        return [*effects, *(Send(role, told) for role in groups.group)]
+        assemble = grouping.Assemble(groups.number, self.plan, members, source, begins, self.samples, checkpoint)
+        return [*effects, *(Send(role, assemble) for role in groups.group)]
 
     def _whole(self, rounds: int) -> list[Effect]:
         """All of a group hold what it begins with: what was dealt to the last and is not in that is dealt again."""
@@ -242,11 +242,11 @@ class AllreduceCoordinator(Answering):
     def _record_gone(self, lost: list[int]) -> list[Effect]:
         """Tell who is gone since the last group was formed, and how many minibatches of theirs are dealt again."""
         held = dict(zip(self._groups.dealt, lost, strict=False))
-        told: list[Effect] = [
+        effects: list[Effect] = [
             WriteRecord(records.Gone(role, held.get(role, 0), reason, died)) for role, reason, died in self._fallen
         ]
         self._fallen = []
-        return told
+        return effects
 
     def _rewind(self) -> list[Effect]:
         """Nobody is left who holds what the rounds have made: go back to the newest checkpoint, or to the beginning."""
@@ -263,8 +263,8 @@ class AllreduceCoordinator(Answering):
             self._enter(GroupPhase.TRAINING)
             self._cause, self._duties = Cause.EPOCHS_DONE, []
         whence = f"go back to checkpoint {self.number - 1}" if self._kept.checkpoint else "begin anew"
-        told = f"every replica that held the parameters is gone; those that came again {whence}"
-        return [*held, WriteRecord(records.Note(told)), WriteRecord(records.Rewound(self.samples))]
+        text = f"every replica that held the parameters is gone; those that came again {whence}"
+        return [*held, WriteRecord(records.Note(text)), WriteRecord(records.Rewound(self.samples))]
 
     def _on_broken(self, sender: str, event: grouping.Broken) -> list[Effect]:
         """A member cannot go on: should nobody have died, the same group is formed again."""
@@ -272,11 +272,11 @@ class AllreduceCoordinator(Answering):
             return []
         self._barren += 1
         if self._barren > BARREN:
-            told = (
+            why = (
                 f"{BARREN} groups of replicas broke up one after the other without a round; the last since "
                 f"{event.reason}"
             )
-            return self._end(Cause.NO_ROUND, told)
+            return self._end(Cause.NO_ROUND, why)
         sent_away = self._send_guests_away(event.reason) if self._barren >= BARREN_WITH_GUESTS else []
         return [
             *sent_away,
@@ -378,9 +378,9 @@ class AllreduceCoordinator(Answering):
         return effects + self._in_time()
 
     def _stepped(self, role: str, share: Share) -> records.Stepped:
-        told = self._told.pop(role, None)
-        losses = told.losses if told else 0
-        loss = told.loss / losses if told and losses else None
+        report = self._told.pop(role, None)
+        losses = report.losses if report else 0
+        loss = report.loss / losses if report and losses else None
         return records.Stepped(role, share.steps, share.samples, share.steps, loss, 0, losses)
 
     # what the first member does for all

@@ -60,9 +60,9 @@ def time_steps(virtual: SimulatedContext, plan: Plan, partition: int) -> None:
     A step takes longer by the copying of its gradient into the vector that is added up, and by its share of the update
     after its round.
     """
-    own = reduction(plan.settings)
+    options = reduction(plan.settings)
     if plan.settings.partitions == 1:
-        virtual.timing.first = shares([*buckets(plan.layout, own.bucket_mb)])[0]
+        virtual.timing.first = shares([*buckets(plan.layout, options.bucket_mb)])[0]
     if (work := virtual.endpoint.work) is not None:
         trained = plan.layout.homes[partition].trained.size
-        virtual.timing.more = work.copy(trained) + work.update(trained) / own.accumulate
+        virtual.timing.more = work.copy(trained) + work.update(trained) / options.accumulate

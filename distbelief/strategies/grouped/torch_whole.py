@@ -156,7 +156,9 @@ class TorchWhole:
     def state(self) -> list[tuple[str, str, tuple[int, ...], int]]:
         """List all arrays to be sent: name, dtype, shape and length in bytes of each."""
         arrays = self.arrays().items()
-        return [(name, str(one.dtype).removeprefix("torch."), tuple(one.shape), one.nbytes) for name, one in arrays]
+        return [
+            (name, str(array.dtype).removeprefix("torch."), tuple(array.shape), array.nbytes) for name, array in arrays
+        ]
 
     def state_bytes(self, name: str, start: int, stop: int) -> bytes:
         """A copy of bytes [start, stop) of one of these arrays."""

@@ -46,26 +46,26 @@ def _try(step: float) -> Generator[float, tuple[float, float], SearchPoint]:
     return SearchPoint(step, loss if math.isfinite(loss) else math.inf, slope)
 
 
-def cubic(one: SearchPoint, other: SearchPoint, least: float, most: float) -> float:
+def cubic(a: SearchPoint, b: SearchPoint, least: float, most: float) -> float:
     """The minimum of the cubic through two trials, within bounds; their middle where there is none (Nocedal and Wright,
     eq. 3.59).
 
     >>> cubic(SearchPoint(0.0, 1.0, -2.0), SearchPoint(3.0, 4.0, 4.0), 0.0, 3.0)
     1.0
     """
-    if one.step > other.step:
-        one, other = other, one
-    if not all(map(math.isfinite, (*one, *other))):
+    if a.step > b.step:
+        a, b = b, a
+    if not all(map(math.isfinite, (*a, *b))):
         return (least + most) / 2
-    d1 = one.slope + other.slope - 3 * (one.loss - other.loss) / (one.step - other.step)
-    square = d1 * d1 - one.slope * other.slope
+    d1 = a.slope + b.slope - 3 * (a.loss - b.loss) / (a.step - b.step)
+    square = d1 * d1 - a.slope * b.slope
     if square < 0:
         return (least + most) / 2
     d2 = math.sqrt(square)
-    below = other.slope - one.slope + 2 * d2
+    below = b.slope - a.slope + 2 * d2
     if not below:
         return (least + most) / 2
-    return min(max(other.step - (other.step - one.step) * ((other.slope + d2 - d1) / below), least), most)
+    return min(max(b.step - (b.step - a.step) * ((b.slope + d2 - d1) / below), least), most)
 
 
 def wolfe(start: SearchStart) -> Search:

@@ -65,7 +65,7 @@ class Method(Protocol):
         """The next direction."""
         ...
 
-    def learn(self, step: Combine, change: Terms, found: SearchPoint, direction: Direction) -> Learning:
+    def learn(self, step: Combine, change: Terms, point: SearchPoint, direction: Direction) -> Learning:
         """Take in a step, which `step` makes, and the change of the gradient, which `change` is the combination for."""
         ...
 
@@ -107,9 +107,9 @@ class GradientDescent:
         """Down the gradient."""
         return Direction(Combine(((-1.0, G),), D), -self._square, self._first(-self._square), self.largest)
 
-    def learn(self, step: Combine, change: Terms, found: SearchPoint, direction: Direction) -> Learning:
+    def learn(self, step: Combine, change: Terms, point: SearchPoint, direction: Direction) -> Learning:
         """The new gradient's norms are all there is to learn."""
-        self._last = found.step * direction.slope
+        self._last = point.step * direction.slope
         self.begin((yield self.asks()))
         return ""
 
@@ -152,12 +152,12 @@ class ConjugateGradient(GradientDescent):
             return super().direction()
         return Direction(Combine(((-1.0, G), (self._beta, self._old)), D), slope, self._first(slope), self.largest)
 
-    def learn(self, step: Combine, change: Terms, found: SearchPoint, direction: Direction) -> Learning:
+    def learn(self, step: Combine, change: Terms, point: SearchPoint, direction: Direction) -> Learning:
         """Beta, of the old gradient and the new."""
-        self._last = found.step * direction.slope
+        self._last = point.step * direction.slope
         old = self._square
-        asks = (*super().asks(), Dots(((G, "y"), (G, self._old))))
-        *norms, change_along, self._along = yield (step, Combine(change, "y"), Copy(D, self._old), *asks)
+        dots = (*super().asks(), Dots(((G, "y"), (G, self._old))))
+        *norms, change_along, self._along = yield (step, Combine(change, "y"), Copy(D, self._old), *dots)
         super().begin(norms)
         self._beta = max(0.0, change_along / old) if old else 0.0
         return ""
@@ -220,7 +220,7 @@ class Lbfgs:
             step *= 1.0 / max(1.0, self._sum)
         return Direction(Combine(tuple((factor, name) for name, factor in factors.items()), D), slope, step)
 
-    def learn(self, step: Combine, change: Terms, found: SearchPoint, direction: Direction) -> Learning:
+    def learn(self, step: Combine, change: Terms, point: SearchPoint, direction: Direction) -> Learning:
         """A curvature pair, where it tells one; else what the new gradient has in common with the history."""
         slot, before = self._free, self._slots
         kept = before[-(self._descent.history - 1) :] if self._descent.history > 1 else []

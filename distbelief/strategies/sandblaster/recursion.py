@@ -41,8 +41,8 @@ class Gram:
 
     def learn(self, pairs: Iterable[tuple[str, str]], values: Iterable[float]) -> None:
         """Take dot products in."""
-        for (one, other), value in zip(pairs, values, strict=True):
-            self._known[one, other] = self._known[other, one] = value
+        for (left, right), value in zip(pairs, values, strict=True):
+            self._known[left, right] = self._known[right, left] = value
 
     def __getitem__(self, pair: tuple[str, str]) -> float:
         return self._known[pair]

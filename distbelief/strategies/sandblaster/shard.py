@@ -69,22 +69,22 @@ class WorkUnitSums:
         return _vectors(shard).accepted()
 
     def _operate(self, shard: Shard, sender: str, event: operations.Operate, payload: Payload | None) -> list[Effect]:
-        asks, mirror = any(map(operations.scalars, event.commands)), shard.mirror
+        answers, mirror = any(map(operations.scalars, event.commands)), shard.mirror
         if event.number <= self._newest.number:  # told again, for the life before may not have done it
-            return mirror.after([Send(sender, self._newest)]) if asks and event.number == self._newest.number else []
+            return mirror.after([Send(sender, self._newest)]) if answers and event.number == self._newest.number else []
         scalars: list[float] = []
         floor = shard.policy.floor
         for command in event.commands:
             scalars += self._do(shard, command)
         self._newest = answer = operations.Operated(event.number, tuple(scalars))
         incarnation = shard.version.incarnation
-        told = mirror.repeat(
+        effects = mirror.repeat(
             lambda number, _: mirroring.OperationsDone(incarnation, number, event, answer.scalars),
             None,
             shard.policy.floor,
         )
-        told += mirror.after([Send(sender, answer)] if asks else [])
-        return told + (shard.let_go() if shard.policy.floor > floor else [])
+        effects += mirror.after([Send(sender, answer)] if answers else [])
+        return effects + (shard.let_go() if shard.policy.floor > floor else [])
 
     def _do(self, shard: Shard, command: operations.AnyCommand) -> list[float]:
         if isinstance(command, operations.Gather):
@@ -103,8 +103,8 @@ class WorkUnitSums:
     def _contribute(
         self, shard: Shard, sender: str, event: operations.Contribute, payload: Payload | None
     ) -> list[Effect]:
-        own, floor = shard.own.moving, shard.policy.floor
-        if event.start != own.start or event.stop != own.stop or payload is None:
+        moving, floor = shard.own.moving, shard.policy.floor
+        if event.start != moving.start or event.stop != moving.stop or payload is None:
             raise RemoteProtocolError(
                 f"{sender} contributes [{event.start}, {event.stop}) to {shard.role}, which does not hold that"
             )
@@ -117,11 +117,11 @@ class WorkUnitSums:
                 f"{sender} contributes work unit {event.number}, part {event.part}, of evaluation {event.evaluation}; "
                 f"{shard.role} is at {floor}"
             )
-        told: list[Effect] = []
+        effects: list[Effect] = []
         if event.evaluation == floor and event.number not in self._taken:
-            told = shard.mirror.repeat(_took(shard, event.number, event.part, payload), payload)
+            effects = shard.mirror.repeat(_took(shard, event.number, event.part, payload), payload)
             self._take(shard, event.number, event.part, payload)
-        return told + shard.mirror.after(
+        return effects + shard.mirror.after(
             [Send(sender, operations.Contributed(event.incarnation, event.evaluation, event.number))]
         )
 

@@ -72,9 +72,9 @@ class Mapped(MemoryUpdates, Replicated):
             UsageError: naming the option.
         """
         if machine.carrier != "shared":
-            asked = f"--listen {machine.listen}" if machine.listen else f"--transport {machine.transport}"
+            option = f"--listen {machine.listen}" if machine.listen else f"--transport {machine.transport}"
             raise UsageError(
-                f"{asked}: strategy {self.name} is of one machine, whose memory its replicas update; leave it off"
+                f"{option}: strategy {self.name} is of one machine, whose memory its replicas update; leave it off"
             )
 
     def check_virtual(self, settings: Settings, cluster: Virtual) -> None:

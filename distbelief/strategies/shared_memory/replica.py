@@ -145,17 +145,17 @@ class SharedMemoryReplica:
             self._plan, self._attached = plan, True
             yield Attach(plan, 0, 0)
 
-    def _run(self, asked: events.Event) -> Steps[None]:
-        if isinstance(asked, initialising.Restore):
-            yield from self._attach(asked.plan)
-            loaded: events.Loaded | None = (yield Load(asked.checkpoint, asked.plan, 0)) if asked.checkpoint else None
+    def _run(self, event: events.Event) -> Steps[None]:
+        if isinstance(event, initialising.Restore):
+            yield from self._attach(event.plan)
+            loaded: events.Loaded | None = (yield Load(event.checkpoint, event.plan, 0)) if event.checkpoint else None
             yield Begin(loaded.arrays, loaded.facts) if loaded else Begin(None, {})
             yield Send(roles.COORDINATOR, initialising.Restored(loaded=True))
             return
         arrays, facts = self._holds()
-        if isinstance(asked, checkpointing.Snapshot):
-            saved: events.Saved = yield Save(asked.number, "shard-0", arrays, facts)
-            yield Send(roles.COORDINATOR, checkpointing.SnapshotDone(asked.number, saved.error))
+        if isinstance(event, checkpointing.Snapshot):
+            saved: events.Saved = yield Save(event.number, "shard-0", arrays, facts)
+            yield Send(roles.COORDINATOR, checkpointing.SnapshotDone(event.number, saved.error))
         else:
             staleness = {int(at): count for at, count in facts["staleness"].items()}
             yield Send(

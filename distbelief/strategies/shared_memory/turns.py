@@ -43,7 +43,7 @@ class UpdateTurns:
             self._locks.give([self._lock(self._index)])
             self._entered = False
 
-    def take(self, numbers: Sequence[int], told: Callable[[], bool]) -> bool:
+    def take(self, numbers: Sequence[int], interrupted: Callable[[], bool]) -> bool:
         """Wait for the turn, however long the gradients of others take, and take the lock of all; where `told` says
         that something has arrived, not, and False.
 
@@ -52,7 +52,7 @@ class UpdateTurns:
         """
         self._waiting = True
         try:
-            while try_until(self._may_have_turn, told) and self._locks.take(numbers, told):
+            while try_until(self._may_have_turn, interrupted) and self._locks.take(numbers, interrupted):
                 counts = self._counts()
                 counts.turn = following(counts.turn, filter(self._is_there, range(self._replicas)))
                 if counts.turn == self._index:
