@@ -30,16 +30,16 @@ class CompressOptions(Compression):
 
 def compress(args: list[str]) -> int:
     """`distbelief compress RUN [options]`."""
-    run, asked = ask_of("distbelief compress RUN", "run", CompressOptions, args)
+    run, settings = ask_of("distbelief compress RUN", "run", CompressOptions, args)
     forkserver.start()
     from distbelief.lab.compress.compressing import compress as make
 
-    chosen = Compression(**{field.name: getattr(asked, field.name) for field in fields(Compression)})
+    chosen = Compression(**{field.name: getattr(settings, field.name) for field in fields(Compression)})
     with signals.raised():
-        result = make(run, asked.out, chosen, tell=_nothing if asked.quiet or asked.json else _tell)
-    if asked.json:
+        result = make(run, settings.out, chosen, tell=_nothing if settings.quiet or settings.json else _tell)
+    if settings.json:
         print(msgspec.json.encode(result).decode())
-    elif not asked.quiet:
+    elif not settings.quiet:
         print("\n".join(summary(result)))
     return 0
 
@@ -82,10 +82,10 @@ class ExpandOptions:
 
 def expand(args: list[str]) -> int:
     """`distbelief expand FILE [options]`."""
-    file, asked = ask_of("distbelief expand FILE", "file", ExpandOptions, args)
+    file, settings = ask_of("distbelief expand FILE", "file", ExpandOptions, args)
     from distbelief.lab.compress.expanding import expand as write
 
-    print(write(file, asked.out or None))
+    print(write(file, settings.out or None))
     return 0
 
 

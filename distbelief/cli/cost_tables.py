@@ -34,7 +34,7 @@ def _show_layers(cost: TrainingCost) -> None:
     measured = cost.profile.points[-1]
     grown = [cost.point.forward / max(1e-12, measured.forward), cost.point.backward / max(1e-12, measured.backward)]
     for layer in cost.layers:
-        forward, backward = (1e3 * one * scale for one, scale in zip(times[layer.name], grown, strict=True))
+        forward, backward = (1e3 * seconds * scale for seconds, scale in zip(times[layer.name], grown, strict=True))
         kind = layer.kind + (f" x{layer.calls}" if layer.calls > 1 else "")
         adds = "unknown" if layer.uncounted else _count(layer.multiply_adds)
         counts = ["x".join(map(str, layer.output)), _count(layer.parameters), adds]
@@ -43,7 +43,7 @@ def _show_layers(cost: TrainingCost) -> None:
         sizes = [_mega(bytes_of.get(layer.name, 0)) for bytes_of in (trace.maps, trace.gradients)]
         rows.append([layer.name, kind, *counts, number(forward), number(backward), *sizes])
     sums = [f"{sum(getattr(layer, what) for layer in cost.layers):,}" for what in ("parameters", "multiply_adds")]
-    seconds = [number(1e3 * one) for one in (cost.point.forward, cost.point.backward)]
+    seconds = [number(1e3 * duration) for duration in (cost.point.forward, cost.point.backward)]
     sizes = [_mega(sum(bytes_of.values())) for bytes_of in (trace.maps, trace.gradients)]
     rows.append(["all", "", "", *sums, *seconds, *sizes])
     what = "output and multiply-adds (forward) of one sample; times, maps and gradients of a minibatch of"
@@ -74,8 +74,13 @@ def _show_iteration(cost: TrainingCost) -> None:
         [[name, number(1e3 * seconds), f"{seconds / cost.step:.0%}"] for name, seconds in parts.items()],
     )
     rows = [
-        [one.optimizer, number(1e3 * one.seconds), f"{one.seconds / (point.step + one.seconds):.1%}", _mega(one.state)]
-        for one in sorted(cost.updates, key=lambda one: one.seconds)
+        [
+            step.optimizer,
+            number(1e3 * step.seconds),
+            f"{step.seconds / (point.step + step.seconds):.1%}",
+            _mega(step.state),
+        ]
+        for step in sorted(cost.updates, key=lambda step: step.seconds)
     ]
     show("optimizers", ("", "update, ms", "of an iteration", "state, MB"), rows)
 
@@ -101,8 +106,10 @@ def _words(cost: TrainingCost) -> Iterator[str]:
         more += [f"a price of {charges['price']:.3g}"] if cost.price_per_hour is not None else []
         yield f"{'an epoch' if epochs == 1 else f'{epochs} epochs'}: {', '.join([_time(charges['seconds']), *more])}"
     charges = cost.charges(1)
-    told = {"seconds": "s", "kilowatt_hours": "kWh", "price": "price"}
-    million = [f"{charges[f'{name}_per_million_samples']:.3g} {unit}" for name, unit in told.items() if name in charges]
+    units = {"seconds": "s", "kilowatt_hours": "kWh", "price": "price"}
+    million = [
+        f"{charges[f'{name}_per_million_samples']:.3g} {unit}" for name, unit in units.items() if name in charges
+    ]
     yield f"normalised, for a million samples: {', '.join(million)}"
     if cost.largest_batch is not None:
         yield (

@@ -56,25 +56,25 @@ def predict(args: list[str]) -> int:
     if len(words) < 2:
         raise UsageError(f"write which runs, and what they are to predict, first: {PROG} --out FILE")
     rest = args[len(words) :]
-    asked = ask(PROG, PredictOptions, rest)
+    settings = ask(PROG, PredictOptions, rest)
     *runs, source = words
     if not source.endswith((".safetensors", ".npy")):
         check_task(source)
-    if not asked.out:
+    if not settings.out:
         raise UsageError(f"where to? Name the file: {PROG} --out outputs.safetensors")
-    forkserver.start(asked.partitions > 1)
+    forkserver.start(settings.partitions > 1)
     from distbelief.cli import cost_tables
     from distbelief.places.prediction import predict as predicting
     from distbelief.record.live import figures
 
-    with signals.raised(), cost_tables.progress(f"predicting {source}") as told:
+    with signals.raised(), cost_tables.progress(f"predicting {source}") as show:
         result = predicting.predict(
-            runs, source, asked.out, asked.replicas, asked.batch_size, asked.data_dir, asked.device, asked.threads,
-            asked.partitions, asked.split, told,
+            runs, source, settings.out, settings.replicas, settings.batch_size, settings.data_dir, settings.device,
+            settings.threads, settings.partitions, settings.split, show,
         )  # fmt: skip
-    if asked.json:
+    if settings.json:
         print(msgspec.json.encode(result).decode())
-    elif not asked.quiet:
+    elif not settings.quiet:
         measured = ""
         if "test_loss" in result:
             shown = figures(result["test_accuracy"], result["test_metrics"], result["test_loss"])

@@ -49,23 +49,23 @@ def study(args: list[str]) -> int:
     """`distbelief study NAME|FILE.toml [options]`."""
     known = f"the package's own: {_names()}"
     meaning = f"{StudyOptions.__doc__} Studies: {_names()}"
-    name, asked = ask_of("distbelief study NAME|FILE.toml", "study", StudyOptions, args, meaning, known)
+    name, settings = ask_of("distbelief study NAME|FILE.toml", "study", StudyOptions, args, meaning, known)
     file = definition.find(name)
     read = definition.read(file)
-    more = ("--data-dir", asked.data_dir) if asked.data_dir else ()
+    more = ("--data-dir", settings.data_dir) if settings.data_dir else ()
     check(read, file, more)
-    out = Path(asked.out or f"studies/{file.stem}")
+    out = Path(settings.out or f"studies/{file.stem}")
     forkserver.start()
     from distbelief.lab.study.page import PAGE, write_page
     from distbelief.lab.study.report import write_report
     from distbelief.lab.study.running import run
 
-    tell = _nothing if asked.quiet else _tell
+    tell = _nothing if settings.quiet else _tell
     tell(f"{read.title}: {len(read.arms)} arms, {len(read.seeds)} seeds, into {out}")
     with signals.raised():
-        trials = run(read, out, preparing(more), tell, asked.minutes)
+        trials = run(read, out, preparing(more), tell, settings.minutes)
         report = write_report(out, read, trials)
-        if not asked.quiet:
+        if not settings.quiet:
             print("\n".join(report.lines()))
         if why := write_page(out / PAGE, report):
             print(f"distbelief: {why}: the same command makes it", file=sys.stderr)
@@ -88,10 +88,10 @@ def preparing(more: Sequence[str] = ()) -> Prepare:
             chosen = parse_compression([*words, *more])
             command = shlex.join(["distbelief", "compress", "RUN", *words])
             return Prepared(lambda run, out: compress(run, out, chosen), command)
-        asked = options.parse(COMMANDS[arm.place], arm.task, arm.strategy, [*words, *more])
-        place = asked.place() if arm.place == "local" else virtual.cluster(asked.virtual)()
+        parsed = options.parse(COMMANDS[arm.place], arm.task, arm.strategy, [*words, *more])
+        place = parsed.place() if arm.place == "local" else virtual.cluster(parsed.virtual)()
         command = shlex.join(["distbelief", COMMANDS[arm.place], arm.task, arm.strategy, *words])
-        return Prepared(place.run, command, asked.job(arm.task))
+        return Prepared(place.run, command, parsed.job(arm.task))
 
     return prepare
 
@@ -107,15 +107,15 @@ def check(read: Study, file: Path, more: Sequence[str] = ()) -> None:
         with definition.at(file), definition.at(f"arm {arm.name!r}"):
             check_task(arm.task)
             kept = ("--seed",) if arm.compresses else KEPT
-            if own := next((word for word in words if word in kept), ""):
-                raise UsageError(f"{own}: is the study's own; leave it off")
+            if reserved := next((word for word in words if word in kept), ""):
+                raise UsageError(f"{reserved}: is the study's own; leave it off")
             if arm.compresses:
                 parse_compression([*words, *more])
                 continue
-            asked = options.parse(COMMANDS[arm.place], arm.task, arm.strategy, [*words, *more])
-            asked.job(arm.task)
+            parsed = options.parse(COMMANDS[arm.place], arm.task, arm.strategy, [*words, *more])
+            parsed.job(arm.task)
             if arm.place == "simulated":
-                virtual.cluster(asked.virtual)
+                virtual.cluster(parsed.virtual)
 
 
 def _names() -> str:

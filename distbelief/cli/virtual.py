@@ -31,8 +31,9 @@ def cluster(virtual: VirtualOptions) -> Callable[[], Simulated]:
         from distbelief.transport.processors import Hosts
         from distbelief.transport.virtual import NetworkModel, Outage
 
-        crashes, outages = tuple(Crash(*one) for one in faults.crashes), tuple(Outage(*one) for one in faults.outages)
-        leaves = tuple(LeavingHost(*one) for one in faults.leaves)
+        crashes = tuple(Crash(*crash) for crash in faults.crashes)
+        outages = tuple(Outage(*outage) for outage in faults.outages)
+        leaves = tuple(LeavingHost(*leaving) for leaving in faults.leaves)
         return Simulated(
             NetworkModel(**line, **faults.delays, outages=outages), ComputeModel(**steps), crashes,
             phantom=virtual.phantom, keep=virtual.keep, handling=Handling(**handling),

@@ -77,8 +77,8 @@ def transformers_callback(trainer: Any, reduce: Reduce | None = None) -> Any:
 
 
 def _state(reduce: Reduce | None, where: str) -> Reduce:
-    given: Reduce | None = admit(reduce, Reduce | None, f"{where}(reduce={shown(reduce)})")
-    return given or Reduce()
+    chosen: Reduce | None = admit(reduce, Reduce | None, f"{where}(reduce={shown(reduce)})")
+    return chosen or Reduce()
 
 
 def _missing(package: str, error: ImportError) -> UsageError:

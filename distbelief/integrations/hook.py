@@ -110,8 +110,8 @@ class Reduce:
 
     def _begin(self, device: torch.device) -> None:
         if self._algorithm == Window.algorithm and device.type != "cpu":
-            told = f"the gradients are on {device}, and go through memory that CPUs share"
-            raise UsageError(f"{Window.algorithm}: {told}; use auto")
+            reason = f"the gradients are on {device}, and go through memory that CPUs share"
+            raise UsageError(f"{Window.algorithm}: {reason}; use auto")
         if not dist.is_initialized():
             raise UsageError("there is no process group yet: call torch.distributed.init_process_group() first")
         self._group = dist.new_group() if self._group is None else self._group
@@ -143,8 +143,8 @@ class Reduce:
             both = torch.tensor([number, -number], device=lines.device)
             dist.all_reduce(both, dist.ReduceOp.MAX, group=self._group)
             if both[0] != -both[1]:
-                told = f"{self._algorithm}, per_host {self._per_host}"
-                return f"the ranks were told to add up in different ways, this one: {told}; tell all the same"
+                settings = f"{self._algorithm}, per_host {self._per_host}"
+                return f"the ranks were told to add up in different ways, this one: {settings}; tell all the same"
             if self._algorithm in ("auto", Window.algorithm) and lines.device.type == "cpu":
                 self._window = open_window(lines.rank, self.ranks, self._group)
             if self._window:

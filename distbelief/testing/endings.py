@@ -116,12 +116,12 @@ class Endings:
         """Whether somebody asked the job to end before it was ending, or while it was and all have gone back since."""
         if self._asked_after is None:
             return False
-        told = self._run.records
+        seen = self._run.records
         ending = max(
-            (at for at, record in enumerate(told[: self._asked_after]) if isinstance(record, records.Ending)),
+            (at for at, record in enumerate(seen[: self._asked_after]) if isinstance(record, records.Ending)),
             default=None,
         )
-        return ending is None or any(isinstance(record, records.Rewound) for record in told[ending:])
+        return ending is None or any(isinstance(record, records.Rewound) for record in seen[ending:])
 
     def _has(self, kind: type[records.Record]) -> bool:
         return any(isinstance(record, kind) for record in self._run.records)
@@ -180,7 +180,7 @@ class Endings:
 
 def ways(run: Observed, cause: Cause) -> Counter[str]:
     """How a job has come to its end, by name: what a sweep counts, so that a way that none goes any more is seen."""
-    found = Counter([cause.name])
+    counts = Counter([cause.name])
     if cause.outcome is Outcome.DONE:
         count = Counter(type(record) for record in run.records)
         died = {roles.kind(role) for role in run.simulation.killed}
@@ -189,11 +189,11 @@ def ways(run: Observed, cause: Cause) -> Counter[str]:
             for record in run.records
             if isinstance(record, records.Vacant) and roles.kind(record.role) is roles.Kind.SHARD
         ]
-        found["done, and nobody died"] = not died
-        found["done after a replica died"] = roles.Kind.REPLICA in died
-        found["done after the coordinator died"] = roles.Kind.COORDINATOR in died
-        found["done after a shard came again"] = bool(again) and not count[records.Rewound]
-        found["done after all went back"] = count[records.Rewound] > 0
-        found["done after a standby succeeded"] = count[records.Succeeded] > 0
-        found["done with pushes forgotten"] = count[records.Forgotten] > 0
-    return +found
+        counts["done, and nobody died"] = not died
+        counts["done after a replica died"] = roles.Kind.REPLICA in died
+        counts["done after the coordinator died"] = roles.Kind.COORDINATOR in died
+        counts["done after a shard came again"] = bool(again) and not count[records.Rewound]
+        counts["done after all went back"] = count[records.Rewound] > 0
+        counts["done after a standby succeeded"] = count[records.Succeeded] > 0
+        counts["done with pushes forgotten"] = count[records.Forgotten] > 0
+    return +counts

@@ -91,42 +91,42 @@ class _Check:
         """All rounds, in each of which another rank is late; then the first leaves."""
         for vector in (self.side.slot, self.side.total):
             self._guard(vector)
-        found: list[torch.Tensor] = []
+        sums: list[torch.Tensor] = []
         for number in range(ROUNDS):
             late = number % self.ranks == self.rank
             if not late:
-                self._bring(number, found)
+                self._bring(number, sums)
                 self._look(number)
             self.meet()
             if late:
-                self._stays(found)
-                self._bring(number, found)
+                self._stays(sums)
+                self._bring(number, sums)
             self._wait_for_true(number)
-            before, found = found, [self._view(self.side.total, bucket).clone() for bucket in self.buckets]
+            before, sums = sums, [self._view(self.side.total, bucket).clone() for bucket in self.buckets]
             self._check_guards()
             if self.side.total is not self.side.slot:
                 self.side.slot.fill_(255)  # it is this rank's again: who still reads it has garbage
                 self._guard(self.side.slot)
-            self._holds(number, before, found)
+            self._holds(number, before, sums)
         self.meet()
-        self._stays(found)
+        self._stays(sums)
         if self.side.leave is not None and self.ranks > 1:
             self._last_leaves()
 
-    def _bring(self, number: int, found: list[torch.Tensor]) -> None:
+    def _bring(self, number: int, sums: list[torch.Tensor]) -> None:
         """Write what this rank brings to a round, and make it ready in an order of its own."""
-        for bucket, brought in zip(self.buckets, self._brought(number, self.rank, found), strict=True):
+        for bucket, brought in zip(self.buckets, self._brought(number, self.rank, sums), strict=True):
             self._view(self.side.slot, bucket).copy_(brought)
         order = torch.randperm(len(self.buckets), generator=torch.Generator().manual_seed(97 * number + self.rank))
         for bucket in order.tolist():
             self._quickly(partial(self.side.fabric.ready, bucket), "ready")
 
-    def _brought(self, number: int, rank: int, found: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _brought(self, number: int, rank: int, sums: list[torch.Tensor]) -> list[torch.Tensor]:
         """What a rank brings; but for the bits that it found, the same whoever asks."""
         chance = torch.Generator().manual_seed(1000 * number + rank)
         whole = [torch.randint(-1000, 1000, (length,), generator=chance).double() for length in (1003, 1)]
         loose = torch.randn(517, generator=chance)
-        bits = found[2].view(torch.int32).double() if found else torch.zeros(517, dtype=torch.float64)
+        bits = sums[2].view(torch.int32).double() if sums else torch.zeros(517, dtype=torch.float64)
         long = torch.randint(-1000, 1000, (1,), generator=chance).float() + torch.arange(LONG) % 1000
         first = torch.full((5,), 10 * rank + number, dtype=torch.uint8)
         return [*whole, loose, bits, long, first][: len(self.buckets)]
@@ -143,7 +143,7 @@ class _Check:
             assert monotonic() < end, f"{self._at(number)} is not done within {PATIENCE_SECONDS:g} s"
         assert done, f"{self._at(number)} says that a rank is gone, and all are there"
 
-    def _holds(self, number: int, before: list[torch.Tensor], found: list[torch.Tensor]) -> None:
+    def _holds(self, number: int, before: list[torch.Tensor], sums: list[torch.Tensor]) -> None:
         """Every vector holds what its postcondition says."""
         everybody = [self._brought(number, rank, before) for rank in range(self.ranks)]
         for at, bucket in enumerate(self.buckets):
@@ -153,20 +153,20 @@ class _Check:
             what = f"{self._at(number)}, vector {at}"
             if at == 2:
                 torch.testing.assert_close(
-                    found[at].double(), wanted, rtol=0, atol=self.ranks * 1e-5, msg=f"{what} is not the sum of all"
+                    sums[at].double(), wanted, rtol=0, atol=self.ranks * 1e-5, msg=f"{what} is not the sum of all"
                 )
             elif at == 3:
-                assert torch.equal(found[at], wanted), (
+                assert torch.equal(sums[at], wanted), (
                     f"{what}: two ranks had other bits of vector 2 in the round before"
                 )
             else:
-                assert torch.equal(found[at].double(), wanted.double()), (
-                    f"{what} is not the {'sum' if bucket.adds else 'first'} of all: {found[at]}"
+                assert torch.equal(sums[at].double(), wanted.double()), (
+                    f"{what} is not the {'sum' if bucket.adds else 'first'} of all: {sums[at]}"
                 )
 
-    def _stays(self, found: list[torch.Tensor]) -> None:
+    def _stays(self, sums: list[torch.Tensor]) -> None:
         """What was found is there until this rank has brought something new."""
-        for at, (bucket, kept) in enumerate(zip(self.buckets, found, strict=bool(found))):
+        for at, (bucket, kept) in enumerate(zip(self.buckets, sums, strict=bool(sums))):
             now = self._view(self.side.total, bucket)
             assert torch.equal(now.view(torch.uint8), kept.view(torch.uint8)), (
                 f"{self.algorithm}: vector {at} is another, and its rank has brought nothing new"

@@ -73,8 +73,10 @@ class _Watch:
         self.until(lambda: len(self.ends) >= len(lives), f"the ends of {lives} are not told of")
         for _ in range(IDLE_PUMPS):
             self.site.pump()
-        told = [(end.role, end.incarnation) for end in self.ends]
-        assert sorted(told) == sorted(lives), f"the ends of {lives} are to be told of once each, it has told of {told}"
+        reported = [(end.role, end.incarnation) for end in self.ends]
+        assert sorted(reported) == sorted(lives), (
+            f"the ends of {lives} are to be told of once each, it has told of {reported}"
+        )
 
 
 def check_place(make_site: MakeSite) -> None:

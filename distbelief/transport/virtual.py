@@ -131,8 +131,8 @@ class VirtualNetwork:
         self.chance = random.Random(seed)
         self.phantom = phantom
         usual = LinkModel(self.model.latency, self.model.bandwidth)
-        own = MEMORY if hosts else usual
-        inside = LinkModel(self.model.local_latency or own.latency, self.model.local_bandwidth or own.bandwidth)
+        base = MEMORY if hosts else usual
+        inside = LinkModel(self.model.local_latency or base.latency, self.model.local_bandwidth or base.bandwidth)
         self.inside = inside if (per_host or hosts) and inside != usual else None
         """Model of links inside a host, where it differs."""
         self.shares = self.inside is not None and self.inside.bandwidth == math.inf
@@ -214,12 +214,12 @@ class VirtualNetwork:
             late += model.delay
         return late
 
-    def heals(self, one: str, other: str, began: float, arrives: float, takes: float) -> float:
+    def heals(self, sender: str, receiver: str, began: float, arrives: float, takes: float) -> float:
         """When it arrives, if what is on its way between two roles is sent again after each outage that meets it, which
         takes so long.
         """
         for start, stop, side in self.outages:
-            if began < stop and arrives >= start and (one in side) is not (other in side):
+            if began < stop and arrives >= start and (sender in side) is not (receiver in side):
                 began, arrives = stop, max(arrives, stop + takes)
         return arrives
 

@@ -89,9 +89,9 @@ class HostProcesses:
         at = self._placement.where[role]
         if at == HOME:
             return msgspec.structs.replace(spec, bind=self._opened.home, advertise=self._opened.home)
-        own = msgspec.structs.replace(spec, environment={}, path=[], directory="", forkserver=0, supervisor=0)
+        bare = msgspec.structs.replace(spec, environment={}, path=[], directory="", forkserver=0, supervisor=0)
         address = self._agents[at].address
-        return msgspec.structs.replace(own, bind=address, advertise=address)
+        return msgspec.structs.replace(bare, bind=address, advertise=address)
 
     # a place
 
@@ -140,7 +140,7 @@ class HostProcesses:
 
     def rename(self, role: str, to: str, incarnation: int) -> bool:
         """Have whoever plays a role play another from now on; whether anybody does."""
-        life = next((one for one in self._lives.values() if one.role == role), None)
+        life = next((life for life in self._lives.values() if life.role == role), None)
         if life is None and not self._local.rename(role, to, incarnation):
             return False
         if life is not None:
@@ -175,8 +175,8 @@ class HostProcesses:
             elif beats:
                 agent.line.say(Beat())
         news, self._news = self._news, []
-        for one in news:
-            self._hooks.happens(one)
+        for event in news:
+            self._hooks.happens(event)
 
     def _hears(self, agent: RemoteAgent) -> bool:
         try:
@@ -249,13 +249,13 @@ class HostProcesses:
             self._opened = None
 
 
-def _as_heard(host: str, said: LifeSaid) -> ChannelMessage:
+def _as_heard(host: str, heard: LifeSaid) -> ChannelMessage:
     """A word of a role on another host, as it would be of this one: with a moment of this clock, and an error that says
     where it was.
     """
-    match said.word:
+    match heard.word:
         case Noted() as noted:
-            return msgspec.structs.replace(noted, moment=time.monotonic() - said.age)
+            return msgspec.structs.replace(noted, moment=time.monotonic() - heard.age)
         case Failed() as failed:
             return msgspec.structs.replace(failed, host=host)
-    return said.word
+    return heard.word

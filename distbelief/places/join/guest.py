@@ -175,7 +175,7 @@ class _Stay:
         if wrong := wrong_strategy(named, guest.strategy):
             raise errors.UsageError(wrong)
         theirs = msgspec.msgpack.decode(self._part.spec, type=Spec, dec_hook=read_own)
-        own = msgspec.structs.replace(
+        spec = msgspec.structs.replace(
             theirs,
             data_dir=guest.data_dir,
             device=guest.device,
@@ -189,18 +189,18 @@ class _Stay:
             environment=dict(os.environb),
             script=guest.script,
         )
-        return msgspec.msgpack.encode(own)
+        return msgspec.msgpack.encode(spec)
 
 
 def leave(path: str) -> int:
     """Ask every guest on this machine that a ticket let in to leave its job; returns how many were asked."""
-    job, asked = read_ticket(path).job, 0
+    job, count = read_ticket(path).job, 0
     for number in range(LEAVE_LISTENERS):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.connect(_name(job, number))
             check_user(asking)
-            asked += 1
-    return asked
+            count += 1
+    return count
 
 
 def _open_leave_listener(ticket: Ticket) -> socket.socket | None:

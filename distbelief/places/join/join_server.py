@@ -150,8 +150,8 @@ class JoinServer:
         answering = [*self._visitors.items()]
         for visitor, _ in answering:
             _cut(visitor)
-        for _, one in answering:
-            one.join(max(0.0, end - time.monotonic()))
+        for _, thread in answering:
+            thread.join(max(0.0, end - time.monotonic()))
 
     def _serve(self) -> None:
         while self._open:

@@ -73,7 +73,7 @@ MUTANTS = [
         ", own=self._task.split)", ")",
         ("tests/core/test_plans.py::test_the_split_that_a_task_brings_is_priced",)),
     Mutant("a-price-forgets-the-split-of-its-task", OWN, "cli/commands.py",
-        "asked.chunks, made.split)", "asked.chunks)",
+        "settings.chunks, resolved.split)", "settings.chunks)",
         ("tests/core/test_plans.py::test_the_split_that_a_task_brings_is_priced",)),
     Mutant("a-split-is-tried-by-replicas-only", REFUSED, "places/processes/requirements.py",
         "        partition.check_model(task, settings)\n", "        assert partition\n",
