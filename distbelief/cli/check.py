@@ -14,7 +14,7 @@ from distbelief.references import check_task
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """Whether hosts are ready for a job: logins, versions, clocks, cores and memory of each, the data of a task, and
+    """Readiness of hosts for a job: logins, versions, clocks, cores and memory of each, the data of a task, and
     latency and bandwidth between each two; what is wrong with any of them, and what to do.
     """
 
@@ -23,7 +23,7 @@ class CheckOptions:
     hostfile: str = ""
     """A file that names them instead."""
     on: str = ""
-    """What starts a job there: ssh, or slurm inside an allocation."""
+    """Starter of a job there: ssh, or slurm inside an allocation."""
     remote_shell: str = "ssh"
     """The command, with its options, by which a host is logged in to."""
     interface: str = ""

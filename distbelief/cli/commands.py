@@ -153,14 +153,14 @@ class EvaluateOptions:
     """Measure the model of a run folder, or of a compressed file, on its task's test set."""
 
     task: str = ""
-    """Of a compressed file whose task is no built-in one: that task, module:function."""
+    """Task of a compressed file, module:function, where it is no built-in one."""
     data_dir: str | None = None
     """Folder with the data; else the run's own, else $DISTBELIEF_DATA, else the cache."""
     device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1."""
+    """Device to compute on: cpu, cuda, cuda:1."""
     inference: str = "float32"
-    """How: float32; int8 (products of 8 bits); or, of a compressed file, ids (shared weights are made of their ids
-    whenever they are used)."""
+    """Arithmetic: float32; int8 (products of 8 bits); or, of a compressed file, ids (shared weights are made of their
+    ids whenever they are used)."""
     json: bool = False
     """Show the figures as JSON."""
 
@@ -184,7 +184,7 @@ def evaluate(args: list[str]) -> int:
 
 @dataclass(frozen=True)
 class StatusOptions:
-    """Who takes part in the job of a run folder, how far everybody is, and what each waits for, since when and why."""
+    """Members of the job of a run folder: how far each is, and what it waits for, since when and why."""
 
     watch: bool = False
     """Show it again every second, until the job has ended."""
@@ -224,22 +224,22 @@ def _of_a_task(command: str, kind: type[Asked], args: Sequence[str]) -> tuple[st
 
 @dataclass(frozen=True)
 class CostOptions:
-    """What training a task costs on this machine: each layer, an iteration, its memory, and epochs."""
+    """Costs of training a task on this machine: each layer, an iteration, its memory, and epochs."""
 
     batch_size: int = 64
     """Samples in a minibatch."""
     optimizer: str = "sgd"
-    """What updates; the others are shown beside it."""
+    """Optimizer that updates; the others are shown beside it."""
     epochs: int = 1
     """Passes over the training set."""
     watts: float | None = None
-    """What the machine takes while it trains: tells the energy."""
+    """Power of the machine while it trains: tells the energy."""
     price_per_hour: float | None = None
-    """Of the machine, in any currency: tells the price."""
+    """Price of the machine, in any currency: tells the price of the training."""
     max_memory: str = ""
-    """Of a process, such as 2GB: tells the largest batch that fits."""
+    """Memory of a process, such as 2GB: tells the largest batch that fits."""
     device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1."""
+    """Device to compute on: cpu, cuda, cuda:1."""
     seconds: float = 30.0
     """For the profile; batch sizes that would need longer are left out, and named."""
     data_dir: str | None = None
@@ -272,7 +272,7 @@ def cost(args: list[str]) -> int:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Which strategy, with how many replicas and shards, trains a task fastest on some machines, and why."""
+    """The strategy, replicas and shards that train a task fastest on some machines, and why."""
 
     machines: str = ""
     """Hosts and the cores of each, such as 4x8; this machine where none are given."""
@@ -284,13 +284,13 @@ class PlanOptions:
     stragglers: tuple[str, ...] = ()
     """Replicas on slower machines, such as 1:4: each step of replica 1 takes 4 times as long."""
     max_memory: str = ""
-    """Of each process, such as 4GB."""
+    """Memory of each process, such as 4GB."""
     strategies: tuple[str, ...] = ()
     """Those that may be chosen; else single, downpour, synchronous, allreduce and hogwild."""
     batch_size: int = 64
     """Samples in a minibatch of one replica."""
     optimizer: str = "sgd"
-    """What updates."""
+    """Optimizer that updates."""
     seconds: float = 30.0
     """For all runs on this machine together."""
     data_dir: str | None = None
@@ -327,7 +327,7 @@ def plan(args: list[str]) -> int:
 
 @dataclass(frozen=True)
 class SplitOptions:
-    """What of a model would go to which partition, what crosses between them, and whether it pays, before training."""
+    """Parts of a model by partition, what crosses between them, and whether it pays, before training."""
 
     partitions: int = 2
     """Processes that a replica is split over."""
@@ -342,13 +342,13 @@ class SplitOptions:
     chunks: int = 0
     """For a split by time: runs of steps in which a sequence is cut; 0 is four for each partition."""
     optimizer: str = "sgd"
-    """What updates."""
+    """Optimizer that updates."""
     network: str = "latency=50us,bandwidth=10Gbit"
     """Latency and bandwidth between partitions."""
     seconds: float = 10.0
     """For measured steps."""
     device: str = "cpu"
-    """Where they are computed: cpu, cuda, cuda:1."""
+    """Device to compute on: cpu, cuda, cuda:1."""
     draw: str = ""
     """A file to put a picture into (SVG): what each partition computes, and what crosses."""
     draw_step: str = ""
@@ -408,7 +408,7 @@ class JoinOptions:
     data_dir: str | None = None
     """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
     device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1."""
+    """Device to compute on: cpu, cuda, cuda:1."""
     threads: int = 1
     """Torch threads of the replica."""
     strategy: str = ""
@@ -471,10 +471,10 @@ def leave(args: list[str]) -> int:
 
 @dataclass(frozen=True)
 class DrawOptions:
-    """What an all-reduce sends, step by step, and its price: drawn from the schedule that is played."""
+    """Messages of an all-reduce, step by step, and its price: drawn from the schedule that is played."""
 
     ranks: int | None = None
-    """How many add up, at most 26; else 4, or as many as a topology has hosts."""
+    """Ranks that add up, at most 26; else 4, or as many as a topology has hosts."""
     topology: str = ""
     """Draw what each link of it carries: tree:8x8, fat-tree:4, torus:4x4x4, dragonfly:2, slim-fly:5, or a file as
     Slurm's topology.conf; ranks follow its walk."""
@@ -488,7 +488,7 @@ class DrawOptions:
 
 @dataclass(frozen=True)
 class DrawPipelineOptions:
-    """Which microbatches the partitions of a split model take forward and back, and when: a chain of equal stages."""
+    """Microbatches that the partitions of a split model take forward and back, and when: a chain of equal stages."""
 
     partitions: int = 4
     """Stages, each at a partition of its own."""

@@ -55,7 +55,7 @@ def parse_compression(words: Sequence[str]) -> Compression:
 
 
 def summary(result: Json) -> list[str]:
-    """What came of a compression, in lines."""
+    """Describe a compression, in lines."""
     lines = [f"{'layer':20} {'values':>11} {'kept':>7} {'bits':>5} {'bytes':>11} {'of them gaps':>13}"]
     for layer in result["layers"]:
         size = layer["gap_bytes"] + layer["value_bytes"]

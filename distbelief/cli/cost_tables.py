@@ -1,4 +1,4 @@
-"""How what training costs is shown."""
+"""Tables of what training costs."""
 
 from __future__ import annotations
 
@@ -95,7 +95,6 @@ def _show_memory(cost: TrainingCost) -> None:
 
 
 def _words(cost: TrainingCost) -> Iterator[str]:
-    """What is said below the tables."""
     yield (
         f"{number(cost.samples / cost.epoch_seconds)} samples/s; times are of this thread's processor, each the lower "
         f"quartile of {min(point.steps for point in cost.profile.points)} steps or more"

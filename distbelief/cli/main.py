@@ -67,7 +67,7 @@ def main() -> NoReturn:
 
 
 def _interrupted(args: Sequence[str]) -> str:
-    """What is said of a command that was interrupted.
+    """Say how far a command was that was interrupted.
 
     >>> _interrupted(["train", "mnist"]), _interrupted(["status"])
     ('interrupted before the job began', 'interrupted')
@@ -154,7 +154,7 @@ def _command(args: list[str]) -> int:
 
 
 def usage() -> str:
-    """What `distbelief --help` shows."""
+    """Return the text of `distbelief --help`."""
     from distbelief.references import TASKS
     from distbelief.strategies import STRATEGIES
 

@@ -17,7 +17,7 @@ from distbelief.split.options import AUTO
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """What the model of a run, or the mean of those of several, answers to the test set of a task, or to the inputs in
+    """Answers of the model of a run, or of the mean of several, to the test set of a task, or to the inputs in
     a file (.safetensors with a tensor "inputs", or .npy): a tensor "outputs" in a safetensors file, samples in order.
     """
 
@@ -28,15 +28,15 @@ class PredictOptions:
     partitions: int = 1
     """Processes of each replica, each with its own part of every model."""
     split: str = AUTO
-    """How, where these are several: one way, or PATTERN=WAY,... of modules' names, where a number is a partition; auto
-    takes that with the least price.
+    """Split, where these are several: one way, or PATTERN=WAY,... of modules' names, where a number is a partition;
+    auto takes that with the least price.
     """
     batch_size: int = 1000
     """Samples that are computed at once."""
     data_dir: str | None = None
     """Folder with the task's data; else $DISTBELIEF_DATA, else the cache."""
     device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1."""
+    """Device to compute on: cpu, cuda, cuda:1."""
     threads: int = 1
     """Torch threads of each process."""
     quiet: bool = False

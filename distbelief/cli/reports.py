@@ -61,7 +61,7 @@ class RunsOptions:
     """List the runs in a folder: task, strategy, state, accuracy, time."""
 
     sort: str = "run"
-    """By which column: run, task, strategy, state, accuracy (the best first), seconds or seed."""
+    """Column to sort by: run, task, strategy, state, accuracy (the best first), seconds or seed."""
     task: str = ""
     """Only those of a task."""
     strategy: str = ""

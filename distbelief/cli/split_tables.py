@@ -1,4 +1,4 @@
-"""How a split model and what it costs are shown."""
+"""Tables of a split model and what it costs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ def show_split(cost: SplitCost) -> None:
 
 
 def _show_ways(cost: SplitCost) -> None:
-    """What auto chose from."""
     show(
         "ways, by a guess from their operations; the first was measured",
         ("way", "times as fast", "why not"),

@@ -73,7 +73,7 @@ def study(args: list[str]) -> int:
 
 
 def preparing(more: Sequence[str] = ()) -> Prepare:
-    """What makes jobs of arms.
+    """Return the function that makes jobs of arms.
 
     Args:
         more: words for all of them.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def cluster(virtual: VirtualOptions) -> Callable[[], Simulated]:
-    """What makes the place, for which torch is imported; its words are checked at once.
+    """Return a maker of the place, for which torch is imported; its words are checked at once.
 
     Raises:
         UsageError: a word that is none.

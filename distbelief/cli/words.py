@@ -226,10 +226,10 @@ def slow_replicas(texts: Iterable[str]) -> dict[int, float]:
 
 
 class Faults(NamedTuple):
-    """What `--faults` asks for."""
+    """Settings of `--faults`."""
 
     crashes: list[tuple[str, int]]
-    """Who dies, and as it sends its how manieth message."""
+    """Role that dies, and the number of the message as it sends which it does."""
     outages: list[tuple[float, float, tuple[str, ...]]]
     """From when until when who is on one side."""
     delays: dict[str, float]
@@ -237,11 +237,11 @@ class Faults(NamedTuple):
     place: dict[str, float]
     """Those of `Simulated` for restarts."""
     leaves: list[tuple[str, int, float]]
-    """Which replica's host is told to go, as it sends its how manieth message, and how many seconds it has."""
+    """Replica whose host is told to go, the number of the message as it sends which it is, and the seconds it has."""
 
 
 def faults(texts: Iterable[str]) -> Faults:
-    """What `--faults` asks for.
+    """Read what `--faults` asks for.
 
     Raises:
         UsageError: an unknown fault, or a value that it cannot have.

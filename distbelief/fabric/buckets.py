@@ -11,7 +11,7 @@ from distbelief.sharding.layout import ITEM_SIZES, Entry, Layout
 
 MEGABYTE = 1_000_000
 FORWARD = 1 / 3
-"""Of the time of a simulated step, what has passed when the backward pass begins."""
+"""Share of a simulated step that has passed when the backward pass begins."""
 
 
 class Bucket(NamedTuple):
@@ -57,7 +57,7 @@ def buckets(layout: Layout, megabytes: float, home: int = 0) -> tuple[Bucket, ..
 
 
 def of_buffers(layout: Layout, home: int = 0) -> tuple[Bucket, ...]:
-    """What all take from the first rank: the buffers of a home, as bytes; nothing where it has none."""
+    """Return the bucket that all take from the first rank: the buffers of a home, as bytes; none where it has none."""
     extent = layout.homes[home]
     base, stop = extent.all.start, extent.moving.stop
     held = (section.start for section in layout.sections if section.kind == "buffer" and section.home == home)
@@ -66,8 +66,7 @@ def of_buffers(layout: Layout, home: int = 0) -> tuple[Bucket, ...]:
 
 
 def shares(buckets: Sequence[Bucket]) -> list[float]:
-    """Of the time of a step, what has passed when the gradient of each bucket is there, as a backward pass makes them;
-    buffers are there at the end.
+    """Return the share of a step that has passed when each bucket's gradient is there; buffers are there at the end.
 
     >>> shares([Bucket(4, 8, "float32"), Bucket(0, 4, "float32")])
     [0.6666666666666667, 1.0]

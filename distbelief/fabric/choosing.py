@@ -1,5 +1,5 @@
-"""By which schedule the ranks of a group add up a vector: the one that is named, or the cheapest by what they
-measure.
+"""Choice of the schedule by which the ranks of a group add up a vector: the one that is named, or the cheapest by what
+they measure.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Measurable(Protocol):
 
 
 def agree(lines: Measurable, group: Sequence[int]) -> LinkModel:
-    """What the slowest of all ranks measures, each among those of some ranks that it is one of."""
+    """Agree on what the slowest of all ranks measures, each among those of some ranks that it is one of."""
     measured = _probe(lines, group) if len(group) > 1 else LinkModel(0.0, 1e12)
     worst = torch.tensor(
         [measured.latency, 1 / measured.bandwidth, measured.reduction], dtype=torch.float64, device=lines.device
@@ -44,7 +44,7 @@ def agree(lines: Measurable, group: Sequence[int]) -> LinkModel:
 
 
 def _probe(lines: Measurable, group: Sequence[int]) -> LinkModel:
-    """What the line to the next of some ranks is like, where all of them ask at once, and what adding costs."""
+    """Measure the line to the next of some ranks, where all of them ask at once, and what adding costs."""
     at = group.index(lines.rank)
     ahead, behind = group[(at + 1) % len(group)], group[at - 1]
     small, large = (torch.zeros(size, dtype=torch.uint8, device=lines.device) for size in (8, PROBE_BYTES))
@@ -71,7 +71,7 @@ def _least(act: Callable[[], object], device: torch.device) -> float:
 
 
 class ScheduleChoice:
-    """By which schedule the ranks of a group add up a vector.
+    """The schedule by which the ranks of a group add up a vector.
 
     With auto that is by what they measure as this is made, and agree on.
 

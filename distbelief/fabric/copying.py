@@ -1,4 +1,4 @@
-"""How bytes are copied from one vector to another."""
+"""Copies of bytes from one vector to another."""
 
 from __future__ import annotations
 

@@ -11,11 +11,11 @@ from distbelief.errors import JobFailed
 from distbelief.fabric.buckets import Bucket
 
 MEET_SECONDS = 15.0
-"""How long the members of a group may take to find its store, where it has one, and each to answer who opens a link to
+"""Time that the members of a group may take to find its store, where it has one, and each to answer who opens a link to
 it: nothing can break that off.
 """
 LOOK_SECONDS = 2e-3
-"""How often who waits for the others of a group looks whether they are there, and whether anything has arrived."""
+"""Time between two looks of a member that waits: whether the others are there, and whether anything has arrived."""
 
 
 class InOrder(ABC):
@@ -53,7 +53,7 @@ class InOrder(ABC):
             self._futures.append(self._start(len(self._futures)))
 
     def reduce(self) -> bool | None:
-        """Whether all is reduced; False where a member is gone, and None, after a rest, where others are waited for."""
+        """Return whether all is reduced; False where a member is gone, None (after a rest) where others are awaited."""
         for future in self._futures:
             if not future.done():
                 self._rest()
@@ -68,8 +68,7 @@ class InOrder(ABC):
 
     @property
     @abstractmethod
-    def _formed(self) -> bool:
-        """Whether there is a group."""
+    def _formed(self) -> bool: ...
 
     @abstractmethod
     def _start(self, bucket: int) -> torch.futures.Future[torch.Tensor]:

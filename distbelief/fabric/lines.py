@@ -30,11 +30,11 @@ class _Receipt(NamedTuple):
 
 
 class _Posted(NamedTuple):
-    """What is on its way for one step."""
+    """Tensors on their way for one step."""
 
     works: list[dist.Work]
     each: bool
-    """Whether every part has a work of its own; NCCL has one for all of them."""
+    """True where every part has a work of its own; NCCL has one for all of them."""
     receipts: list[_Receipt]
 
 

@@ -27,12 +27,12 @@ from distbelief.sharding.layout import Range
 CHUNK = 512 << 10
 """Most bytes that are sent and added at a time."""
 CHUNKS = 8
-"""That fit the window of a link. It must hold what a line carries in a round trip: 1 Gbyte/s times 4 ms."""
+"""Chunks that fit the window of a link. It must hold what a line carries in a round trip: 1 Gbyte/s times 4 ms."""
 WINDOW = CHUNK * CHUNKS
 
 
 class LinkEndpoint(Protocol):
-    """What is asked of the end of a transport (`transport/base` says what each of these does)."""
+    """The end of a transport, as far as it is used here (`transport/base` says what each of these does)."""
 
     deliver: Callable[[Arrival], None]
 
@@ -43,7 +43,7 @@ class LinkEndpoint(Protocol):
         """Open a link."""
 
     def incarnation_of(self, peer: str) -> int:
-        """Which incarnation of a peer there is a link to; -1 where there is none."""
+        """Return the incarnation of a peer to which there is a link; -1 where there is none."""
         ...
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
@@ -66,7 +66,7 @@ class LinkEndpoint(Protocol):
 
 
 class _Link:
-    """What goes to another rank, and what comes from it."""
+    """Messages to another rank, and from it."""
 
     __slots__ = ("acknowledged", "arrived", "posted", "taken", "told", "waiting")
 
@@ -81,12 +81,12 @@ class _Link:
         self.arrived = deque(chunk for chunk in self.arrived if chunk[0].group >= group)
 
     def has_come(self, group: int) -> bool:
-        """Whether a chunk of this group has come; its sender may be in the next one already."""
+        """Return whether a chunk of this group has come; its sender may be in the next one already."""
         return bool(self.arrived) and self.arrived[0][0].group == group
 
     @property
     def has_room(self) -> bool:
-        """Whether the next that waits fits the window."""
+        """Return whether the next that waits fits the window."""
         return bool(self.waiting) and self.waiting[0][0].number < self.acknowledged + CHUNKS
 
 

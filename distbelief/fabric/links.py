@@ -20,9 +20,9 @@ from distbelief.schedules.allreduce import broadcast, schedule
 from distbelief.schedules.schedule import RankStep
 
 REST_SECONDS = 2e-3
-"""How long who waits for the thread does so at a time."""
+"""Time of one wait for the thread."""
 NATIVE = "ring"
-"""What goes by the name native: these links have nothing of their own."""
+"""The schedule that goes by the name native: these links have none of their own."""
 
 
 class Links(InOrder):
@@ -46,7 +46,7 @@ class Links(InOrder):
     ) -> None:  # fmt: skip
         super().__init__(device)
         self.store = store
-        """Where the other members of a group reach this one."""
+        """Address at which the other members of a group reach this one."""
         self._index, self._algorithm, self._per_host = index, algorithm, per_host
         self._lines = LinkLines(endpoint, index, replicas)
         self._steps: list[tuple[RankStep, ...]] = []

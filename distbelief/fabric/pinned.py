@@ -15,7 +15,7 @@ import torch
 
 
 class CudaDevice:
-    """What is asked of CUDA; whatever else is done here is done on a machine without a GPU too."""
+    """The calls of CUDA; all else here is done on a machine without a GPU too."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -61,7 +61,7 @@ def pin(memory: torch.Tensor, cuda: CudaDevice, owner: object) -> None:
 
 
 class DeviceCopies:
-    """What crosses between a device and the host.
+    """Copies between a device and the host.
 
     Args:
         device: where one computes.
@@ -115,5 +115,5 @@ class DeviceCopies:
 
 
 def device_copies(device: torch.device) -> DeviceCopies | None:
-    """What copies between a device and the host; None where they are one."""
+    """Return what copies between a device and the host; None where they are one."""
     return DeviceCopies(device, CudaDevice(device)) if device.type == "cuda" else None

@@ -23,9 +23,9 @@ from distbelief.schedules.allreduce import broadcast
 from distbelief.schedules.schedule import Schedule
 
 REST_SECONDS = 50e-6
-"""How long who waits for the thread sleeps at a time."""
+"""Time of one wait for the thread."""
 STEP_SECONDS = 3600.0
-"""How long one may wait for a gradient of another who lives, or for him to come to the store of a group; a death is
+"""Time that a gradient of another who lives may take, or he to come to the store of a group; a death is
 noticed at once."""
 
 
@@ -45,7 +45,7 @@ class ProcessGroup(InOrder):
         self._algorithm, self._per_host = algorithm, per_host
         self._meeting = TCPStore(host, 0, is_master=True, wait_for_workers=False, use_libuv=True)
         self.store = f"{host}|{self._meeting.port}"
-        """Where a group meets whose first member this is."""
+        """Address at which a group meets whose first member this is."""
         self.traffic = Traffic()
         self._thread: ReductionThread | None = None
         self._index = index

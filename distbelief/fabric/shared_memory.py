@@ -41,16 +41,16 @@ DIRECT = ("direct", *PLACED)
 
 
 class _Plan(NamedTuple):
-    """What a step of a schedule is in the segment."""
+    """A step of a schedule, in the segment."""
 
     ready: list[tuple[int, int]]
     """Counts, and how far they must be before what is received may be read; without the round's."""
     read: list[tuple[int, int]]
     """Those of the ranks that must have read before this rank may write over it."""
     here: list[torch.Tensor]
-    """Where what is received is written,"""
+    """The places where what is received is written,"""
     there: list[torch.Tensor]
-    """where it is read,"""
+    """those where it is read,"""
     adds: list[bool]
     """and whether it is added."""
 
@@ -135,7 +135,7 @@ class SharedMemory:
         self._begun, self._copied = [], {}
 
     def ready(self, bucket: int) -> None:
-        """What this rank brings to a bucket is written; what others have made ready too is added up at once."""
+        """Note that a bucket holds what this rank brings; add up at once what others have made ready too."""
         player = SchedulePlayer(self, bucket, self._steps[bucket])
         done = player.begin()
         if self._begun:
@@ -216,11 +216,11 @@ class SharedMemory:
     # by a schedule
 
     def _count(self, rank: int, bucket: int) -> int:
-        """Where a rank counts: twice the step at which it is in a bucket, one more when what it reads is read."""
+        """Return where a rank counts: twice the step at which it is in a bucket, one more when that is read."""
         return self._members[rank] * len(self._buckets) + bucket
 
     def _plan(self, number: int, schedule: Schedule) -> dict[int, _Plan]:
-        """What each step of this rank is in the segment, by its number."""
+        """Return each step of this rank in the segment, by its number."""
 
         def of(rank: int, move: Move) -> torch.Tensor:
             return _elements(self._slots[self._members[rank]], self._buckets[number], move.start, move.stop)
@@ -261,7 +261,7 @@ class SharedMemory:
 
 
 def in_order() -> bool:
-    """Whether the processors of this machine let others see what they write in the order in which they write it."""
+    """Return whether others see what a processor of this machine writes in the order in which it writes."""
     return platform.machine() in ("x86_64", "AMD64")
 
 

@@ -15,7 +15,7 @@ from distbelief.fabric.player import WHOLE, Mover, play
 from distbelief.schedules.schedule import Schedule
 
 LEAVE_SECONDS = 2.0
-"""How long the thread of a group that is left may take to notice."""
+"""Time that the thread of a group that is left may take to notice."""
 
 
 class ReductionThread:

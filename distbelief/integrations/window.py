@@ -38,9 +38,9 @@ SIZE = 64 << 20
 LINE = 64
 """Bytes between two counts: what two cores write lies not in one line of a cache."""
 PATIENCE_SECONDS = 1800.0
-"""How long one may wait for another, who lives: as long as in a group of gloo's."""
+"""Longest wait for another, who lives: as long as in a group of gloo's."""
 WRITTEN, ADDED, READ, KIND, LEFT = COUNTS = range(5)
-"""What is known of each rank: its chunks, what it adds up, and whether it has left."""
+"""Counts of each rank: its chunks, what it adds up, and whether it has left."""
 
 
 class _Chunk(NamedTuple):
@@ -50,9 +50,9 @@ class _Chunk(NamedTuple):
     """This rank's: the parts that others add up."""
     own: slice
     parts: list[torch.Tensor]
-    """What all wrote of this rank's part, by rank; its own is not there."""
+    """Parts that the others wrote for this rank, by rank; its own is not there."""
     total: torch.Tensor
-    """Of this rank's part."""
+    """Sum of this rank's part."""
     reads: list[tuple[slice, torch.Tensor]]
     """The totals of the others' parts."""
 
@@ -149,7 +149,7 @@ class Window:
         self._tell(READ, number + 1)
 
     def _places(self, piece: torch.Tensor) -> list[_Chunk]:
-        """Where chunks like this one pass."""
+        """Return the places where chunks like this one pass."""
         key = piece.dtype, piece.numel()
         if key not in self._chunks:
             ranges = [slice(part.start, part.stop) for part in cut(Range(0, piece.numel()), self._ranks)]
@@ -194,7 +194,7 @@ class Window:
                     yield False
 
     def _lost(self) -> str:
-        """Which rank has ended or left; "" for none."""
+        """Name the rank that has ended or left; "" for none."""
         for descriptor, _ in self._poll.poll(0):  # which lets the thread of the backward pass have the interpreter
             return f"the process of rank {self._watched[descriptor]} has ended"
         for rank in range(self._ranks):

@@ -34,7 +34,7 @@ class GaloisField:
         self._digits = list(product(range(self._prime), repeat=degree))
         self._elements = {digits: element for element, digits in enumerate(self._digits)}
         self.powers = next(powers for powers in map(self._powers_of_x, range(q)) if len(powers) == q - 1)
-        """Of a primitive element, from 0 to q - 2: all elements but 0."""
+        """Powers of a primitive element, from 0 to q - 2: all elements but 0."""
         self._logarithms = {element: power for power, element in enumerate(self.powers)}
 
     def plus(self, a: int, b: int, times: int = 1) -> int:

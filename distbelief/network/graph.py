@@ -10,7 +10,7 @@ from typing import NamedTuple
 from distbelief.errors import UsageError
 
 MOST_HOSTS = 1 << 14
-"""Of a topology; switches are as many at most."""
+"""Most hosts of a topology; switches are as many at most."""
 
 
 class Cable(NamedTuple):
@@ -105,7 +105,7 @@ class Topology:
         return " to ".join(reversed(ends) if link % 2 else ends)
 
     def ends_at_host(self, link: int) -> bool:
-        """Whether a link is a host's own, which several hosts do not share."""
+        """Return whether a link is a host's own, which several hosts do not share."""
         cable = self.cables[link // 2]
         return min(cable.one, cable.other) < len(self.hosts)
 

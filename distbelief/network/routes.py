@@ -33,7 +33,7 @@ class Routes:
         return self._known[source, target]
 
     def distances(self, target: int) -> list[int]:
-        """How many links each vertex is from one; -1 where there is no way."""
+        """Count the links from each vertex to one; -1 where there is no way."""
         if target not in self._distances:
             around = self.topology.around
             distances, near = [-1] * len(around), [target]

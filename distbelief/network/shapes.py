@@ -15,13 +15,13 @@ from distbelief.network.galois import GaloisField, prime_power
 from distbelief.network.graph import MOST_HOSTS, Cable, Topology
 
 Switches = tuple[list[int], Iterable[tuple[int, int]]]
-"""How many hosts are at each switch, and the pairs of switches with a cable between them."""
+"""The number of hosts at each switch, and the pairs of switches with a cable between them."""
 EXAMPLES = "tree:8x8, fat-tree:4, torus:4x4x4, dragonfly:2 or slim-fly:5"
 _NUMBERS = re.compile(r"[1-9][0-9]{0,4}(x[1-9][0-9]{0,4}){0,7}")
 
 
 def is_shape(text: str) -> bool:
-    """Whether a topology is written as a shape, and is no file.
+    """Return whether a topology is written as a shape, and is no file.
 
     >>> is_shape("tree:2x2"), is_shape("topology.conf"), is_shape("./10:30/topology.conf")
     (True, False, False)
@@ -69,7 +69,7 @@ def tree(*sizes: int) -> Switches:
 
 
 def fat_tree(k: int) -> Switches:
-    """Of switches with k ports (Al-Fares): k pods with k/2 switches at their edge and k/2 above, and (k/2)^2 cores."""
+    """Join switches with k ports (Al-Fares): k pods of k/2 switches at their edge and k/2 above, and (k/2)^2 cores."""
     if k % 2:
         raise UsageError(f"--topology fat-tree:{k}: a switch's ports are halved; write an even number, such as {k + 1}")
     half, edge, above, core = k // 2, 0, k * k // 2, k * k
@@ -128,4 +128,4 @@ SHAPES: Mapping[str, tuple[Callable[..., Switches], int]] = {
     "tree": (tree, MOST_HOSTS), "fat-tree": (fat_tree, 40), "torus": (torus, MOST_HOSTS), "dragonfly": (dragonfly, 7),
     "slim-fly": (slim_fly, 19),
 }  # fmt: skip
-"""What makes each, and the largest product of its numbers with which there are not more hosts than may be."""
+"""The function that makes each, and the largest product of its numbers with which it has not too many hosts."""

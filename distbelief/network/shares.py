@@ -58,7 +58,7 @@ class MeteredLink:
         self.capacity = capacity
         self.flows: dict[Flow, None] = {}
         self.holds, self.elsewhere = 0, 0.0
-        """How many of these it holds; what the others have, which counts only where it holds any."""
+        """The number of these that it holds; what the others have, which counts only where it holds any."""
         self.rate = self.given = self.since = 0.0
         """Bytes per second of each that it holds; bytes that it has given to each until the moment `since`."""
         self.coming: list[tuple[float, int, Flow]] = []

@@ -27,7 +27,7 @@ class SwitchLine(NamedTuple):
     hosts: list[str]
     switches: list[str]
     bandwidth: float
-    """Of the links to these, in bytes per second; 0 where nothing is said of it."""
+    """Bytes per second of the links to these; 0 where nothing is said of it."""
 
 
 def parse_topology(text: str, path: str) -> Topology:

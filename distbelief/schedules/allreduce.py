@@ -134,7 +134,7 @@ FLAT: Mapping[str, Callable[[Sequence[int], Range], Steps]] = {
 HIERARCHICAL = "hierarchical"
 ALGORITHMS = (*FLAT, HIERARCHICAL)
 PLACED = ("native", "auto")
-"""What stands for one of them that the place where a job runs chooses: its own, and the cheapest by what is measured.
+"""Names for the choice of the place where a job runs: its own way, and the cheapest by what is measured.
 """
 
 

@@ -28,7 +28,7 @@ from distbelief.errors import UsageError
 
 
 class Pass(Enum):
-    """Which way a microbatch goes through a segment, or a tensor through a boundary."""
+    """Direction of a microbatch through a segment, or of a tensor through a boundary."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -52,7 +52,7 @@ class SegmentTask(NamedTuple):
 
 
 class Crossing(NamedTuple):
-    """What goes through a boundary for one microbatch: a value forward, or its gradient back."""
+    """Passage of one microbatch through a boundary: a value forward, or its gradient back."""
 
     boundary: int
     microbatch: int
@@ -63,7 +63,7 @@ Action = SegmentTask | Crossing
 
 
 class Boundary(msgspec.Struct, frozen=True):
-    """Where one value crosses from the home that computes it to one that needs it."""
+    """Crossing point of one value, from the home that computes it to one that needs it."""
 
     value: str
     source: int
@@ -79,14 +79,14 @@ class Boundary(msgspec.Struct, frozen=True):
 
 
 class HomeSegment(msgspec.Struct, frozen=True):
-    """What one home computes without waiting, by what it takes from other homes and gives to them."""
+    """A computation of one home without waiting, by what it takes from other homes and gives to them."""
 
     name: str
     home: int
     takes: tuple[int, ...] = ()
     """The numbers of the boundaries over which its inputs come."""
     gives: tuple[int, ...] = ()
-    """Of those over which its outputs leave."""
+    """Numbers of the boundaries over which its outputs leave."""
 
 
 class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
@@ -207,7 +207,7 @@ def chain(stages: int, size: int = 0) -> SegmentGraph:
 
 
 class Pipeline(msgspec.Struct, frozen=True, dict=True):
-    """What each home does with a minibatch of so many microbatches.
+    """Orders of the homes for a minibatch of so many microbatches.
 
     >>> from distbelief.schedules.pipelines import pipeline
     >>> made = pipeline("gpipe", chain(2), 1)

@@ -15,7 +15,7 @@ BACKWARD = 2.0
 
 
 class SegmentCost(msgspec.Struct, frozen=True):
-    """What one segment costs, as the pipeline computes it."""
+    """Cost of one segment, as the pipeline computes it."""
 
     forward: float
     """Seconds of one microbatch."""
@@ -25,7 +25,7 @@ class SegmentCost(msgspec.Struct, frozen=True):
     """Bytes that a microbatch keeps from its way forward for its way back, beside what was received."""
 
     def seconds(self, direction: Pass) -> float:
-        """Of one task."""
+        """Return the time of one task."""
         return self.forward if direction is Pass.FORWARD else self.backward
 
 
@@ -39,7 +39,7 @@ class Span(NamedTuple):
 
 
 class PipelinePrice(msgspec.Struct, frozen=True):
-    """What a step costs."""
+    """Price of a step."""
 
     seconds: float
     """From the first task to the last home's last."""

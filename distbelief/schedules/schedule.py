@@ -43,10 +43,9 @@ Step = tuple[Move, ...]
 
 
 class RankStep(NamedTuple):
-    """What one rank does at one step."""
+    """Moves of one rank at one step."""
 
     number: int
-    """Of the step in the schedule."""
     sends: tuple[Move, ...]
     receives: tuple[Move, ...]
 
@@ -57,14 +56,14 @@ class RankStep(NamedTuple):
 
 
 class Postcondition(Enum):
-    """What every rank holds at the end."""
+    """Contents of every rank at the end."""
 
     SUM = "the sum of what all ranks held"
     FIRST = "what the first rank held"
 
 
 class Schedule(msgspec.Struct, frozen=True, dict=True):
-    r"""How `ranks` ranks move `length` elements; steps in which nothing moves are left out.
+    r"""Moves of `length` elements between `ranks` ranks; steps in which nothing moves are left out.
 
     >>> from distbelief.schedules.allreduce import schedule
     >>> for step in schedule("ring", 2, 4).steps:

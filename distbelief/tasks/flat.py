@@ -20,7 +20,7 @@ from distbelief.sharding.layout import ITEM_SIZES, Entry, Layout, Piece, Range, 
 from distbelief.tasks.users_tensors import UsersTensors, named_tensors
 
 GROUP_OPTIONS = ("lr", "weight_decay")
-"""What a parameter group may set for itself."""
+"""Options that a parameter group may set for itself."""
 
 
 def layout_of(
@@ -117,7 +117,7 @@ def _refuse_shared(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors of one storage have a byte in common: the columns of a matrix have not."""
+    """Return whether two tensors of one storage have a byte in common: the columns of a matrix have not."""
     marks = torch.zeros(first.untyped_storage().nbytes(), dtype=torch.bool)
 
     def of(tensor: torch.Tensor) -> torch.Tensor:
@@ -209,14 +209,14 @@ class _WriteCheck:
                 )
 
     def _marks(self) -> list[int]:
-        """What changes with each parameter: what its bytes add up to, or torch's count of the writes to it, which
+        """Return what changes with each parameter: the sum of its bytes, or torch's count of the writes to it, which
         leaves out those past autograd.
         """
         return [_added(parameter) if self._sums else parameter._version for parameter in self._trained.values()]
 
 
 def _added(tensor: torch.Tensor) -> int:
-    """What the bytes of a tensor add up to."""
+    """Add up the bytes of a tensor."""
     return int(tensor.detach().reshape(-1).view(torch.uint8).sum(dtype=torch.int64))
 
 
@@ -252,7 +252,7 @@ class FlatModule:
             part.sparse = False
         self.device = next(module.parameters()).device
         self.held = self.layout.held(home)
-        """What its vectors hold of the flat vector."""
+        """Range of the flat vector that its vectors hold."""
         self._moving = self.layout.homes[home].moving.stop - self.held.start
         """Bytes up to which these are pushed and fetched."""
         self._entries = [entry for entry in self.layout.entries if home in (-1, entry.piece.home)]
@@ -262,11 +262,11 @@ class FlatModule:
         self.frozen = frozenset(e.tensor.name for e in self._entries if e.tensor.kind == "frozen")
         """The names of the parameters that needed no gradient."""
         self._models = [self.layout.model_of(e) for e in self._entries if e.tensor.kind == "parameter"]
-        """Of each of these, the model that it is of."""
+        """Number of the model of each of these."""
         self._cut = [
             entry.shape != tuple(tensor.shape) for entry, tensor in zip(self._entries, self._tensors, strict=True)
         ]
-        """Of each entry, whether it is a piece of a tensor that the module holds whole: then it is copied."""
+        """True for an entry that is a piece of a tensor which the module holds whole: it is copied."""
         self._users = UsersTensors(module, [entry.tensor for entry in self._entries], tensors) if owned else None
         self._current = -1
         self._staged = self._unpushed = False
@@ -275,7 +275,7 @@ class FlatModule:
         self._unwritten: _WriteCheck | None = None
         self._lying: list[Sequence[torch.Tensor]] = []
         self._without: list[set[int]] = []
-        """Of each slot, the numbers of the parameters of which it has no gradient."""
+        """Numbers of the parameters of which each slot has no gradient."""
         self._gradients: list[torch.Tensor] = []
         self._parameters: list[torch.Tensor] = []
         self._working: list[torch.Tensor] = []
@@ -291,7 +291,7 @@ class FlatModule:
 
     @property
     def only_reads(self) -> bool:
-        """Whether no module is known to write to a parameter as it computes; an embedding with `max_norm` does."""
+        """Return whether no module writes to a parameter as it computes; an embedding with `max_norm` does."""
         return all(getattr(part, "max_norm", None) is None for part in self.module.modules())
 
     def bind(
@@ -359,7 +359,7 @@ class FlatModule:
         return [_view(vector, entry, self.held.start) for entry in self._entries if entry.tensor.kind == "parameter"]
 
     def gradients(self, slot: int) -> list[torch.Tensor]:
-        """What a gradient slot holds for each of `trained`, on the device of the module."""
+        """Return the gradients of `trained` in a slot, on the device of the module."""
         return self._slots[slot]
 
     def write(self, vector: torch.Tensor) -> None:
@@ -373,7 +373,7 @@ class FlatModule:
             tensor.copy_(view)
 
     def _own(self) -> Iterator[torch.Tensor]:
-        """What the module's tensors hold of each entry."""
+        """Return the part of the module's tensor that each entry is."""
         for entry, tensor, cut in zip(self._entries, self._tensors, self._cut, strict=True):
             piece, whole = entry.piece, tensor.detach()
             yield whole.narrow(piece.dimension, piece.start, piece.stop - piece.start) if cut else whole
@@ -493,7 +493,7 @@ class FlatModule:
         self._without[slot] = without if first else self._without[slot] & without
 
     def covered(self, slot: int, part: Range) -> tuple[Range, ...]:
-        """What of a range has a gradient in a slot, buffers too, in order."""
+        """Return the parts of a range that have a gradient in a slot, buffers too, in order."""
         if not self._without[slot]:
             return (part,)
         trained = [entry for entry in self._entries if entry.tensor.kind == "parameter"]
@@ -530,7 +530,7 @@ class FlatModule:
             self._users.keep("parameter")
 
     def norm(self) -> float:
-        """Of the step's gradient, in float64."""
+        """Return the norm of the step's gradient, in float64."""
         gradients = (parameter.grad for parameter in self._trained if parameter.grad is not None)
         parts = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
         return float(torch.linalg.vector_norm(torch.stack(parts))) if parts else 0.0

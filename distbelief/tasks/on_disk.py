@@ -30,7 +30,7 @@ ROOM = 32 << 20
 """Bytes of such tensors that operations come to before these leave the process's memory."""
 LIBC = ctypes.CDLL(None)
 FOLDER = "/var/tmp"
-"""Where the files are, unless `TMPDIR` says where: `/tmp` is often in memory."""
+"""Folder of the files, unless `TMPDIR` names another: `/tmp` is often in memory."""
 
 
 class Built(NamedTuple):
@@ -42,7 +42,7 @@ class Built(NamedTuple):
 
     @property
     def told(self) -> str:
-        """That in a sentence, behind what else is said of the partitions; "" where no large tensor is in memory."""
+        """Say that in a sentence, behind what else is said of the partitions; "" where no large tensor is in memory."""
         why = self.why_in_memory
         return f"; each partition built more than its own part in memory, and dropped the rest, as {why}" if why else ""
 
@@ -112,7 +112,7 @@ class _InFiles(TorchDispatchMode):
         self._room = ROOM
         self._unmoved = ""
         self.refused = ""
-        """What cannot be done with a tensor in a file; "" where everything could."""
+        """Operation that cannot be done with a tensor in a file; "" where everything could."""
 
     def __torch_dispatch__(
         self,
@@ -231,7 +231,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _folder() -> str:
-    """Where the files are to be.
+    """Return the folder of the files.
 
     Raises:
         OSError: it is in memory, or is not there.

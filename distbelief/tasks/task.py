@@ -1,4 +1,4 @@
-"""What a task is: a model, its data, its loss and its metric."""
+"""The parts of a task: a model, its data, its loss and its metric."""
 
 from __future__ import annotations
 
@@ -175,14 +175,14 @@ class Task:
     test: Callable[[], Data | Dataset[object] | Sequence[object]] | None = None
     """Loads the test data; None where there is none."""
     loss: Callable[[Any, Any], Tensor] = torch.nn.functional.cross_entropy
-    """Of the model's output and the targets: the mean over the minibatch, a scalar."""
+    """Function of the model's output and the targets: the mean over the minibatch, a scalar."""
     metric: Metric | dict[str, Metric] | None = correct
-    """Of the model's output and the targets: how many samples are right, which gives the accuracy. Or several by name,
-    each the sum over the samples of what its mean is told of (the one named accuracy is as above); or None, where the
-    loss says it all.
+    """Function of the model's output and the targets: how many samples are right, which gives the accuracy. Or
+    several by name, each the sum over the samples of what its mean is told of (the one named accuracy is as above); or
+    None, where the loss says it all.
     """
     split: str | None = None
-    """How its model is split where a job has `--partitions` and names no `--split`: as that is written, `stages` or
+    """Split of its model where a job has `--partitions` and names no `--split`, written as that is: `stages` or
     `conv*=filters,fc*=neurons`. None where the price chooses.
     """
     reference: str = field(default="", init=False)

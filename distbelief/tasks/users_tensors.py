@@ -49,13 +49,13 @@ class UsersTensors:
             for tensor in tensors
         ]
         self._held: list[tuple[Mapping[str, object], list[object], list[int]]] = []
-        """What each module holds: modules, parameters, buffers; and their ids, which no others have meanwhile."""
+        """Members of each module: modules, parameters, buffers; and their ids, which no others have meanwhile."""
         self._parameters = [at for at, tensor in enumerate(tensors) if tensor.kind != "buffer"]
         self._moving = [at for at, tensor in enumerate(tensors) if tensor.kind != "frozen"]
         self._small = sum(named[tensor.name].nbytes for tensor in tensors) <= SMALL
         self._steps = 0
         self._values: Sequence[torch.Tensor] = ()
-        """What was copied last, of each."""
+        """Values that were copied last, of each."""
         self._marks: list[tuple[int, int]] = []
         self._targets: list[torch.Tensor] = []
         """Those that move, without their history."""
@@ -120,7 +120,7 @@ class UsersTensors:
         self._values, self._marks = values, self._marked()
 
     def _marked(self) -> list[tuple[int, int]]:
-        """What changes with most writes to a parameter."""
+        """Return what changes with most writes to a parameter."""
         return [(tensor._version, tensor.data_ptr()) for tensor in (self.now[at] for at in self._parameters)]
 
     def written(self) -> list[str]:
@@ -145,6 +145,6 @@ class UsersTensors:
 
 
 def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors are of the same bits, which NaN are too."""
+    """Return whether two tensors are of the same bits, which NaN are too."""
     kind = _AS_WHOLE_NUMBERS[first.itemsize]
     return torch.equal(first.detach().view(kind), second.view(kind))

@@ -1,4 +1,4 @@
-"""What stands outside of a job under any consistency: from messages alone it knows what was dealt, pushed, applied and
+"""A checker outside of a job under any consistency: from messages alone it knows what was dealt, pushed, applied and
 dropped, where and when.
 """
 
@@ -66,15 +66,14 @@ class Accounting:
         self.initial: dict[str, torch.Tensor] = {}
         self.moments: dict[tuple[str, int], float] = {}
         self.based: dict[tuple[str, str, int], int] = {}
-        """By push and shard, the updates that were in the parameters it was computed from."""
+        """Updates in the parameters that a push was computed from, by push and shard."""
         self.forgotten: set[tuple[str, str, int]] = set()
         """The pushes that shards had applied and lost, by shard, replica and clock."""
         self._lost: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
         self._began: Counter[str] = Counter()
         self._generations: Counter[tuple[str, int]] = Counter()
         self._mirrored: dict[str, tuple[int, list[list[tuple[str, int]]], list[tuple[str, int]]]] = {}
-        """By shard: the updates its standby began with, those it has heard of since, and what is gathered for the next.
-        """
+        """Updates that each shard's standby began with, those heard of since, and those gathered for the next."""
         self._lasting: set[str] = set()
         """Shards whose memory outlives their processes."""
         self._generation = 0
@@ -164,7 +163,7 @@ class Accounting:
             self._lent[sender, to, -message.start] = self._lends(sender, message)
 
     def _lends(self, role: str, message: Bulk) -> torch.Tensor:
-        """What a message has behind it, as it lies at its sender."""
+        """Return the payload of a message, as it lies at its sender."""
         arena = self.network.endpoints[role].arena
         start, stop = message.start - arena.held.start, message.stop - arena.held.start
         return arena.gradients[message.slot][start:stop]
@@ -201,7 +200,7 @@ class Accounting:
         return {record.role for record in self._run.records if isinstance(record, Vacant)} - self._lasting
 
     def _done(self, position: Position) -> set[Minibatch]:
-        """What a position counts as done, of what was dealt."""
+        """Return what a position counts as done, of what was dealt."""
         whole = AllotmentPlace("", 0, self.plan.batches, position.epoch, position.batch, position.undone)
         places = position.places or (whole,)
         undone = {(portion.epoch, index) for place in places for portion in place.undone for index in portion.numbers}
@@ -215,7 +214,7 @@ class Accounting:
 
     @property
     def _passed_over(self) -> set[Minibatch]:
-        """What was dropped, and is not dealt again: what is read in order is not read again."""
+        """Return what was dropped and is not dealt again: what is read in order is not read again."""
         in_order = self.plan.settings.data.order == SEQUENTIAL or not self.plan.samples
         return {minibatch for key in self.dropped for minibatch in self.pushes[key]} if in_order else set()
 
@@ -320,7 +319,7 @@ class Accounting:
             self.applied[shard][minibatch] += 1
 
     def _hold_round(self, shard: str, version: int) -> None:
-        """What a shard has made one round of is a part of one epoch."""
+        """Check that what a shard has made one round of is a part of one epoch."""
         held = self.batches(self.groups[shard][version])
         error = f"round {version} of {shard} holds {held} of {self.groups[shard][version]}"
         assert not self.plan.settings.strategy.rounds or len({epoch for epoch, _ in held}) < 2, error
@@ -414,4 +413,4 @@ NOTES: Mapping[type[Message], Callable[[Accounting, str, str, Any], None]] = {
     initialising.Initialise: Accounting._note_initialise,
     pushing.Pushed: Accounting._note_pushed,
 }
-"""What a message that is sent (by whom, to whom) adds to the accounts."""
+"""Additions to the accounts by a message that is sent (by whom, to whom)."""

@@ -13,12 +13,12 @@ from distbelief.fabric.base import Fabric
 from distbelief.fabric.buckets import Bucket
 
 PATIENCE_SECONDS = 60.0
-"""How long a round may take."""
+"""Longest time of a round."""
 MOMENT_SECONDS = 30.0
-"""How long a call may take that waits for nobody, however busy the machine is."""
+"""Longest time of a call that waits for nobody, however busy the machine is."""
 ROUNDS = 4
 LOOKS = 9
-"""How often is looked whether a round goes on without a rank."""
+"""Number of looks whether a round goes on without a rank."""
 GUARD = 64
 """Bytes between two vectors, which nobody may write to."""
 LONG = 700_000
@@ -122,7 +122,7 @@ class _Check:
             self._quickly(partial(self.side.fabric.ready, bucket), "ready")
 
     def _brought(self, number: int, rank: int, sums: list[torch.Tensor]) -> list[torch.Tensor]:
-        """What a rank brings; but for the bits that it found, the same whoever asks."""
+        """Return what a rank brings; but for the bits that it found, the same whoever asks."""
         chance = torch.Generator().manual_seed(1000 * number + rank)
         whole = [torch.randint(-1000, 1000, (length,), generator=chance).double() for length in (1003, 1)]
         loose = torch.randn(517, generator=chance)
@@ -165,7 +165,7 @@ class _Check:
                 )
 
     def _stays(self, sums: list[torch.Tensor]) -> None:
-        """What was found is there until this rank has brought something new."""
+        """Check that the sums stay until this rank has brought something new."""
         for at, (bucket, kept) in enumerate(zip(self.buckets, sums, strict=bool(sums))):
             now = self._view(self.side.total, bucket)
             assert torch.equal(now.view(torch.uint8), kept.view(torch.uint8)), (
@@ -173,7 +173,7 @@ class _Check:
             )
 
     def _last_leaves(self) -> None:
-        """Who waits for a rank that leaves is told."""
+        """Check that a rank is told when another leaves for which it waits."""
         assert self.side.leave is not None
         if self.rank != self.ranks - 1:
             self._bring(ROUNDS, [])

@@ -94,7 +94,7 @@ class Observed:
 
     @property
     def outcome(self) -> str:
-        """How the job ended."""
+        """Return how the job ended."""
         return next(record.outcome for record in self.records if isinstance(record, records.Finished))
 
     def vector(self) -> bytes:

@@ -30,11 +30,11 @@ from distbelief.testing.endings import Endings, ways
 from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_outages, draw_revivals
 
 SAMPLES, BATCH_SIZE, EPOCHS = 43, 4, 2
-"""Of the jobs of this suite: the last minibatch of an epoch is smaller than the others."""
+"""Sizes of the jobs of this suite: the last minibatch of an epoch is smaller than the others."""
 MESSAGES = 50_000
 """Messages after which a job of this suite counts as one that does not end."""
 FEW = 0.1
-"""Of all seeds, how many at least must end well after a death of a kind that was drawn: fewer show nothing."""
+"""Least share of seeds that must end well after a death of a kind that was drawn: fewer show nothing."""
 
 Sequential = Callable[[Task, Strategy, int, int, int], Mapping[str, torch.Tensor]]
 """Plain PyTorch on one worker: from the task, the strategy's options, the epochs, the batch size and the seed to the

@@ -22,9 +22,9 @@ from distbelief.sharding.layout import Range
 from distbelief.transport.base import Endpoint
 
 PATIENCE_SECONDS = 30.0
-"""How long anything may take to arrive, while `pump` is called."""
+"""Longest time until anything arrives, while `pump` is called."""
 IDLE_PUMPS = 20
-"""How many calls of `pump` show that nothing more comes."""
+"""Calls of `pump` that show that nothing more comes."""
 
 A, B = "replica 0", "shard 0"
 _NONE = Version(0, 0)

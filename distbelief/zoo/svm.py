@@ -26,8 +26,8 @@ from distbelief.tasks.task import Task, TensorData
 
 SAMPLES, TEST_SAMPLES = 20_000, 4_000
 FEATURES, NONZERO = 47_236, 76
-"""Of RCV1: features, and how many a sample has on average (here: all have as many, of which some are drawn twice and
-count twice).
+"""Sizes of RCV1: features, and how many a sample has on average (here: all have as many, of which some are drawn
+twice and count twice).
 """
 SHIFT = 15.5
 """Feature u is drawn with a chance in proportion to 1 / (u + SHIFT): the most frequent is then in 44 % of the samples,
@@ -126,7 +126,7 @@ def hinge(output: Tensor, target: Tensor) -> Tensor:
 
 
 def signs(output: Tensor, target: Tensor) -> Tensor:
-    """How many margins have the sign of their label.
+    """Count the margins that have the sign of their label.
 
     >>> signs(torch.tensor([[0.25, 0.0], [-3.0, 0.5]]), torch.tensor([1.0, 1.0]))
     tensor(1)

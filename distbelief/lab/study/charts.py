@@ -103,7 +103,7 @@ def _times(report: Report, target: float) -> Chart:
 
 
 def _scaling(report: Report, groups: Sequence[Sequence[ArmFigures]]) -> Chart:
-    """How many times as fast as one replica so many are: in samples, in the time to a target, and for each of them."""
+    """Draw how many times as fast as one replica so many are: in samples, in the time to a target, and for each."""
     data: list[Chart] = []
     most = max(arm.replicas for group in groups for arm in group)
     line: list[float | None] = [1, most]
@@ -131,7 +131,7 @@ def _scaling(report: Report, groups: Sequence[Sequence[ArmFigures]]) -> Chart:
 
 
 def _seconds(report: Report, arms: Sequence[ArmFigures]) -> list[float]:
-    """Of arms, to the highest target that one of them reaches."""
+    """Return the seconds of arms to the highest target that one of them reaches."""
     target = highest(report.study.targets, arms)
     return [math.nan if target is None else arm.at(target).median for arm in arms]
 

@@ -1,4 +1,4 @@
-"""What a study expects of its arms, as a paper says it, and whether that was found: each by a rule, none by hand."""
+"""Claims of a study on its arms, as a paper says them, and whether they hold: each by a rule, none by hand."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ FIGURES: Mapping[str, Callable[[Any], float]] = {
     "momentum": lambda arm: arm.momentum,
     "cosine": lambda arm: arm.cosine,
 }
-"""What a claim may be about, of `ArmFigures`, which a file can be read without."""
+"""Figures of `ArmFigures` that a claim may be about; a file can be read without that class."""
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What is expected of some arms, in their order."""
+    """An expectation of some arms, in their order."""
 
     says: str
-    """What the paper says, in words, and where."""
+    """Words of the paper, and where they stand."""
     of: str
     """The figure that it is about: one of `FIGURES`."""
     shape: str
-    """What the figure does from arm to arm: one of `SHAPES`."""
+    """Course of the figure from arm to arm: one of `SHAPES`."""
     arms: tuple[str, ...] = ()
     """All, where none is named."""
     values: tuple[float, ...] = ()
@@ -61,7 +61,7 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 def judge(claim: Claim, values: Sequence[float]) -> Judged:
-    """Whether arms do what is claimed; what has no figure agrees with nothing."""
+    """Judge whether arms do what is claimed; what has no figure agrees with nothing."""
     expected = claim.values or (math.nan,) * len(values)
     known = not any(math.isnan(value) for value in values)
     figures = ", ".join(f"{name} {_number(value)}" for name, value in zip(claim.arms, values, strict=True))
@@ -73,7 +73,7 @@ def _number(value: float) -> str:
 
 
 def _rises(values: Sequence[float], _: Sequence[float], within: float) -> bool:
-    """Whether values rise on the whole, and from each to the next, but for the fraction they may miss.
+    """Return whether values rise on the whole, and from each to the next, but for the fraction they may miss.
 
     >>> _rises([1.0, 2.0, 1.99, 3.0], [], 0.01), _rises([1.0, 2.0, 1.5, 3.0], [], 0.01), _rises([1.0, 1.0], [], 0.0)
     (True, False, False)
@@ -97,7 +97,7 @@ SHAPES: Mapping[str, Callable[[Sequence[float], Sequence[float], float], bool]] 
         value <= expected * (1 + within) for value, expected in zip(values, wanted, strict=True)
     ),
 }
-"""What a figure may do from arm to arm."""
+"""Courses of a figure from arm to arm."""
 
 
 def momentum(staleness: Mapping[str, int]) -> float:

@@ -62,7 +62,7 @@ class Arm(msgspec.Struct, frozen=True):
 
 
 class Study(msgspec.Struct, frozen=True):
-    """What is compared, and how; fixed before anything is run."""
+    """A comparison of arms; fixed before anything is run."""
 
     title: str
     arms: tuple[Arm, ...]
@@ -75,11 +75,10 @@ class Study(msgspec.Struct, frozen=True):
     """On which grids are looked through: other ones than `seeds`."""
     question: str = ""
     claims: tuple[Claim, ...] = ()
-    """What is expected of the arms."""
     start: Arm | None = None
-    """What trains the model from which all arms begin, with the same seed; none, where each has its own beginning."""
+    """Arm that trains the model from which all others begin, with the same seed; none, where each begins by itself."""
     cosine: bool = False
-    """Whether each trial measures how alike a minibatch's gradient and the whole one are, at its end."""
+    """True where each trial measures how alike a minibatch's gradient and the whole one are, at its end."""
 
     def arm(self, name: str) -> Arm:
         """The arm of a name."""
@@ -110,7 +109,7 @@ class ArmTable(msgspec.Struct):
 
 
 class StudyFile(msgspec.Struct, kw_only=True):
-    """What a file may say."""
+    """The tables and keys of a file."""
 
     title: Annotated[str, Meta(min_length=1)]
     arms: Annotated[list[ArmTable], Meta(min_length=1)]
@@ -236,7 +235,7 @@ def _claim(claim: Claim, names: Sequence[str]) -> Claim:
 
 
 def _start(file: StudyFile, arms: Sequence[Arm]) -> Arm | None:
-    """What all arms begin with, which are of its task and name no other beginning."""
+    """Return the arm that all begin with, which are of its task and name no other beginning."""
     if (start := file.start) is None:
         return None
     for arm in arms:

@@ -22,7 +22,7 @@ REPORT, TRIALS, POINTS = "report.json", "trials.csv", "points.csv"
 
 
 def make_report(study: Study, trials: Sequence[Trial], machine: Json, left: int | None = None) -> Report:
-    """What trials of a study add up to."""
+    """Make the report of a study's trials."""
     counted = [trial for trial in trials if not trial.tuning]
     whole = len(study.arms) * len(study.seeds) + sum(len(arm.grid) * len(study.tuning_seeds) for arm in study.arms)
     whole += len(starts(study))

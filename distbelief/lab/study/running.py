@@ -94,11 +94,11 @@ def order(arms: Sequence[Arm], seeds: Sequence[int]) -> Iterator[tuple[Arm, int]
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What a trial, or a study, took, in seconds of this machine."""
+    """Cost of a trial, or a study, in seconds of this machine."""
 
     jobs: float = 0.0
     measuring: float = 0.0
-    """Of the models that jobs had kept, afterwards."""
+    """Seconds of measuring the models that jobs had kept, afterwards."""
     beside: float = 0.0
     """All else."""
 
@@ -107,7 +107,7 @@ Kind = TypeVar("Kind")
 
 
 def read_kept(file: Path, kind: type[Kind]) -> Kind:
-    """What a file of a study holds.
+    """Read a file of a study.
 
     Raises:
         UsageError: it cannot be read, or is spoilt.
@@ -201,7 +201,7 @@ def _trials(study: Study, path: Path, before: Sequence[Trial]) -> Iterator[tuple
 
 
 def starts(study: Study, _: Sequence[Trial] = ()) -> list[Due]:
-    """What trains the models from which all others begin: one for each of their seeds."""
+    """Return what trains the models from which all others begin: one for each of their seeds."""
     if study.start is None:
         return []
     due = [Due(arm, seed) for arm in study.arms for seed in (*study.seeds, *(study.tuning_seeds if arm.grid else ()))]

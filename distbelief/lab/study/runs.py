@@ -22,7 +22,7 @@ DEPTH = 5
 COLUMNS = ("run", "task", "strategy", "state", "accuracy", "seconds", "seed")
 RUNNING, CUT_SHORT, SPOILT = "running", "cut short", "spoilt"
 STATES = (*map(str, Outcome), RUNNING, CUT_SHORT, SPOILT)
-"""How a run ended; or that it runs, has no result, or cannot be read."""
+"""States of a run: how it ended; or that it runs, has no result, or cannot be read."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ def _line(path: Path) -> Run:
 
 
 def _result(run: RunFolder) -> Json:
-    """What `result.json` holds; nothing, where there is none yet.
+    """Read `result.json`; nothing, where there is none yet.
 
     Raises:
         UsageError: it is spoilt.
@@ -87,7 +87,7 @@ def _result(run: RunFolder) -> Json:
 
 
 def _accuracy(path: Path, result: Json) -> float | None:
-    """As the job has measured it; else, where a study trained this one model, as that did afterwards.
+    """Return what the job has measured; else, where a study trained this one model, what that did afterwards.
 
     Raises:
         UsageError: what the study has kept is spoilt.
@@ -114,7 +114,7 @@ def choose(runs: Sequence[Run], kept: Mapping[str, str], by: str) -> list[Run]:
 
 
 def study_of(paths: Sequence[Path], targets: Sequence[float]) -> tuple[Study, list[Trial]]:
-    """What some runs compare: an arm for all that differ in their seeds only.
+    """Return the study that some runs make: an arm for all that differ in their seeds only.
 
     Raises:
         UsageError: one is no run folder, has no result yet, or is spoilt; or a target is no fraction.

@@ -1,4 +1,4 @@
-"""What a study has found, in sentences: each made of its figures by a rule, none by hand."""
+"""Findings of a study, in sentences: each made of its figures by a rule, none by hand."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _elsewhere(report: Report, ran: Sequence[ArmFigures]) -> str:
 
 
 def _first(report: Report, alike: Sequence[ArmFigures]) -> str:
-    """Who is the first at a target, of arms that are compared with each other."""
+    """Name the first at a target, of arms that are compared with each other."""
     target = highest(report.study.targets, alike)
     if target is None:
         return f"No arm reaches {percent(report.study.targets[0])} in the median." if report.study.targets else ""
@@ -98,7 +98,7 @@ def _missed(at: Mapping[str, Reached]) -> str:
 
 
 def _grid_ends(report: Report, ran: Sequence[ArmFigures]) -> str:
-    """Where a better value may lie beyond what was looked through."""
+    """Say where a better value may lie beyond what was looked through."""
     ends = []
     for arm in ran:
         tuned, grid = report.study.arm(arm.name).tuned, report.study.arm(arm.name).grid
@@ -142,7 +142,7 @@ def _accuracy(alike: Sequence[ArmFigures]) -> str:
 
 
 def _scaling(report: Report) -> str:
-    """What replicas bring, where they bring most: of what was measured, and of what was simulated."""
+    """Say what replicas bring, where they bring most: of what was measured, and of what was simulated."""
     groups, texts = list(scaled(report)), []
     for place, how in HOW.items():
         group = max((group for group in groups if group[0].place == place), key=_growth, default=None)

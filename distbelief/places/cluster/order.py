@@ -22,7 +22,7 @@ from distbelief.strategies.grouped.settings import reduction
 MOST_LOADED = 512
 """Replicas, or partitions of them, of which the loads of links are shown."""
 ELEMENTS = 1 << 20
-"""Of the gradient whose way is shown."""
+"""Elements of the gradient whose way is shown."""
 
 
 class OrderedHosts(NamedTuple):
@@ -31,7 +31,7 @@ class OrderedHosts(NamedTuple):
     hosts: tuple[Host, ...]
     topology: Topology | None = None
     numbers: tuple[int, ...] = ()
-    """Of these hosts in the topology."""
+    """Numbers of these hosts in the topology."""
     notes: tuple[str, ...] = ()
     """Why they are in this order."""
 
@@ -96,7 +96,7 @@ def lines(ordered: OrderedHosts, settings: Settings, where: Mapping[str, int]) -
 
 
 def _served(at: Mapping[str, int], shards: Sequence[str], settings: Settings) -> Traffic:
-    """What replicas push to shards and fetch, and shards send to standbys: of the gradient, which part."""
+    """Return what replicas push to shards and fetch, and shards send to standbys, as parts of the gradient."""
     share, parts = 1 / len(shards), dict[tuple[str, str], float]()
     for shard in shards:
         for cell in filter(roles.is_replica, at):

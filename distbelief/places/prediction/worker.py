@@ -92,7 +92,7 @@ class PredictionReady(msgspec.Struct, frozen=True, tag=True):
 
     samples: int
     splits: list[str]
-    """How each model is split, where they are."""
+    """The split of each model, where they are split."""
 
 
 class Predicted(msgspec.Struct, frozen=True, tag=True):
@@ -148,7 +148,7 @@ class _Predictor:
         self.data = _data(spec.source, self._task)
         self.splits: list[str] = []
         self.outputs = True
-        """Whether the outputs of the models are here."""
+        """True where the outputs of the models are here."""
         if spec.partitions == 1:
             models = [trained(Path(run), None, spec.device, named, spec.number)[1].eval() for run in spec.runs]
             self._models: list[tuple[str, Answers]] = [*zip(spec.runs, models, strict=True)]

@@ -59,7 +59,7 @@ class Constrained(nn.Module):
         return kept.view(self._shape)
 
     def right_inverse(self, weight: torch.Tensor) -> torch.Tensor:
-        """What the file has in the place of the weight."""
+        """Return what the file has in the place of the weight."""
         return self._values.to(weight)
 
 

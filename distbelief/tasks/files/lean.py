@@ -202,5 +202,5 @@ class FromIds(nn.Module):
         return kept.view(self._shape)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """What is looked up in, in the place of the weight."""
+        """Return the table that takes the place of the weight."""
         return self._table.to(weight)
