@@ -81,9 +81,7 @@ def _interrupted(args: Sequence[str]) -> str:
 
 
 def _end(*_: object) -> NoReturn:
-    """End this process, which has nothing to lose before a job begins; an exception could be caught by an import that
-    is under way.
-    """
+    """End this process, which has nothing to lose before a job begins; an import under way could catch an exception."""
     with contextlib.suppress(OSError):
         alone = "\r\x1b[2K\x1b[?25h" if os.isatty(2) else ""  # of the line and cursor that showed what was done
         os.write(2, f"{alone}distbelief: {_interrupted(sys.argv[1:])}\n".encode())

@@ -1,6 +1,4 @@
-"""The small languages of the command line: durations, rates, networks, compute times, stragglers, faults, optimizer
-options. Pure.
-"""
+"""The small languages of the command line: durations, rates, networks, stragglers, faults, optimizer options. Pure."""
 
 from __future__ import annotations
 
@@ -180,8 +178,7 @@ def compute(text: str) -> dict[str, Any]:
 
 
 def stragglers(texts: Iterable[str], name: str = "--stragglers") -> dict[str, Any]:
-    """The fields of `ComputeModel` in `--stragglers` or `--straggle`: replicas that are always slow, and steps that now
-    and then are.
+    """Fields of `ComputeModel` by `--stragglers` or `--straggle`: replicas always slow, steps slow now and then.
 
     Raises:
         UsageError: it is neither.

@@ -1,6 +1,4 @@
-"""Buckets: the ranges of the flat vector that are reduced one by one, in the order in which a backward pass makes their
-gradients: from the last.
-"""
+"""Buckets: ranges of the flat vector reduced one by one, in the order of a backward pass: from the last."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Choice of the schedule by which the ranks of a group add up a vector: the one that is named, or the cheapest by what
-they measure.
-"""
+"""Choice of the schedule by which ranks add up a vector: the one that is named, or the cheapest by measurement."""
 
 from __future__ import annotations
 

@@ -83,8 +83,7 @@ class Crossings:
         self._fence = threading.Lock()
 
     def begin(self, step: int) -> list[int]:
-        """A step begins here, and nothing of those before is needed; steps only grow, and those of a later life or
-        generation are above all before.
+        """Begin a step, which needs nothing of those before; steps only grow, over lives and generations too.
 
         Returns:
             Homes that are to be woken.

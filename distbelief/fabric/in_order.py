@@ -11,9 +11,7 @@ from distbelief.errors import JobFailed
 from distbelief.fabric.buckets import Bucket
 
 MEET_SECONDS = 15.0
-"""Time that the members of a group may take to find its store, where it has one, and each to answer who opens a link to
-it: nothing can break that off.
-"""
+"""Longest time to find a group's store, where it has one, and of each answer to a link: nothing breaks that off."""
 LOOK_SECONDS = 2e-3
 """Time between two looks of a member that waits: whether the others are there, and whether anything has arrived."""
 

@@ -91,8 +91,7 @@ class _Link:
 
 
 class LinkLines:
-    """One rank's ends of the lines; it moves one tensor at a time, and waits where it takes. All of it is for the
-    thread that polls the endpoint, but `wake` and `wanted`.
+    """One rank's ends of the lines: one tensor at a time. All but `wake` and `wanted` is for the polling thread.
 
     Args:
         endpoint: of this role, which listens, and is used for nothing else.

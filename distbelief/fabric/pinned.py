@@ -1,5 +1,4 @@
-"""Copies between a CUDA device and memory of the host that is pinned: registered with CUDA, so that the device reads
-and writes it by itself.
+"""Copies between a CUDA device and pinned memory of the host, which the device reads and writes by itself.
 
 Such a copy has only begun when torch comes back from it. So nobody is told of what leaves before it is there, and what
 is read is not said to be free before it has been read. With plain memory, where CUDA refuses to register it, the same

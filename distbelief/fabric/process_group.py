@@ -25,8 +25,7 @@ from distbelief.schedules.schedule import Schedule
 REST_SECONDS = 50e-6
 """Time of one wait for the thread."""
 STEP_SECONDS = 3600.0
-"""Time that a gradient of another who lives may take, or he to come to the store of a group; a death is
-noticed at once."""
+"""Longest wait for a gradient of another who lives, or for him at the store; a death is noticed at once."""
 
 
 class ProcessGroup(InOrder):

@@ -1,6 +1,4 @@
-"""Finite fields. Elements are the numbers below q: their digits to the base of the prime are a polynomial's
-coefficients, the highest first.
-"""
+"""Finite fields: elements are the numbers below q, whose digits to base p are a polynomial's coefficients."""
 
 from __future__ import annotations
 

@@ -75,8 +75,6 @@ def loads(routes: Routes, messages: Iterable[tuple[int, int, float]]) -> Mapping
 
 
 def busiest_link(topology: Topology, carried: Mapping[int, float], usual: float = 0.0) -> int:
-    """The link that takes longest for what it carries. A cable of which nothing is said has the usual bandwidth, else
-    that of the fastest.
-    """
+    """The link that takes longest for its load; a cable without a bandwidth has the usual one, or the fastest's."""
     usual = usual or max(cable.bandwidth for cable in topology.cables) or 1.0
     return max(carried, key=lambda link: carried[link] / topology.bandwidth(link, usual), default=0)

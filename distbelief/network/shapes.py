@@ -91,9 +91,7 @@ def torus(*sizes: int) -> Switches:
 
 
 def dragonfly(h: int) -> Switches:
-    """Balanced (Kim): groups of 2h routers, all joined, with h hosts and h cables to other groups each, of which there
-    are 2h^2, each joined with each.
-    """
+    """Balanced (Kim): 2h^2 + 1 groups of 2h joined routers, each with h hosts and h cables to other groups."""
     routers, others = 2 * h, 2 * h * h
     groups = others + 1
     edges = [(g * routers + a, g * routers + b) for g in range(groups) for a in range(routers) for b in range(a)]

@@ -1,6 +1,4 @@
-"""The journal of a machine: what it held at some moment and everything that it was told since, from which another
-becomes what it is.
-"""
+"""The journal of a machine: what it held at some moment, and all it was told since; another goes on by it."""
 
 from __future__ import annotations
 

@@ -51,9 +51,7 @@ def memory_kills() -> int:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """The groups that limit this process, its own first, of both versions: each mount of their files shows those below
-    some group, which in a container is its own.
-    """
+    """Groups that limit this process, its own first, of both versions: each mount shows those below some group."""
     paths = {}
     for line in _read(PROC / "self/cgroup").splitlines():
         _, names, path = line.split(":", 2)

@@ -64,9 +64,7 @@ class Live:
         self._staleness: dict[str, float] = {}
         """Mean staleness of the replicas' latest pushes, by shard."""
         self.ask: Callable[[], object] = bool
-        """Is called before a picture or a line of progress: whoever can tell at once how the shards stand does so with
-        `stands`.
-        """
+        """Called before a picture or a line of progress: who knows the shards' state tells it by `stands`."""
         self._tested: set[int] = set()
         self._joined: list[str] = []
         self._built: set[str] = set()

@@ -1,6 +1,4 @@
-"""The weights alone, as a safetensors file that plain PyTorch loads, put together from the shards' files by chunks:
-nobody holds the vector.
-"""
+"""The weights alone, as a safetensors file that PyTorch loads, written by chunks: nobody holds the vector."""
 
 from __future__ import annotations
 
@@ -82,9 +80,7 @@ def write_model(out: BinaryIO, plan: Plan, parts: Sequence[Path]) -> None:
 
 
 def _whole(pieces: Sequence[Entry], places: Sequence[_Place]) -> Iterator[bytes]:
-    """The bytes of a tensor: one piece after the other where these are cut along its first dimension; else it is put
-    together, and held.
-    """
+    """The bytes of a tensor: piece by piece where it is cut along its first dimension; else put together, and held."""
     if all(entry.piece.dimension == 0 for entry in pieces):
         for entry in pieces:
             yield from _bytes(entry, places)
@@ -106,9 +102,7 @@ def _bytes(entry: Entry, places: Sequence[_Place]) -> Iterator[bytes]:
 
 
 def _named(layout: Layout) -> list[tuple[Tensor, list[Entry]]]:
-    """Each tensor under each of its names, and its pieces in their order; the widest dtypes first, so that all are
-    aligned.
-    """
+    """Each tensor under each name, and its pieces in order; the widest dtypes first, so that all are aligned."""
     pieces: dict[str, list[Entry]] = {}
     for entry in layout.entries:
         pieces.setdefault(entry.tensor.name, []).append(entry)

@@ -68,9 +68,7 @@ class Recorder:
                 self._complain(error)
 
     def take(self, seconds: float, record: records.Record) -> None:
-        """Write a record down; `seconds` count from the beginning of this attempt of the job. A full disk is noted once
-        and does not stop it.
-        """
+        """Write a record down; `seconds` count from this attempt's beginning. A full disk is noted once, and no end."""
         if self.folder and isinstance(record, GOES_BACK):
             self._settled = self._sums(self.folder, record.samples)
             self._recent.clear()
@@ -138,9 +136,7 @@ class Recorder:
             self._complain(error)
 
     def write_again(self) -> None:
-        """Write all metrics again, where their file is gone with its folder; what was open is there until it is
-        closed.
-        """
+        """Write all metrics again where their file is gone with its folder; an open file stays until it is closed."""
         if self._file is None or self.folder is None:
             return
         try:

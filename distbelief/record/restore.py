@@ -97,8 +97,7 @@ class CheckpointStore(Checkpoints):
 def load_weights(
     path: str | Path, layout: Layout, pieces: Mapping[str, Piece] | None = None
 ) -> dict[str, torch.Tensor]:
-    """The weights in a checkpoint or any safetensors file, checked against a layout; the optimizer's state is left
-    alone.
+    """Load weights from a checkpoint or a safetensors file, checked against a layout; without the optimizer's state.
 
     Args:
         path: a run folder (its newest checkpoint), the folder of a checkpoint, or a `.safetensors` file of a state

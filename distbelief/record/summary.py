@@ -285,9 +285,7 @@ class Summary(msgspec.Struct):
         return max((applied.updates for applied in self.applied.values()), default=self.pushes)
 
     def staleness(self) -> Json:
-        """Mean, maximum and histogram (staleness, as a string, to pushes) over all shards; null where nothing is
-        known.
-        """
+        """Mean, maximum and histogram (staleness, as a string, to pushes) over all shards; null where unknown."""
         histogram: dict[int, int] = {}
         for applied in self.applied.values():
             for staleness, count in applied.staleness.items():

@@ -144,8 +144,7 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """Return how many homes a microbatch is at, from each home on to the one where it turns: 1 for the last of a
-        chain.
+        """Count the homes that a microbatch passes, from each home to where it turns: 1 for the last of a chain.
 
         Homes that need values of each other have the same depth.
 

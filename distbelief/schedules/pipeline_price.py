@@ -48,8 +48,7 @@ class PipelinePrice(msgspec.Struct, frozen=True):
     busy: tuple[float, ...]
     """Seconds that each home computes."""
     held: tuple[int, ...]
-    """The most bytes that each home holds for what it is still to compute: what it kept, and the slots of what comes to
-    it."""
+    """The most bytes that each home holds for what is still to compute: what it kept, and slots of what comes."""
 
     @property
     def idle(self) -> float:

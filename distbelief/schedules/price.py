@@ -158,8 +158,7 @@ def cheapest(
         ...] = (),
     among: tuple[str, ...] = ALGORITHMS, header: int = 0,
 ) -> str:  # fmt: skip
-    """The algorithm with the least price; of equals, the first. The arguments are those of `schedule` and `price`. All
-    replicas of a simulated group ask the same, each by itself.
+    """Return the algorithm with the least price; of equals, the first. Each replica of a group asks by itself.
 
     >>> among, link = ("butterfly", "halving-doubling", "ring"), LinkModel(20e-6, 1.25e9)
     >>> [cheapest(8, length, 4, link, among=among) for length in (1000, 250_000)]

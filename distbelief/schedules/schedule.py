@@ -94,9 +94,7 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def edges(self) -> list[int]:
-        """Return where a move begins or ends, in order: the elements between two edges are moved together wherever they
-        go.
-        """
+        """Return where a move begins or ends, in order: the elements between two edges are moved together."""
         return sorted({0, self.length, *(edge for move in self.moves for edge in (move.start, move.stop))})
 
     def parts_of(self, move: Move) -> range:

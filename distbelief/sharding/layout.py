@@ -375,9 +375,7 @@ def _aligned(position: int) -> int:
 
 
 def _checked(tensor: Tensor, pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """The pieces of a tensor, which follow each other along one dimension from its first index to its last; none is
-    empty, but where the tensor is.
-    """
+    """Check the pieces of a tensor: they follow each other along one dimension; none is empty, unless the tensor is."""
     sides, edge = tensor.shape or (1,), 0
     for piece in pieces:
         along = pieces[0].dimension

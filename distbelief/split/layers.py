@@ -1,6 +1,4 @@
-"""Divisions of layers: the form in which a way says how it divides one, and the modules that stand in for a layer at a
-home.
-"""
+"""Divisions of layers: the form in which a way divides one, and the modules that stand in for it at a home."""
 
 from __future__ import annotations
 
@@ -83,9 +81,7 @@ class HomePart:
     """
 
     needs: tuple[Indices | None, ...] = ()
-    """Indices of each node that it takes, in the order of its arguments: None is the whole; () is the whole of each.
-    Indices before the first or behind the last are padding.
-    """
+    """Indices of each input in the arguments' order: None is the whole, () the whole of each; outside is padding."""
     gives: Indices | None = None
     """Indices of the whole result that it gives; None where it gives a summand of it."""
     layer: nn.Module | None = None

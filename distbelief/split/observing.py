@@ -1,6 +1,4 @@
-"""Observing: what flows along each node of a graph, seen by running it on two numbers of samples, without values where
-that can be.
-"""
+"""Observing: what flows along each node of a graph, by runs on two numbers of samples, without values if possible."""
 
 from __future__ import annotations
 

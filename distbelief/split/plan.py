@@ -157,9 +157,7 @@ def _is_tied(traced: Traced, node: fx.Node) -> bool:
 
 
 def _followed(traced: Traced, rewriter: Rewriter, node: fx.Node) -> int | Divided:
-    """Return where a node is computed that nobody placed: on parts, where what it takes is cut and it can; else where
-    most of what it takes is whole already.
-    """
+    """Return where a node that nobody placed is computed: on parts, where its inputs are cut; else where they are."""
     values = [rewriter.value(input_node) for input_node in node.all_input_nodes]
     cuts = [value.cut for value in values]
     if any(cut is not None for cut in cuts) and (divided := follow(traced, node, cuts)):

@@ -222,9 +222,7 @@ class Passes:
         pending: _Pending,
         transfers: Sequence[Transfer],
     ) -> HomeSteps[torch.Tensor | None]:
-        """The gradient of a result, beginning with what nobody here computes: that of whoever used it last comes
-        first, as in a graph that is not split.
-        """
+        """The gradient of a result, from a given one on: that of the last user comes first, as without a split."""
         for transfer in reversed(transfers):
             if transfer.shape.differentiable:
                 gradient = yield Take(transfer, number, Pass.BACKWARD)

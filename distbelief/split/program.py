@@ -1,6 +1,4 @@
-"""The program of a home: the segments that it computes, what each takes and gives, and the tensors that they compute
-with.
-"""
+"""The program of a home: segments that it computes, what each takes and gives, and the tensors they compute with."""
 
 from __future__ import annotations
 
@@ -95,9 +93,7 @@ class HomeProgram:
     layers: tuple[nn.Module, ...]
     """The modules that compute."""
     work: int
-    """Floating-point operations of a forward pass of all homes together, for the samples that the model was traced
-    with.
-    """
+    """Floating-point operations of a forward pass of all homes together, for the traced number of samples."""
 
     @property
     def transfers(self) -> list[Transfer]:

@@ -107,9 +107,7 @@ def register(layer: type[nn.Module], way: str, rule: Rule) -> None:
 
 
 def rule_of(layer: nn.Module, way: str) -> Rule | None:
-    """Return how a layer is divided in a way: as registered, or by its class's own `divisions`; None where it cannot
-    be.
-    """
+    """Return how a layer is divided in a way: as registered, or by its class's `divisions`; None where it cannot be."""
     return _RULES.get((type(layer), way)) or _own(layer).get(way)
 
 

@@ -267,9 +267,7 @@ class _Tidied:
         return new
 
     def _is_linear(self, node: fx.Node, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> bool:
-        """Return whether the numbers that a node gives are linear in the number of samples; two of these would else not
-        show what they are for a third.
-        """
+        """Return whether a node's numbers are linear in the number of samples: only then two of them tell a third."""
         counts = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, fx.Node)]
         name = name_of(node)
         if name in _SIZES or not counts:

@@ -1,6 +1,4 @@
-"""Tracing: a model as a graph, by torch.fx with untraceable modules left whole, else by torch.export, else by a list of
-modules that the user names.
-"""
+"""Tracing: a model as a graph, by torch.fx, where some modules stay whole, torch.export, or a list of modules."""
 
 from __future__ import annotations
 
@@ -58,9 +56,7 @@ class Traced:
     model: nn.Module
     """Module with the modules and tensors that the graph names."""
     graph: fx.Graph
-    """A placeholder for each leaf of the inputs, in their order, and `samples` first; `node.meta["path"]` is the module
-    that a node comes from.
-    """
+    """A placeholder for each leaf of the inputs, `samples` first; `node.meta["path"]` is the module of a node."""
     shapes: Mapping[fx.Node, Shape]
     """Shapes of the nodes that give tensors."""
     method: TracedBy
@@ -71,9 +67,7 @@ class Traced:
 
     @property
     def told(self) -> str:
-        """Return what tracing it took, behind what else is said of its partitions; "" where that is nothing to speak
-        of.
-        """
+        """Say what tracing it took, behind what else is said of its partitions; "" where there is nothing to say."""
         return "; each partition copied the whole model in memory to trace it, which takes its values" * self.copied
 
     @property

@@ -1,6 +1,4 @@
-"""Ways to train, one room for each. What replicas and coordinators of several rooms share is in `replica` and
-`server`.
-"""
+"""Ways to train, one room for each; replicas and coordinators of several share what is in `replica` and `server`."""
 
 from __future__ import annotations
 
@@ -27,8 +25,7 @@ for _name, _kind in STRATEGIES.items():
 
 
 def find(name: str) -> type[Strategy]:
-    """The strategy of that name: one of ours, or `module:Class`, a module as `import` would find it (from the current
-    folder too) and in it a class of somebody's own.
+    """Find a strategy: one of ours, or `module:Class` of somebody's own, from the current folder too.
 
     Raises:
         UsageError: there is none, with the nearest that there is, or what stands there is no strategy.

@@ -56,9 +56,7 @@ def _attach(context: Context) -> Callable[[Plan, Arena], None]:
 
 
 def _copying(parameters: Sequence[torch.Tensor], there: torch.Tensor, moving: int) -> Callable[[int], int]:
-    """Have a model that writes to what it computes with go on from a copy of what the shards hold: of what is frozen,
-    which comes behind what moves, from one that is made once.
-    """
+    """Have a model that writes to its parameters go on from a copy of the shards' memory; what is frozen, once."""
     begun: set[int] = set()
 
     def copied(landing: int) -> int:

@@ -1,5 +1,4 @@
-"""The flat vector of a module: its parameters and buffers as views into contiguous bytes, and the arithmetic of a step
-on them.
+"""The flat vector of a module: parameters and buffers as views into contiguous bytes, and a step's arithmetic.
 
 The module of a user's own loop is the user's: its tensors stay what they are, and what is fetched is copied into them,
 so that whatever refers to them follows, and autograd counts the write.
@@ -29,8 +28,7 @@ def layout_of(
     split: Mapping[str, Sequence[Piece]] | None = None,
     several: bool = False,
 ) -> Layout:
-    """The layout of a module: trained parameters by (dtype, group), buffers, frozen parameters; a tied tensor lies
-    once, under its first name.
+    """Lay out a module: trained parameters by (dtype, group), buffers, frozen; a tied tensor once, by its first name.
 
     Embeddings with sparse gradients, of some of their rows, are a group of their own beside that which they are in, and
     it says so.
@@ -92,9 +90,7 @@ def sparse_parts(module: nn.Module) -> list[nn.Embedding | nn.EmbeddingBag]:
 
 
 def _refuse_shared(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse two tensors that have elements in one memory: each becomes a part of the flat vector of its own, and a tie
-    between them would be cut.
-    """
+    """Refuse two tensors with elements in one memory: each would have its own part, and their tie would be cut."""
     extents: dict[tuple[torch.device, int], list[tuple[int, int, str]]] = {}
     for name, tensor in tensors.items():
         if tensor.numel():
@@ -209,9 +205,7 @@ class _WriteCheck:
                 )
 
     def _marks(self) -> list[int]:
-        """Return what changes with each parameter: the sum of its bytes, or torch's count of the writes to it, which
-        leaves out those past autograd.
-        """
+        """Mark each parameter by the sum of its bytes, or torch's count of writes, without those past autograd."""
         return [_added(parameter) if self._sums else parameter._version for parameter in self._trained.values()]
 
 
@@ -302,8 +296,7 @@ class FlatModule:
         lies: bool = False,
         remedy: str = "",
     ) -> None:
-        """Use these vectors (1-D uint8, of the bytes `held` each): slots to accrue into, and vectors to compute
-        with.
+        """Use these vectors (1-D uint8, of the bytes `held` each): slots to accrue into, and vectors to compute with.
 
         Args:
             gradients: the slots.
@@ -353,9 +346,7 @@ class FlatModule:
         return [_view(vector, entry, self.held.start) for entry in self._entries]
 
     def trained_in(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """The trained parameters in a vector (1-D uint8, of the bytes `held`, or those of the trained alone, which come
-        first), in the order of `trained`.
-        """
+        """The trained parameters in a vector (1-D uint8, of `held`, or of the trained alone), in their order."""
         return [_view(vector, entry, self.held.start) for entry in self._entries if entry.tensor.kind == "parameter"]
 
     def gradients(self, slot: int) -> list[torch.Tensor]:
@@ -448,9 +439,7 @@ class FlatModule:
                     _view(vector, entry, self.held.start).copy_(tensor.detach())
 
     def _arrive(self, landing: int, parts: Sequence[Range]) -> None:
-        """Copy a vector to the device, the frozen parameters once; waits, since the next fetch may land in it as soon
-        as this returns.
-        """
+        """Copy a vector to the device, the frozen parameters once; waits: the next fetch may land in it then."""
         size = self.held.size if self._current < 0 else self._moving
         for part in parts or (Range(0, size),):
             self._live[part.start : part.stop].copy_(self._parameters[landing][part.start : part.stop])
@@ -536,9 +525,7 @@ class FlatModule:
         return float(torch.linalg.vector_norm(torch.stack(parts))) if parts else 0.0
 
     def carry_buffers(self, slot: int, model: int = 0) -> None:
-        """Write the model's buffers behind the gradient of a slot; from a GPU, the slot itself goes to the host
-        here.
-        """
+        """Write the model's buffers behind the gradient of a slot; from a GPU, the slot itself goes to the host."""
         self._unpushed = False
         for view, at, of in self._buffers[slot]:
             if of == model:

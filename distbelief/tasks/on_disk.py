@@ -89,9 +89,7 @@ def build_on_disk(task: Task, seed: int, fill: Callable[[nn.Module], None] = lam
 
 
 def zeros_on_disk(size: int) -> torch.Tensor:
-    """So many zeros (1-D uint8) in a file that has no name any more; in memory where they are few, or where no such
-    file can be had.
-    """
+    """Return zeros (1-D uint8) in a file without a name; in memory where they are few, or no such file can be had."""
     if size >= LARGE:
         with contextlib.suppress(OSError, RuntimeError):
             return torch.empty(0, dtype=torch.uint8).set_(_in_file(_folder(), size))

@@ -1,6 +1,4 @@
-"""The order of the samples, and chance: both follow from the seed, the epoch and the minibatch, never from who computes
-it.
-"""
+"""The order of the samples, and chance: both follow from seed, epoch and minibatch, never from who computes it."""
 
 from __future__ import annotations
 
@@ -53,8 +51,7 @@ def seed_all(seed: int, epoch: int, index: int) -> None:
 
 
 class Order:
-    """The samples of an epoch, cut into minibatches, the last of which may be smaller: in one seeded permutation per
-    epoch, or in their own order.
+    """The samples of an epoch, cut into minibatches, the last perhaps smaller: permuted by a seed, or in their order.
 
     Args:
         samples: Samples in an epoch.

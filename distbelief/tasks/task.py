@@ -24,9 +24,7 @@ class Data(Protocol):
         ...
 
     def batch(self, indices: Tensor) -> tuple[object, object]:
-        """The inputs and targets of the samples `indices` (int64, on the CPU), each with the samples in its first
-        dimension.
-        """
+        """Return inputs and targets of samples (int64 indices, on the CPU), with the samples in the first dimension."""
         ...
 
 
@@ -155,8 +153,7 @@ Metric = Callable[[Any, Any], Tensor | float]
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A model, its data, its loss and its metric. Everything is a function, so that each process builds only what it
-    needs.
+    """A model, its data, its loss and its metric, as functions: each process builds only what it needs.
 
     `resolve(task.reference, task.data_dir)` makes the same task in another process.
 
@@ -186,9 +183,7 @@ class Task:
     `conv*=filters,fc*=neurons`. None where the price chooses.
     """
     reference: str = field(default="", init=False)
-    """The built-in name, or `module:function`; only `named` gives it, and a changed copy has none: its name would make
-    the unchanged one.
-    """
+    """The built-in name, or `module:function`, which only `named` gives; a changed copy has none."""
     data_dir: Given[str | None, os.PathLike[str]] = Given(None, os.PathLike, os.fspath)
     """The folder that was named for its data."""
 

@@ -27,9 +27,7 @@ def named_tensors(module: nn.Module) -> Iterable[tuple[Kind, str, torch.Tensor]]
 
 
 SMALL, FIRST, EVERY = 1 << 20, 20, 50
-"""Bytes of a model whose values are compared in each step; of a larger one in so many first steps, and in one of so
-many.
-"""
+"""Bytes of a model compared in each step; of a larger one in so many first steps, and in one of so many."""
 _AS_WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

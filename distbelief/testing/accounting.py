@@ -1,6 +1,4 @@
-"""A checker outside of a job under any consistency: from messages alone it knows what was dealt, pushed, applied and
-dropped, where and when.
-"""
+"""A checker outside of a job: from messages alone it knows what was dealt, pushed, applied and dropped, and when."""
 
 from __future__ import annotations
 
@@ -228,9 +226,7 @@ class Accounting:
         return name
 
     def _copied(self, shard: str, message: mirroring.StateSent | mirroring.Copied | mirroring.Decided) -> None:
-        """A standby hears of an update, in the order in which the shard makes them; of what dies on its way it never
-        does.
-        """
+        """Note that a standby hears of an update, in the order of its shard; of what dies on its way it never does."""
         if isinstance(message, mirroring.StateSent):
             self._mirrored[shard] = message.updates, [], []
             return

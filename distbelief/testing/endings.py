@@ -27,9 +27,7 @@ class Death(NamedTuple):
     ending: bool
     """True where the replicas had been asked to leave."""
     covered: bool | None = False
-    """True where the coordinator knew that a standby held all that this shard had acknowledged; None where that was on
-    its way.
-    """
+    """True where the coordinator knew that a standby held all of this shard; None where that was on its way."""
     lasts: bool = False
     """True where the coordinator knew that what this shard holds outlives its process."""
 

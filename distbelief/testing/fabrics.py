@@ -38,16 +38,13 @@ class Side(NamedTuple):
 
 
 Open = Callable[[str, int, Sequence[Bucket]], Side]
-"""Opens a side: by which algorithm vectors are added up, and how many bytes hold which vectors. Many, one after
-another.
-"""
+"""Opens a side: the algorithm, how many bytes, and which vectors these hold. Many, one after another."""
 
 
 def check_fabric(
     open_side: Open, rank: int, ranks: int, meet: Callable[[], None], algorithms: Sequence[str], broadcasts: bool = True
 ) -> None:
-    """Hold a fabric to every promise of `distbelief.fabric.base`; all ranks call it at once, each in a thread or a
-    process of its own.
+    """Hold a fabric to every promise of `distbelief.fabric.base`; all ranks call it at once, in threads or processes.
 
     Args:
         open_side: opens a fresh side for this rank.
@@ -65,9 +62,7 @@ def check_fabric(
 
 
 class _Check:
-    """The vectors: whole numbers, few of them, what must have the same bits, those bits, and what all take from the
-    first rank.
-    """
+    """The vectors: whole numbers, few of them, what must have the same bits, those bits, and the first rank's."""
 
     def __init__(
         self, open_side: Open, rank: int, ranks: int, meet: Callable[[], None], algorithm: str, broadcasts: bool

@@ -1,6 +1,4 @@
-"""The conformance suite of places: what `distbelief.places.place` promises, checked on lives of roles that are
-started, struck and ended.
-"""
+"""The conformance suite of places: what `distbelief.places.place` promises, checked on lives of real roles."""
 
 from __future__ import annotations
 

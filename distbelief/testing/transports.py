@@ -42,9 +42,7 @@ class Pair(NamedTuple):
 
 
 MakePair = Callable[[Range, int, int], Pair]
-"""Makes a pair, given the bytes of the flat vector that the vectors of `a`'s arena are, and how many of gradients and
-parameters it holds.
-"""
+"""Makes a pair, given the range of the vectors in `a`'s arena, and how many gradients and parameters it holds."""
 
 
 class _Bench:
@@ -272,9 +270,7 @@ def _large(make_pair: MakePair) -> None:
 
 
 def _settle(make_pair: MakePair) -> None:
-    """After `settle`, the sender may write to what it answered with; the asker gets what it was before. More than once,
-    for kept buffers.
-    """
+    """After `settle`, the sender may write to what it answered with, and the asker gets what it was before."""
     size = 24 << 20
     bench = _Bench(make_pair, size, 1, 2)
     parameters = torch.zeros(size, dtype=torch.uint8)
@@ -389,9 +385,7 @@ def _nothing_stays(make_pair: MakePair) -> None:
 
 
 def _possessions() -> list[str]:
-    """Descriptors of this process by what they are, its shared mappings, and what is in /dev/shm with its name or
-    ours.
-    """
+    """The process's descriptors by kind, shared mappings, and files in /dev/shm with its name or ours."""
     held = []
     for fd in os.listdir("/proc/self/fd"):
         try:

@@ -1,5 +1,4 @@
-"""The virtual network: every role in one process, on simulated time, with latency, bandwidth, jitter, outages and
-crashes from one seed.
+"""The virtual network: all roles in one process, on simulated time, with delays, outages and crashes by a seed.
 
 A link behaves as TCP does: what one role sends another arrives in order, late or not at all because one of the two is
 dead. Messages that leave one role share its bandwidth, and so do those that reach it; each carries its payload and
@@ -149,9 +148,7 @@ class VirtualNetwork:
         self.memories: dict[str, VirtualMemory] = {}
         """Memories in which replicas make updates themselves, by shard."""
         self.left: Callable[[str, int], None] = _nobody
-        """Called with a role and its incarnation when it has ended by itself, and everything that it had to say has
-        left.
-        """
+        """Called with a role and its incarnation, once it has ended by itself and all that it said has left."""
 
     def endpoint(self, role: str, incarnation: int = 0) -> VirtualEndpoint:
         """The endpoint of a role; one of an earlier incarnation, which must be closed, is replaced."""
@@ -215,9 +212,7 @@ class VirtualNetwork:
         return late
 
     def heals(self, sender: str, receiver: str, began: float, arrives: float, takes: float) -> float:
-        """When it arrives, if what is on its way between two roles is sent again after each outage that meets it, which
-        takes so long.
-        """
+        """When it arrives, if it is sent again after each outage that meets it on its way, taking so long."""
         for start, stop, side in self.outages:
             if began < stop and arrives >= start and (sender in side) is not (receiver in side):
                 began, arrives = stop, max(arrives, stop + takes)
@@ -310,9 +305,7 @@ class VirtualEndpoint(Endpoint):
         return link
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
-        """Send a message; it arrives after the link's latency and the time its bytes take to leave here and to enter
-        there.
-        """
+        """Send a message; it arrives after the link's latency and its bytes' time to leave here and enter there."""
         if self.closed:
             return
         network = self.network
@@ -431,9 +424,7 @@ class VirtualEndpoint(Endpoint):
         self._tell(arrival)
 
     def _hand_next(self, _: None) -> None:
-        """The work with what arrived before is done; a word of a former life counts no more where the next has come
-        meanwhile.
-        """
+        """Hand on what waits, once work is done; a former life's word counts no more where the next has come."""
         if not self.closed:
             assert self.work is not None
             sender, arrival = self._waiting[0]
@@ -489,9 +480,7 @@ class VirtualEndpoint(Endpoint):
             peer._hear_of_end(self, f"{self.role} ended", self.links[peer.role].last)
 
     def _hear_of_end(self, peer: VirtualEndpoint, reason: str, after: float) -> None:
-        """Hear that a peer has ended its link: one latency later, but after all that it has sent, and not across an
-        outage.
-        """
+        """Hear that a peer has ended its link: a latency later, after all it has sent, and not across an outage."""
         network = self.network
         now, latency = network.clock.time, network.model.latency
         moment = max(now + latency, after)

@@ -1,6 +1,4 @@
-"""Symbolic execution of schedules: it follows every element through every step by what it is the sum of, and owes
-nothing to how a schedule was made.
-"""
+"""Symbolic execution: it follows each element through a schedule's steps, and owes nothing to how that was made."""
 
 from __future__ import annotations
 

@@ -23,9 +23,7 @@ MOST_PARTITIONS = 4
 SPLIT = ("single", "downpour", "allreduce")
 """The strategies whose replicas are split too."""
 REPLICA_VECTORS = {"served": 4, "allreduce": 3, "hogwild": 1, "single": 2}
-"""Vectors as long as the parameters that a replica holds, and `SHARD_VECTORS` that a shard does, without the state of
-an optimizer: what the benchmark `memory` holds them to.
-"""
+"""Vectors as long as the parameters that a replica, or a shard, holds: as the benchmark `memory` finds them."""
 SHARD_VECTORS = 3
 
 

@@ -1,5 +1,4 @@
-"""Prices of candidates that this machine cannot run: the virtual cluster itself, in which nothing is computed, plays
-them.
+"""Prices of candidates that this machine cannot run: the virtual cluster plays them, and computes nothing.
 
 The parts of a step are those that a replica tells of, there as on real processes. What binds is what the same cluster
 would spare: without a network, and with messages and updates that cost nobody time.
@@ -247,9 +246,7 @@ class Pricing:
 
 
 def _step(candidate: PlanCandidate, cluster: PricedCluster) -> float:
-    """Seconds of a minibatch's gradient; of a split replica those of all its processes, which each gather it, as they
-    were measured beside a step of the whole model.
-    """
+    """Seconds of a minibatch's gradient; of a split replica, of all its processes as timed beside the whole model."""
     split = cluster.splits.get(candidate.partitions)
     if not isinstance(split, SplitCost):
         return cluster.step

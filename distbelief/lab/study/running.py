@@ -221,9 +221,7 @@ def _final(study: Study, before: Sequence[Trial]) -> list[Due]:
 
 
 def choose(arm: Arm, targets: Sequence[float], before: Sequence[Trial]) -> float | None:
-    """The value of an arm's grid with the least median time to the highest target; with the highest median accuracy at
-    the end, where none reaches that.
-    """
+    """Choose a grid's value by the least median time to the highest target; else by the highest median accuracy."""
 
     def price(value: float) -> tuple[float, float]:
         trials = [trial for trial in before if trial.tuning and trial.arm == arm.name and trial.value == value]

@@ -189,8 +189,7 @@ def _measure(opened: Opened, interface: str, every_two: bool, reports: Reports, 
 
 
 def topology_of(reports: Sequence[HostReport]) -> str:
-    """The text of a topology.conf by the bandwidths that are measured; the faster of both ways counts, as whatever else
-    the hosts do makes one slower.
+    """Write a topology.conf by the measured bandwidths; of both ways the faster counts: other work slows one down.
 
     Raises:
         UsageError: there is one host, or two between which none was measured.

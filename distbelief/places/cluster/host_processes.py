@@ -1,6 +1,4 @@
-"""Processes of several hosts as a place: each life of a role is started by the agent of the host that it is placed on,
-or here, where the supervisor is.
-"""
+"""Processes of several hosts as a place: a host's agent starts each life placed there; the supervisor those here."""
 
 from __future__ import annotations
 
@@ -44,8 +42,7 @@ NO_ROOM = ", and no other has a slot left for it"
 
 
 class HostProcesses:
-    """Starts the processes of a job on several hosts, hands on what they say, tells how each has ended, and leaves none
-    behind.
+    """Starts a job's processes on several hosts, hands on what they say, tells how each ended, leaves none behind.
 
     Args:
         hooks: as of `Processes`.
@@ -250,9 +247,7 @@ class HostProcesses:
 
 
 def _as_heard(host: str, heard: LifeSaid) -> ChannelMessage:
-    """A word of a role on another host, as it would be of this one: with a moment of this clock, and an error that says
-    where it was.
-    """
+    """Return another host's word as one of this host: with a moment of this clock, and an error that names the host."""
     match heard.word:
         case Noted() as noted:
             return msgspec.structs.replace(noted, moment=time.monotonic() - heard.age)

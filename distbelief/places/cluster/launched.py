@@ -119,9 +119,7 @@ def hostname() -> str:
 
 
 def parent_process() -> str:
-    """Return which process has started this one, the same as long as that runs and no other's; "" where it is out of
-    sight.
-    """
+    """Name the process that has started this one: the same as long as that runs; "" where it is out of sight."""
     try:
         with open(f"/proc/{os.getppid()}/stat") as file, open("/proc/sys/kernel/random/boot_id") as boot:
             return f"{boot.read().strip()} {os.getppid()} {file.read().rpartition(')')[2].split()[19]}"

@@ -1,6 +1,4 @@
-"""Ways between hosts: whether others are reached at their addresses, with bytes, and which one of its own a host is
-told by.
-"""
+"""Ways between hosts: whether others are reached, with bytes, and the address by which a host is told."""
 
 from __future__ import annotations
 
@@ -176,9 +174,7 @@ def choose(name: str, addresses: Sequence[str], answers: Mapping[str, Sequence[s
 
 
 def order(addresses: Iterable[str], first: Iterable[str], same: bool) -> list[str]:
-    """Return which addresses of a host are tried: those by which it was reached already first; loopback only where all
-    hosts are one machine.
-    """
+    """Order the addresses to try: those that worked already first; loopback only where all hosts are one machine."""
     several = [address for address in dict.fromkeys([*first, *addresses]) if "%" not in address]  # of one cable
     loopback = [address for address in several if ipaddress.ip_address(address).is_loopback]
     return loopback[:1] if same and loopback else [address for address in several if address not in loopback]

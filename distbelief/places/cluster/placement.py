@@ -171,9 +171,7 @@ class Placement:
         self.where[to] = self.where.pop(role)
 
     def again(self, role: str) -> int | None:
-        """Return where the next life of a role is to begin: where it was; where that host is gone, on another with
-        slots left; None where there is none.
-        """
+        """Place the next life of a role where it was; where that host is gone, where slots are left; else None."""
         at = self.where.get(role)
         if at is not None and at not in self._lost:
             return at
@@ -185,9 +183,7 @@ class Placement:
             keepers = self._alive(self._keepers)
             twin = self.where.get(roles.standby_of(role), HOME)
             chosen = min(
-                keepers,
-                key=lambda at: (at == twin, self._is_near(at, twin), self._servers[at], at),
-                default=None,
+                keepers, key=lambda at: (at == twin, self._is_near(at, twin), self._servers[at], at), default=None
             )
         if chosen is None:
             return None

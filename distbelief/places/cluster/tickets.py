@@ -114,8 +114,7 @@ def ticket_path(start: Launched, folder: str) -> Path:
 
 
 def told_of(start: Launched) -> Json:
-    """Return what a run folder keeps of its start, by which the next finds it where a launcher has started all of it
-    again.
+    """Return what a run folder keeps of its start, by which the next finds it after a launcher's restart.
 
     Each command is by itself: what a launcher has started may be a script with several, one after another.
     """

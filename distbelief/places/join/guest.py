@@ -63,8 +63,7 @@ class Guest:
     """Seconds in which what was begun is to be finished, once this guest is told to go; 0 for as long as it takes."""
 
     def run(self) -> None:
-        """Join, and stay until the job is over or this guest is asked to leave: then what it has begun is finished
-        first.
+        """Join, and stay until the job is over or this guest is to leave: then it finishes what it has begun.
 
         Raises:
             DistbeliefError: it may not take part, or failed in its last life.
@@ -85,9 +84,7 @@ class Guest:
 
 
 class _Stay:
-    """One guest while it takes part: its supervisor, its process, and the part that it is given, for which making one
-    waits.
-    """
+    """One guest while it takes part: its supervisor, its process, and its part, for which making one waits."""
 
     def __init__(self, guest: Guest, ticket: Ticket, woken: Connection, listener: socket.socket | None) -> None:
         self._guest, self._ticket, self._woken, self._listener = guest, ticket, woken, listener

@@ -1,6 +1,4 @@
-"""The join server of a job that others may join: it hands whoever holds the job's ticket a part to play. Also what is
-said there.
-"""
+"""The join server of a job, and its words: it hands whoever holds the job's ticket a part to play."""
 
 from __future__ import annotations
 
@@ -74,9 +72,7 @@ class JoinRequest(msgspec.Struct, frozen=True):
 
 
 class JoinGrant(msgspec.Struct, frozen=True, tag=True):
-    """The part of a guest: which life of which role, where the coordinator is, and the rest that a process must know,
-    encoded.
-    """
+    """The part of a guest: role, life, the coordinator's address, and the rest that a process must know, encoded."""
 
     role: str
     incarnation: int
@@ -137,9 +133,7 @@ class JoinServer:
         self._server.start()
 
     def close(self) -> None:
-        """Let nobody in any more: the ticket is worth nothing and goes, and whoever is served is cut off, which is
-        waited for, 5 s at most.
-        """
+        """Let nobody in any more: the ticket goes, and whoever is served is cut off and waited for, 5 s at most."""
         self._open = False
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there; closing alone does not

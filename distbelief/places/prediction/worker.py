@@ -1,6 +1,4 @@
-"""Process of a prediction: it loads the models of the runs, or its part of each, and computes the samples that it is
-dealt.
-"""
+"""Process of a prediction: it loads the runs' models, or its part of each, and computes the samples it is dealt."""
 
 from __future__ import annotations
 
@@ -288,9 +286,7 @@ def _last(spec: PredictionSpec, parts: list[AnsweringPart]) -> int:
 
 
 def _joined(spec: PredictionSpec, parts: list[AnsweringPart]) -> list[Answers]:
-    """The parts as models, which all partitions of the replica call alike: they share memory for what crosses, and wake
-    each other.
-    """
+    """The parts as models, which all partitions of the replica call alike, with memory shared for what crosses."""
     siblings, folder = Siblings(spec.role, 0, spec.partitions), f"/proc/{spec.supervisor}/fd"
     bells = [os.open(f"{folder}/{bell}", os.O_RDWR) for bell in spec.bells]
     lengths = [segment_bytes(spec.partitions, part.slots) for part in parts]

@@ -1,5 +1,4 @@
-"""The coordinator of a job without a server: it forms groups of the replicas that are there, deals to a whole group at
-once, and forms the next when one dies or comes.
+"""The coordinator without a server: it forms a group of the replicas, deals to all at once, and forms it anew.
 
 A group is formed in three steps: all halt and say how many rounds they have made; one that has made most becomes the
 source of what the others lack; all are told who is in it. What is dealt and not done is then dealt again. So every
@@ -40,9 +39,7 @@ from distbelief.strategies.grouped.settings import reduction
 AHEAD = 2
 """Round batches that a group has at a time."""
 BARREN, BARREN_WITH_GUESTS = 5, 2
-"""Groups in a row that may break up without having made a round, though nobody has died; and with guests, who may be
-where the others do not reach them.
-"""
+"""Groups in a row that may break up without a round or a death; and with guests, whom others may not reach."""
 
 
 class AllreduceCoordinator(Answering):
@@ -203,9 +200,7 @@ class AllreduceCoordinator(Answering):
         return [*effects, *budget_timer(s), *self._regroup()]
 
     def _regroup(self) -> list[Effect]:
-        """Have all who are in a group halt; or, where that was asked already, form the next one if nobody is waited
-        for.
-        """
+        """Have a group's members halt; where that was asked already, form the next once nobody is waited for."""
         halting = self._groups.break_up()
         self._out = False
         return [*(Send(role, grouping.Halt(self._groups.number)) for role in halting), *self._assemble()]
@@ -424,9 +419,7 @@ class AllreduceCoordinator(Answering):
         return self._out and self._groups.group[:1] == [sender] and self._duties[0][0] is what
 
     def _is_done(self, what: Duty, sender: str) -> bool:
-        """Return whether this is the answer to what the first member was asked for last; the next may be asked for
-        then.
-        """
+        """Return whether this answers what the first member was asked for last; the next may be asked for then."""
         if not self._does(what, sender):
             return False
         self._duties.pop(0)

@@ -17,9 +17,7 @@ class GradientVectors(Protocol):
     """Vectors in which gradients are added up, as a carrier sees them."""
 
     def open(self, size: int, buckets: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two vectors of so many bytes (1-D uint8), which may be one: where this replica writes its gradient, and where
-        it finds the sum.
-        """
+        """Open two vectors of so many bytes (1-D uint8), perhaps one: for this replica's gradient, and for the sum."""
         ...
 
     def ready(self, bucket: int) -> None:
@@ -93,9 +91,7 @@ class Gradients:
                 parameter.register_post_accumulate_grad_hook(lambda _, number=number: self._made(number))
 
     def weigh(self, weight: float, first: bool, last: bool) -> None:
-        """Set the weight of the next gradient, and whether it is the first of its round, which is written, and the
-        last.
-        """
+        """Set the weight of the next gradient; whether it is its round's first, which is written, and its last."""
         self._weight, self._first, self._last = weight, first, last
         self._missing, self._left = [True] * len(self._views), list(self._counts)
 

@@ -1,6 +1,4 @@
-"""A replica of a simulated job without a server: it sends the others the pieces of its gradients over the virtual
-network.
-"""
+"""A replica of a simulated job without a server: it sends pieces of gradients over the virtual network."""
 
 from __future__ import annotations
 
@@ -54,8 +52,7 @@ def cheapest_here(virtual: SimulatedContext, bucket: Bucket, ranks: int, per_hos
 
 
 def time_steps(virtual: SimulatedContext, plan: Plan, partition: int) -> None:
-    """The first bucket of a whole replica is ready before a step is over; when the others are, the story asks the
-    clock.
+    """Time a step: a whole replica's first bucket is ready before its end; of the others the story asks the clock.
 
     A step takes longer by the copying of its gradient into the vector that is added up, and by its share of the update
     after its round.

@@ -19,9 +19,7 @@ from distbelief.tasks.flat import FlatModule
 
 
 class _Stepped(TorchSlice):
-    """The slice of a replica that holds everything: the model's own buffers are in it, and are no business of an
-    update's.
-    """
+    """The slice of a replica that holds everything: the model's own buffers are in it, and take no update."""
 
     def __init__(self, plan: Plan, vector: torch.Tensor, partition: int) -> None:
         moving = plan.layout.homes[partition].moving.size

@@ -1,6 +1,4 @@
-"""A replica of a job without a server, as one process of a machine: it computes, and adds up its gradients with those
-of the others.
-"""
+"""A replica without a server, as one process of a machine: it computes, and adds up its gradients with the others'."""
 
 from __future__ import annotations
 

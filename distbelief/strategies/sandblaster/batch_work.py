@@ -1,5 +1,4 @@
-"""Work as a batch method deals it: its story is played, replicas compute work units of portions, and shards operate on
-vectors.
+"""Work of a batch method: its story is played, replicas compute work units, and shards operate on vectors.
 
 It sees scalars only. Between two iterations the job is at rest: then there are checkpoints, which hold the parameters,
 the history and, as the position, the few numbers that the story goes on with. When a shard dies and has no standby, all

@@ -27,9 +27,7 @@ class SearchPoint(NamedTuple):
 
 
 class SearchStart(NamedTuple):
-    """Start of a search: the loss and the slope at step 0, the first step to try, the largest component of the
-    direction, and c2.
-    """
+    """Start of a search: loss and slope at step 0, the first step, the direction's largest component, and c2."""
 
     loss: float
     slope: float
@@ -47,8 +45,7 @@ def _try(step: float) -> Generator[float, tuple[float, float], SearchPoint]:
 
 
 def cubic(a: SearchPoint, b: SearchPoint, least: float, most: float) -> float:
-    """The minimum of the cubic through two trials, within bounds; their middle where there is none (Nocedal and Wright,
-    eq. 3.59).
+    """Return the minimum of the cubic through two trials, within bounds, or their middle (Nocedal and Wright, 3.59).
 
     >>> cubic(SearchPoint(0.0, 1.0, -2.0), SearchPoint(3.0, 4.0, 4.0), 0.0, 3.0)
     1.0
@@ -69,8 +66,7 @@ def cubic(a: SearchPoint, b: SearchPoint, least: float, most: float) -> float:
 
 
 def wolfe(start: SearchStart) -> Search:
-    """A step that satisfies the strong Wolfe conditions: bracket, then zoom (Nocedal and Wright, algorithms 3.5 and
-    3.6).
+    """Find a step that satisfies the strong Wolfe conditions: bracket, then zoom (Nocedal and Wright, 3.5 and 3.6).
 
     Where the trials run out or the bracket is too narrow, the best step that lowers the loss enough will do.
 

@@ -1,5 +1,4 @@
-"""The batch methods: how each makes a direction of the gradient and of what it has learnt, and what it learns of a
-step.
+"""The batch methods: how each makes a direction of the gradient and its history, and what it learns of a step.
 
 `learn` is a story too: it yields commands, is sent their scalars, and returns a note for whoever watches, or "".
 """
@@ -31,9 +30,7 @@ Learning = Generator[tuple[AnyCommand, ...], list[float], str]
 
 
 class Direction(NamedTuple):
-    """Commands that make the direction, the slope of the loss along it, the first step to try, and a bound on its
-    largest component.
-    """
+    """Commands that make the direction, the loss's slope along it, the first step, and a bound on its components."""
 
     command: AnyCommand
     slope: float
@@ -79,9 +76,7 @@ class Method(Protocol):
 
 
 class GradientDescent:
-    """Steepest descent on whole batches: d = -g. The first step of a search is the one that would change the loss as
-    the last did.
-    """
+    """Steepest descent on whole batches: d = -g; a search tries first the step that changes the loss as the last."""
 
     curvature, step_name = CURVATURE, "s"
 
@@ -144,9 +139,7 @@ class ConjugateGradient(GradientDescent):
         super().begin(scalars[:3])
 
     def direction(self) -> Direction:
-        """The gradient, with what it has in common with the last direction; the steepest descent where that leads
-        upwards.
-        """
+        """Make the gradient conjugate to the last direction; the steepest descent where that leads upwards."""
         slope = -self._square + self._beta * self._along
         if not self._beta or slope >= 0:
             return super().direction()
@@ -174,9 +167,7 @@ class ConjugateGradient(GradientDescent):
 
 
 class Lbfgs:
-    """L-BFGS, vector-free: the direction is one combination of 2m + 1 vectors, whose factors come of their dot
-    products.
-    """
+    """L-BFGS, vector-free: the direction combines 2m + 1 vectors, whose factors come of their dot products."""
 
     curvature = CURVATURE
 
@@ -192,9 +183,7 @@ class Lbfgs:
 
     @property
     def _free(self) -> int:
-        """A slot for the next pair: there is one more than pairs, for the oldest goes only once the newest is known to
-        be good.
-        """
+        """Return a slot for the next pair: one more than pairs, for the oldest stays until the newest is good."""
         return next(slot for slot in range(self._descent.history + 1) if slot not in self._slots)
 
     @property

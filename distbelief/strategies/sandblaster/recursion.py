@@ -74,8 +74,7 @@ def all_products(pairs: Sequence[CurvaturePair], gradient: str) -> list[tuple[st
 
 
 def coefficients(gram: Gram, pairs: Sequence[CurvaturePair], gradient: str) -> dict[str, float]:
-    """The direction as a combination of the history and the gradient: the two-loop recursion on scalars (Chen et al.
-    2014).
+    """Combine history and gradient into the direction: the two-loop recursion on scalars (Chen et al. 2014).
 
     Args:
         gram: knows all dot products of these vectors.

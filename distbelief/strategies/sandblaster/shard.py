@@ -1,5 +1,4 @@
-"""Work units at a shard of a job that descends in batches: it sums those of an evaluation, each once, and operates on
-its slices of named vectors.
+"""Work units at a shard: it sums those of an evaluation, each once, and operates on slices of named vectors.
 
 A work unit is one gradient, of the same portions at the same parameters whoever computes it. So a shard takes the first
 copy that reaches it, by the work unit's number, and ignores the others: it need not ask whether other shards took the
@@ -126,9 +125,7 @@ class WorkUnitSums:
         )
 
     def _take(self, shard: Shard, number: int, part: int, payload: Payload) -> None:
-        """Add a work unit to its part of the batch; where that is to be in order, keep a copy of what is before its
-        time.
-        """
+        """Add a work unit to its part of the batch; where that is in order, keep a copy until its time."""
         vectors = _vectors(shard)
         self._taken.add(number)
         if self._ordered and number != self._next:
@@ -154,9 +151,7 @@ class WorkUnitSums:
         return _vectors(shard).everything(), summing, early
 
     def state_limit(self, plan: Plan) -> int:
-        """Limit a state to twice the vectors of the history and the optimizer, in slices: low precision has twice the
-        slice.
-        """
+        """Limit a state to twice the vectors of history and optimizer, in slices: low precision has twice the slice."""
         return 2 * (2 * (plan.settings.own(Descent).history + 1) + STATE_LIMIT)
 
     def follow(self, shard: Shard, whole: mirroring.StateSent) -> None:
@@ -174,9 +169,7 @@ class WorkUnitSums:
         event: mirroring.OperationsDone | mirroring.WorkUnitTaken,
         payload: Payload | None,
     ) -> None:
-        """Do the operations, but for the scalars, which the other tells; take the work unit, which before all is here
-        waits for its turn there.
-        """
+        """Repeat the operations with the scalars of the other; take the work unit, which may have to wait its turn."""
         if isinstance(event, mirroring.OperationsDone):
             if not whole:
                 raise RemoteProtocolError(f"{shard.role} sent its standby operations before the state that they change")

@@ -1,5 +1,4 @@
-"""The stories of the batch methods: each reads like Algorithm 1.2 of the paper, and yields what it wants of the shards
-and of the replicas.
+"""The stories of the batch methods: each reads like the paper's Algorithm 1.2, and asks shards and replicas.
 
 A story knows vectors by name and scalars by value. What it yields is an `AskOperation`, answered by the scalars of its
 commands, an `AskEvaluation`, answered by a `LossSum`, or an `IterationDone`, at which the job may rest: a story that
@@ -21,9 +20,7 @@ from distbelief.strategies.sandblaster.methods import Direction, Method, Terms, 
 from distbelief.strategies.sandblaster.settings import Descent
 
 X, X0, G, G0, D = "x", "x0", "g", "g0", "d"
-"""Parameters and gradient, each as it is and as it was when the iteration began; the direction. `x0` is what evaluators
-and checkpoints see.
-"""
+"""Parameters and gradient, as they are and were at the iteration's begin; the direction. Evaluators see `x0`."""
 TAIL = "g.tail0"
 
 
@@ -41,9 +38,7 @@ class AskEvaluation(NamedTuple):
 
 
 class LossSum(NamedTuple):
-    """The sum of the losses of a batch's samples, and how many samples, and how many portions' worth, each of its parts
-    has.
-    """
+    """The sum of the losses of a batch, and how many samples, and portions' worth, each of its parts has."""
 
     loss: float
     samples: int
@@ -87,9 +82,7 @@ class Descend:
         self._weights: tuple[float, ...] = ()
 
     def story(self) -> Steps[tuple[Cause, str]]:
-        """Algorithm 1.2: evaluate a batch, make a direction of it and of the history, search along it, update; returns
-        why it ends.
-        """
+        """Play Algorithm 1.2: evaluate a batch, make a direction, search along it, update; return why it ends."""
         method = self.method
         loss, scalars = yield from self._evaluate((), method.asks())
         method.begin(scalars)
@@ -141,9 +134,7 @@ class Descend:
     def _evaluate(
         self, at: tuple[AnyCommand, ...], wanted: tuple[AnyCommand, ...] = ()
     ) -> Steps[tuple[float, list[float]]]:
-        """The loss of the iteration's batch at parameters that `at` makes, its gradient left in `g`; and the scalars of
-        `wanted`.
-        """
+        """The loss of the batch at parameters that `at` makes, its gradient left in `g`; and scalars of `wanted`."""
         gathered: LossSum = yield AskEvaluation(0 if self._whole else self._iteration, at)
         self._evaluations += 1
         self._weights = gathered.weights

@@ -15,9 +15,7 @@ from distbelief.errors import RemoteProtocolError
 from distbelief.server.slice import PhantomSlice, Slice, TorchSlice
 
 BLOCK = 1 << 14
-"""Elements of each vector that are made float64 at a time for dot products: small enough to stay in the processor's
-cache.
-"""
+"""Elements of a vector made float64 at a time for dot products: few enough for the processor's cache."""
 
 PARAMETERS, ACCEPTED = "x", "x0"
 """The parameters, which a line search tries out, and those that it began from: what an evaluator fetches."""
@@ -44,9 +42,7 @@ class VectorSlice(Slice, Protocol):
 
 
 class TorchVectorSlice(TorchSlice):
-    """A slice in memory; a vector has one tensor for each run of trained parameters of one dtype and group, float32 for
-    those of low precision.
-    """
+    """A slice in memory; a vector has a tensor for each run of parameters of one dtype and group, float32 at least."""
 
     def __init__(
         self, plan: Plan, shard: int, moving: torch.Tensor | None = None, frozen: torch.Tensor | None = None
@@ -134,9 +130,7 @@ class TorchVectorSlice(TorchSlice):
                     into.add_(tensors[i], alpha=factor)
 
     def _dots(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        """Block by block in float64; each product is summed by itself, so that it has the same bits whatever else is
-        asked for beside it.
-        """
+        """Multiply in float64, block by block; each product by itself, so that its bits depend on no other."""
         names = sorted({name for pair in pairs for name in pair})
         rows = dict(zip(names, torch.empty(len(names), BLOCK, dtype=torch.float64), strict=True))
         sums = [0.0] * len(pairs)

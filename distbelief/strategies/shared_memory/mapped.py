@@ -1,6 +1,4 @@
-"""A replica whose model lives in memory that others update too: it computes there, and steps it with `torch.optim` on
-views of it, in place.
-"""
+"""A replica whose model lives in memory that others update too: it computes there, and steps views of it in place."""
 
 from __future__ import annotations
 
@@ -201,9 +199,7 @@ class MappedModel:
         self._steps.fill_(float(self._steps.max()))
 
     def look(self) -> None:
-        """Begin a step: the model's tensors are those of the mapping, but for buffers where there are locks, which are
-        a copy of them as they are.
-        """
+        """Begin a step on the mapping's tensors; where there are locks, on a copy of the buffers as they are."""
         if not self._live:
             self.flat.swap(0)
             self.counts.sign(self._process)

@@ -1,6 +1,4 @@
-"""Hogwild and locking: no server; replicas update one memory themselves, without locks or with them (Niu et al.
-2011).
-"""
+"""Hogwild and locking: replicas update one memory themselves, without locks or with them (Niu et al. 2011)."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mapped(MemoryUpdates, Replicated):
-    """A strategy whose replicas, processes of one machine, update one mapping of parameters and optimizer state in
-    place.
-    """
+    """A strategy whose replicas, processes of one machine, update one mapping of parameters and state in place."""
 
     most_guests: ClassVar[int] = 0
     meaningless: ClassVar[Mapping[str, str]] = {

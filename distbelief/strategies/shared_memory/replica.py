@@ -1,5 +1,4 @@
-"""The story of a replica that updates memory which it shares with others: Hogwild's loop, with locks or without (Niu et
-al. 2011, section 2).
+"""The story of a replica that updates shared memory: Hogwild's loop, with locks or without (Niu 2011, section 2).
 
 It computes a gradient at the parameters as they are, and steps them itself; what is stale, torn or locked is the
 worker's. Between two steps it hears what the coordinator has to say: that updates are to rest while a checkpoint is

@@ -1,6 +1,4 @@
-"""The strategy `single`: the plain PyTorch loop in one process, with the records, checkpoints and result of every other
-strategy.
-"""
+"""The strategy `single`: the plain PyTorch loop in one process, with records, checkpoints and result of all others."""
 
 from __future__ import annotations
 
