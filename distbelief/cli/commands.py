@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from distbelief.cli import INTERRUPTED, options, words
+from distbelief.cli import INTERRUPTED, options, teller, words
 from distbelief.cli.arguments import arguments_of, ask, ask_of
 from distbelief.cli.auto import AUTO, chosen
 from distbelief.cli.check import check
@@ -432,7 +432,7 @@ def join(args: list[str]) -> int:
         raise UsageError(f"{args[0]}: write the ticket first: {prog} [options] [script.py|-m module [args...]]")
     flags, script = options.until_word(args[1:], valued)
     chosen = ask(prog, JoinOptions, flags)
-    tell = _nothing if chosen.quiet else _tell
+    tell = teller(chosen.quiet)
     tell(f"joining by {args[0]}")
     from distbelief.places.join.guest import Guest
 
@@ -440,14 +440,6 @@ def join(args: list[str]) -> int:
         args[0], script, chosen.data_dir, chosen.device, chosen.threads, tell, chosen.strategy, chosen.leave_within
     ).run()
     return 0
-
-
-def _tell(text: str) -> None:
-    print(text, flush=True)
-
-
-def _nothing(_: str) -> None:
-    """Quiet."""
 
 
 def leave(args: list[str]) -> int:

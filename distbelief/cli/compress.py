@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 import msgspec
 
+from distbelief.cli import teller
 from distbelief.cli.arguments import ask, ask_of
 from distbelief.core.records import Json
 from distbelief.lab.compress.options import Compression
@@ -36,7 +37,7 @@ def compress(args: list[str]) -> int:
 
     chosen = Compression(**{field.name: getattr(settings, field.name) for field in fields(Compression)})
     with signals.raised():
-        result = make(run, settings.out, chosen, tell=_nothing if settings.quiet or settings.json else _tell)
+        result = make(run, settings.out, chosen, tell=teller(settings.quiet or settings.json))
     if settings.json:
         print(msgspec.json.encode(result).decode())
     elif not settings.quiet:
@@ -50,8 +51,7 @@ def parse_compression(words: Sequence[str]) -> Compression:
     Raises:
         UsageError: there is no such option, or no such value.
     """
-    prog = "distbelief compress RUN"
-    return ask(prog, Compression, words)
+    return ask("distbelief compress RUN", Compression, words)
 
 
 def summary(result: Json) -> list[str]:
@@ -87,11 +87,3 @@ def expand(args: list[str]) -> int:
 
     print(write(file, settings.out or None))
     return 0
-
-
-def _tell(line: str) -> None:
-    print(line, flush=True)
-
-
-def _nothing(_: str) -> None:
-    pass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distbelief.cli.tables import number, show
+from distbelief.cli.tables import count, number, show
 from distbelief.lab.cost.splitting import KINDS, HomeCost, SplitCost
 from distbelief.lab.cost.trace import WHOLE
 
@@ -18,7 +18,7 @@ def show_split(cost: SplitCost) -> None:
             [
                 part.module or WHOLE,
                 str(part.home),
-                *map(_count, (part.parameters, part.operations, part.sends, part.tensors)),
+                *map(count, (part.parameters, part.operations, part.sends, part.tensors)),
             ]
             for part in cost.placements
         ],
@@ -52,7 +52,3 @@ def _home(home: HomeCost) -> list[str]:
 
 def _memory(memory: dict[str, int]) -> list[str]:
     return [f"{size / 1e6:,.2f}" for size in (*(memory[kind] for kind in KINDS), sum(memory.values()))]
-
-
-def _count(value: int) -> str:
-    return f"{value:,}" if value else ""

@@ -132,7 +132,8 @@ class ShardRegistry:
         # standby that has succeeded holds what its shard held: it loads nothing, and waits for none.
         ruler = self.place(plan.ruler) if together else Address("", 0)
         for role in self.roles:
-            succeeded = self._has_succeeded(role)
+            place = self._places.get(role)
+            succeeded = place is not None and self._succeeded.get(role) == place.incarnation
             if self._standing[role] is not ShardStanding.HERE or (together and self.missing and not succeeded):
                 continue
             self._move(role, ShardStanding.TOLD)
@@ -163,9 +164,6 @@ class ShardRegistry:
             if roles.is_replica(role)
             for shard in shards
         ]
-
-    def _has_succeeded(self, role: str) -> bool:
-        return role in self._places and self._succeeded.get(role) == self._places[role].incarnation
 
     def holds(self, role: str, lasts: bool = False) -> bool:
         """A shard says that it holds its range, in memory that `lasts`; whether it had been told to.

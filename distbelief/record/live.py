@@ -168,7 +168,7 @@ class Live:
             self._print(self._progress())
             self._last = now
         if self._terminal and (now - self._last >= due or isinstance(record, records.Started)):
-            self._refresh()
+            self._rich().update(self._picture(), refresh=True)
             self._last = now
 
     def _told(self, record: records.Record) -> str:
@@ -276,9 +276,6 @@ class Live:
             self._table = Table(console=Console(file=self._stream), auto_refresh=False)
             self._table.start()
         return self._table
-
-    def _refresh(self) -> None:
-        self._rich().update(self._picture(), refresh=True)
 
     def _picture(self) -> RenderableType:
         """The progress and the table of replicas, as rich draws them."""

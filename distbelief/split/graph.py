@@ -216,9 +216,7 @@ class Rewriter:
 
     def place(self, node: fx.Node, home: int) -> None:
         """Compute a node as it is, at one home."""
-        args, kwargs = fx.map_arg(
-            (node.args, node.kwargs), lambda input_node: self.whole(self._values[input_node], home)
-        )
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda value: self.whole(self._values[value], home))
         if node.op == "get_attr":
             self._values[node] = Value(node)  # at home where it is needed first
             return
@@ -551,9 +549,7 @@ class Rewriter:
             if node in self._traced.shapes:
                 self.split.shapes[copy] = self._traced.shapes[node]
             return copy
-        args, kwargs = fx.map_arg(
-            (node.args, node.kwargs), lambda input_node: self.whole(self._values[input_node], home)
-        )
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda value: self.whole(self._values[value], home))
         copy = self.split.graph.create_node(node.op, node.target, args, kwargs)
         return self._known(copy, home, node.meta["path"], self._traced.shapes.get(node))
 

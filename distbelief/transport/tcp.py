@@ -29,7 +29,7 @@ BUFFER = 4 << 20
 """Bytes of a connection's kernel buffer, each way: a fast link's rate times its round trip (1 Gbyte/s, 4 ms)."""
 
 _INFO = struct.Struct("@52x2I")
-"""The tcp_info of the kernel: milliseconds since data came, and since an acknowledgement (tcpi_last_{data,ack}_recv)."""
+"""The kernel's tcp_info: milliseconds since data came, since an acknowledgement (tcpi_last_{data,ack}_recv)."""
 
 _SCHEME = "tcp:"
 

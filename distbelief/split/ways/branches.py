@@ -86,11 +86,8 @@ def _components(nodes: Sequence[fx.Node], inside: set[fx.Node]) -> list[list[fx.
         joined = [node]
         for input_node in node.all_input_nodes:
             if input_node in among and group[input_node] is not joined:
-                joined = _merged(group[input_node], joined)
+                first = group[input_node]
+                joined = [*first, *(other for other in joined if other not in first)]
         for input_node in joined:
             group[input_node] = joined
     return list({id(component): component for component in group.values()}.values())
-
-
-def _merged(one: list[fx.Node], other: list[fx.Node]) -> list[fx.Node]:
-    return [*one, *(node for node in other if node not in one)]

@@ -65,16 +65,13 @@ class Constrained(nn.Module):
 
 def layers(model: nn.Module) -> list[str]:
     """The names of the weights that can be pruned and shared, in the order of the model; not those that are tied."""
-    tied = {id(p) for p in model.parameters() if sum(p is other for other in _by_every_name(model).values()) > 1}
+    named = [parameter for _, parameter in model.named_parameters(remove_duplicate=False)]
+    tied = {id(p) for p in model.parameters() if sum(p is other for other in named) > 1}
     return [
         f"{name}.weight" if name else "weight"
         for name, module in model.named_modules()
         if isinstance(module, LAYERS) and id(module.weight) not in tied and not parametrize.is_parametrized(module)
     ]
-
-
-def _by_every_name(model: nn.Module) -> dict[str, nn.Parameter]:
-    return dict(model.named_parameters(remove_duplicate=False))
 
 
 def fill(model: nn.Module, file: ModelFile) -> nn.Module:
