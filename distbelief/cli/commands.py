@@ -210,7 +210,6 @@ def status(args: list[str]) -> int:
 
 
 def _of_a_run(command: str, kind: type[Asked], args: Sequence[str]) -> tuple[str, Asked]:
-    """The run folder and the options of a command on one."""
     return ask_of(f"distbelief {command} RUN", "run folder", kind, args)
 
 
@@ -570,7 +569,6 @@ COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
         draw,
     )
 }
-"""Every command, by name."""
 
 
 def resume_command(args: Sequence[str], run: str, script: Sequence[str] = ()) -> str:
@@ -600,7 +598,6 @@ def _begin(command: options.Options, what: str) -> None:
 
 
 def _task_and_strategy(command: str, args: Sequence[str]) -> tuple[str, str, list[str]]:
-    """The two words that come first, checked."""
     if not args or args[0] in ("--help", "-h") or list(args[1:]) in (["--help"], ["-h"]):
         _usage(
             f"{command} TASK STRATEGY [options]\n\n  distbelief {command} TASK STRATEGY --help shows the options of a "

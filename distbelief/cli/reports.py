@@ -102,6 +102,5 @@ Asked = TypeVar("Asked", ReportOptions, RunsOptions)
 
 
 def _names_and_options(prog: str, kind: type[Asked], args: Sequence[str]) -> tuple[list[str], Asked]:
-    """The words before the options, and these."""
     first = next((at for at, word in enumerate(args) if word.startswith("-")), len(args))
     return list(args[:first]), ask(prog, kind, args[first:])

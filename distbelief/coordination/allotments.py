@@ -111,7 +111,6 @@ class Allotment(Dealer):
 
 
 def _before(portion: Portion, number: int) -> Portion:
-    """Return the part of a portion before a minibatch."""
     return Portion(portion.epoch, portion.first, max(0, min(portion.count, number - portion.first)))
 
 

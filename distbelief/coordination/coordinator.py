@@ -458,7 +458,6 @@ class Coordinator(Answering):
         return stopped + (requests or self._part(sender, event))  # who was asked says again that it leaves
 
     def _part(self, sender: str, event: membership.Leave) -> list[Effect]:
-        """Go on without who leaves."""
         if self.holders.stay and sender in self.membership.members:
             self.membership.done.add(sender)
             return [WriteRecord(records.Gone(sender, 0, "it was done", died=False)), *self.close()]
@@ -477,7 +476,6 @@ class Coordinator(Answering):
         return self.deal()
 
     def _without(self, role: str, reason: str, incarnation: int, died: bool) -> list[Effect]:
-        """Go on without a replica or the evaluator."""
         if not self.membership.part(role, incarnation, died):
             return []
         if role != roles.EVALUATOR:

@@ -141,7 +141,6 @@ class Saving:
         return self._without_script(plan) if role == self._asked else []
 
     def _without_script(self, plan: Plan | None) -> list[Effect]:
-        """Wait for no script any more."""
         self._asked = ""
         return self._seal(plan) if self.stage is CheckpointStage.SEALING else []
 

@@ -20,8 +20,6 @@ PART = 2 << 20
 
 
 class _Receipt(NamedTuple):
-    """A part that is on its way."""
-
     here: torch.Tensor
     there: torch.Tensor
     adds: bool
@@ -30,8 +28,6 @@ class _Receipt(NamedTuple):
 
 
 class _Posted(NamedTuple):
-    """Tensors on their way for one step."""
-
     works: list[dist.Work]
     each: bool
     """True where every part has a work of its own; NCCL has one for all of them."""

@@ -66,8 +66,6 @@ class LinkEndpoint(Protocol):
 
 
 class _Link:
-    """Messages to another rank, and from it."""
-
     __slots__ = ("acknowledged", "arrived", "posted", "taken", "told", "waiting")
 
     def __init__(self) -> None:
@@ -246,7 +244,6 @@ class LinkLines:
     # what arrives
 
     def _take_in(self, arrival: Arrival) -> None:
-        """Note what has come."""
         event, role = arrival.event, arrival.sender
         match event:
             case ReducedChunk() if event.group >= self._group:

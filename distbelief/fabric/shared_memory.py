@@ -41,8 +41,6 @@ DIRECT = ("direct", *PLACED)
 
 
 class _Plan(NamedTuple):
-    """A step of a schedule, in the segment."""
-
     ready: list[tuple[int, int]]
     """Counts, and how far they must be before what is received may be read; without the round's."""
     read: list[tuple[int, int]]

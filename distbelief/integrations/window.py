@@ -149,7 +149,6 @@ class Window:
         self._tell(READ, number + 1)
 
     def _places(self, piece: torch.Tensor) -> list[_Chunk]:
-        """Return the places where chunks like this one pass."""
         key = piece.dtype, piece.numel()
         if key not in self._chunks:
             ranges = [slice(part.start, part.stop) for part in cut(Range(0, piece.numel()), self._ranks)]

@@ -136,7 +136,6 @@ class FairShares:
         heappush(link.coming, (flow.done, self._order, flow))
 
     def _end(self, flow: Flow, now: float) -> None:
-        """A flow has nothing more."""
         holder, flow.held_by, meets = flow.held_by, None, False
         for number in flow.links:
             link = self._links[number]

@@ -94,7 +94,6 @@ def _whole(pieces: Sequence[Entry], places: Sequence[_Place]) -> Iterator[bytes]
 
 
 def _bytes(entry: Entry, places: Sequence[_Place]) -> Iterator[bytes]:
-    """The bytes of a piece, wherever they lie."""
     for place in places:
         common = Range(entry.start, entry.stop).common(place.bytes)
         if common.size:

@@ -178,7 +178,6 @@ class HomeRanges(msgspec.Struct, frozen=True, array_like=True):
     """Ranges of one home in the flat vector: a vector of a partition is as long as these."""
 
     trained: Range
-    """Its trained parameters."""
     moving: Range
     """Range that is pushed and fetched: the trained parameters, and the buffers behind them."""
     frozen: Range

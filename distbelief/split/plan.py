@@ -72,7 +72,6 @@ def apply(
 
 
 def _check_patterns(split: Split, traced: Traced) -> None:
-    """Refuse a pattern that fits nothing."""
     paths = dict.fromkeys(node.meta["path"] for node in traced.graph.nodes if node.op != "output")
     known = {".".join(path.split(".")[: count + 1]) for path in paths if path for count in range(path.count(".") + 1)}
     for pattern in () if isinstance(split.ways, str) else split.ways:

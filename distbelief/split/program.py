@@ -70,7 +70,6 @@ class Segment:
     elements: int
     """Elements that its nodes give, forward, of one sample."""
     nodes: int
-    """Number of its nodes."""
     paths: tuple[str, ...]
     """The modules that it computes, in order."""
 
@@ -91,7 +90,6 @@ class HomeProgram:
     outputs: object
     """The values that are the model's output, in its structure, at a home that has it; None at others."""
     layers: tuple[nn.Module, ...]
-    """The modules that compute."""
     work: int
     """Floating-point operations of a forward pass of all homes together, for the traced number of samples."""
 

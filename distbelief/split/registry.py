@@ -40,7 +40,6 @@ class LayerCall:
     layer: nn.Module
     path: str
     takes: tuple[Shape, ...]
-    """Shapes of the tensors that it takes."""
     gives: Shape
     homes: int
     owner: int

@@ -19,7 +19,6 @@ STRATEGIES: Mapping[str, type[Strategy]] = {
     kind.name: kind
     for kind in (Downpour, Synchronous, Softsync, Bounded, Sandblaster, Allreduce, Hogwild, Locking, Single)
 }
-"""Every strategy, by name."""
 for _name, _kind in STRATEGIES.items():
     know(_name, _kind)
 

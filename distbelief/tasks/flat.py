@@ -210,7 +210,6 @@ class _WriteCheck:
 
 
 def _added(tensor: torch.Tensor) -> int:
-    """Add up the bytes of a tensor."""
     return int(tensor.detach().reshape(-1).view(torch.uint8).sum(dtype=torch.int64))
 
 

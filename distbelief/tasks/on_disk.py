@@ -212,7 +212,6 @@ def _in_file(folder: str, size: int) -> torch.UntypedStorage:
 
 
 def _plain(values: object) -> Iterable[torch.Tensor]:
-    """Those tensors that have a memory of the host."""
     for leaf in tree_leaves(values):
         plain = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and leaf.device.type == "cpu"
         if plain and not is_lazy(leaf) and not leaf.is_nested and leaf.untyped_storage().device.type == "cpu":

@@ -170,7 +170,6 @@ class Accounting:
         self._acknowledged(sender, self._name(to, message.incarnation), message)
 
     def _saved(self, number: int, part: str, arrays: dict[str, torch.Tensor], facts: Json) -> None:
-        """A shard has written its part of a checkpoint."""
         self._parts[number, part.replace("-", " ")] = facts["updates"]
         self._save(number, part, arrays, facts)
 

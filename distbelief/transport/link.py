@@ -25,7 +25,6 @@ SPARE_LIMIT = 4
 """Most buffers for the copies of unsent answers that are kept for the next ones."""
 
 CONNECT_SECONDS = 10.0
-"""Limit for opening a connection."""
 HELLO_SECONDS = 5.0
 """Limit for the introduction on a new link."""
 HELLO_LIMIT = 4096

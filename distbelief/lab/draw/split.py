@@ -83,7 +83,6 @@ Place = tuple[int, int]
 
 
 def _places(graph: SegmentGraph) -> list[Place]:
-    """Return the place of each segment of the schedule."""
     counts = [0] * graph.homes
     places = []
     for segment in graph.segments:
@@ -105,7 +104,6 @@ def _arrivals(programs: Sequence[HomeProgram]) -> dict[Place, list[Transfer]]:
 
 
 def _lines(program: HomeProgram, segment: Segment, transfers: Sequence[Transfer]) -> tuple[str, ...]:
-    """The text of a box."""
     alike: dict[tuple[str, int], int] = {}
     for transfer in transfers:
         key = transfer.kind.value, transfer.shape.bytes_each
@@ -169,7 +167,6 @@ def _arrow(source: _Box, target: _Box, transfer: Transfer) -> str:
 
 
 def _drawn(box: _Box) -> list[str]:
-    """A box with its text."""
     parts = [
         f'<rect x="{box.x}" y="{box.y}" width="{WIDTH}" height="{box.height}" rx="3" fill="#f4f7fb" stroke="#445"/>'
     ]

@@ -14,7 +14,6 @@ from distbelief.strategies import Allreduce, Downpour, Hogwild, Single, Strategy
 from distbelief.strategies.base import Partitioned, Replicated, Served
 
 PLANNED = ("single", "downpour", "synchronous", "allreduce", "hogwild")
-"""The strategies that are planned."""
 MOST_HOSTS, MOST_CORES = 256, 256
 MOST_REPLICAS = 256
 """The most replicas that a candidate has: a plan is to be there in seconds."""

@@ -111,7 +111,6 @@ def _rungs(count: int) -> list[int]:
 
 
 def _mean(measured: Sequence[Terms]) -> Terms:
-    """The mean of runs of one candidate."""
     means = {
         name: statistics.fmean(getattr(terms, name) for terms in measured) for name in (*PARTS, "samples_per_second")
     }

@@ -159,7 +159,6 @@ def _menu(buttons: Sequence[Chart]) -> Chart:
 
 
 def _parts(report: Report) -> Chart:
-    """Bars of what a step takes, of four parts each."""
     arms = [arm for arm in report.arms if arm.parts]
     data = [
         _bar(arms, [round(1e3 * arm.parts.get(part, 0.0), 4) for arm in arms], COLOURS[number], name=part)

@@ -97,7 +97,6 @@ SHAPES: Mapping[str, Callable[[Sequence[float], Sequence[float], float], bool]] 
         value <= expected * (1 + within) for value, expected in zip(values, wanted, strict=True)
     ),
 }
-"""Courses of a figure from arm to arm."""
 
 
 def momentum(staleness: Mapping[str, int]) -> float:

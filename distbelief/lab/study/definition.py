@@ -262,7 +262,6 @@ def _check_arms(arms: Sequence[Arm], file: StudyFile) -> None:
 
 
 def _expanded(table: ArmTable, file: StudyFile, before: Sequence[Arm]) -> list[Arm]:
-    """The arms that one table stands for."""
     place = table.place or file.place
     if place not in PLACES:
         raise unknown("place", place, PLACES)

@@ -209,7 +209,6 @@ def starts(study: Study, _: Sequence[Trial] = ()) -> list[Due]:
 
 
 def _candidates(study: Study, _: Sequence[Trial]) -> list[Due]:
-    """The trials that choose the values of grids."""
     tuned = [arm for arm in study.arms if arm.grid]
     return [Due(arm, seed, value, True) for arm, seed in order(tuned, study.tuning_seeds) for value in arm.grid]
 
@@ -303,7 +302,6 @@ def _train(members: Sequence[Prepared], runs: Sequence[Path], measured: bool, co
 
 
 def _play(prepared: Prepared, run: Path) -> Json:
-    """Run one job; returns its result."""
     run.parent.mkdir(parents=True, exist_ok=True)
     job = cast(Job, prepared.job)
     result = prepared.run(replace(job, out=str(run), keep_checkpoints=KEPT, **_later(job)))

@@ -60,7 +60,6 @@ def _elsewhere(report: Report, ran: Sequence[ArmFigures]) -> str:
 
 
 def _first(report: Report, alike: Sequence[ArmFigures]) -> str:
-    """Name the first at a target, of arms that are compared with each other."""
     target = highest(report.study.targets, alike)
     if target is None:
         return f"No arm reaches {percent(report.study.targets[0])} in the median." if report.study.targets else ""

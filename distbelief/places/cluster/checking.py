@@ -151,7 +151,6 @@ def _ask(agents: Sequence[RemoteAgent], word: AgentWord) -> None:
 
 
 def _look(agents: Sequence[RemoteAgent], task: str, data_dir: str, reports: Reports, woken: Connection) -> None:
-    """Look for the data."""
     _ask(agents, Look(task, data_dir))
     _hear(agents, lambda agent: agent.looked is not None, reports, woken)
     for agent in agents:

@@ -89,7 +89,6 @@ class Cluster(Local):
 
     @property
     def _written(self) -> tuple[Host, ...]:
-        """The hosts, as they are written."""
         if self.engine == RAY and (self.hosts or self.hostfile):
             named = f"--hosts {self.hosts}" if self.hosts else f"--hostfile {self.hostfile}"
             raise UsageError(f"{named}: with --on {self.on} the hosts are the nodes of the cluster; leave one off")

@@ -182,7 +182,6 @@ class HostProcesses:
             return False
 
     def _take_word(self, agent: RemoteAgent, word: AgentWord) -> None:
-        """Take a word of an agent."""
         agent.take(word)
         life = self._lives.get(word.life) if isinstance(word, OfLife) else None
         match word:

@@ -66,7 +66,6 @@ class JoinRequest(msgspec.Struct, frozen=True):
     script: bool = False
     """True if he has a script of his own to run."""
     version: str = ""
-    """Version of his distbelief."""
     strategy: str = ""
     """The strategy from outside the package that he names; "" for none."""
 

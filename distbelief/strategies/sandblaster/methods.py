@@ -240,7 +240,6 @@ class Lbfgs:
 METHODS: dict[str, type[GradientDescent] | type[ConjugateGradient] | type[Lbfgs]] = {
     "lbfgs": Lbfgs, "cg": ConjugateGradient, "gradient": GradientDescent,
 }  # fmt: skip
-"""Methods by name."""
 
 
 def method_of(descent: Descent, state: Json) -> Method:

@@ -185,7 +185,6 @@ class SharedMemoryReplica:
             yield from self._run(self._requests.popleft())
 
     def _take(self, arrival: Arrival) -> None:
-        """Note what arrived."""
         event = arrival.event
         if isinstance(event, dealing.Deal):
             self._work.deal(event.portion)
