@@ -33,10 +33,8 @@ class Measurable(Protocol):
 
 def agree(lines: Measurable, group: Sequence[int]) -> LinkModel:
     """Agree on what the slowest of all ranks measures, each among those of some ranks that it is one of."""
-    measured = _probe(lines, group) if len(group) > 1 else LinkModel(0.0, 1e12)
-    worst = torch.tensor(
-        [measured.latency, 1 / measured.bandwidth, measured.reduction], dtype=torch.float64, device=lines.device
-    )
+    mine = _probe(lines, group) if len(group) > 1 else LinkModel(0.0, 1e12)
+    worst = torch.tensor([mine.latency, 1 / mine.bandwidth, mine.reduction], dtype=torch.float64, device=lines.device)
     latency, per_byte, reduction = lines.maximum(worst).tolist()
     return LinkModel(latency, 1 / per_byte, reduction)
 

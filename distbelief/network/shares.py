@@ -224,9 +224,7 @@ class FairShares:
                     free.append(flow)
             if free and (part := room / len(free)) > level:
                 heapreplace(heap, (part, order, link))
-            elif self._uneven and (
-                slow := [flow for flow in free if flow.narrowest and flow.narrowest.capacity < level]
-            ):
+            elif self._uneven and (slow := [f for f in free if f.narrowest and f.narrowest.capacity < level]):
                 self._hold_alone(slow, now)
             else:
                 heappop(heap)

@@ -36,9 +36,7 @@ class MemoryStore:
 
     def discard(self, number: int) -> None:
         """Clear away what was made of a checkpoint, and of those before."""
-        self._making = {
-            (checkpoint, part): held for (checkpoint, part), held in self._making.items() if checkpoint > number
-        }
+        self._making = {key: held for key, held in self._making.items() if key[0] > number}
 
     def load_part(self, checkpoint: str, plan: Plan, shard: int) -> tuple[dict[str, torch.Tensor], Json]:
         """One shard's part of the newest.

@@ -49,9 +49,7 @@ def write_arrays(out: BinaryIO, arrays: Mapping[str, torch.Tensor]) -> None:
         OSError: it cannot be written.
         CheckpointError: an array has a dtype that no safetensors file of ours holds.
     """
-    named = [
-        Tensor(name, tuple(array.shape), str(array.dtype).removeprefix("torch.")) for name, array in arrays.items()
-    ]
+    named = [Tensor(name, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in arrays.items()]
     if foreign := next((tensor for tensor in named if tensor.dtype not in _DTYPES), None):
         raise CheckpointError(f"array {foreign.name!r} has dtype {foreign.dtype}; {', '.join(_DTYPES)} can be kept")
     named.sort(key=lambda tensor: -ITEM_SIZES[tensor.dtype])

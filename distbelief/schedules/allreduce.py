@@ -54,11 +54,8 @@ def _folded(inner: Callable[[Sequence[int], Range], Steps], members: Sequence[in
     core = 1 << (len(members).bit_length() - 1)
     beyond = list(zip(members[core:], members, strict=False))
     fold = _all_at_once(((extra, partner, whole) for extra, partner in beyond), True)
-    return [
-        fold,
-        *inner(members[:core], whole),
-        _all_at_once(((partner, extra, whole) for extra, partner in beyond), False),
-    ]
+    unfold = _all_at_once(((partner, extra, whole) for extra, partner in beyond), False)
+    return [fold, *inner(members[:core], whole), unfold]
 
 
 def butterfly(members: Sequence[int], whole: Range) -> Steps:

@@ -122,14 +122,10 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
                 sent.add(number)
         received = {number for segment in self.segments for number in segment.takes}
         arrivals = set[tuple[str, int]]()
-        for number, boundary in enumerate(self.boundaries):
-            if (
-                number not in received
-                or boundary.source == boundary.target
-                or (boundary.value, boundary.target) in arrivals
-            ):
-                raise UsageError(f"{boundary}: a value crosses once to each other home that takes it")
-            arrivals.add((boundary.value, boundary.target))
+        for number, edge in enumerate(self.boundaries):
+            if number not in received or edge.source == edge.target or (edge.value, edge.target) in arrivals:
+                raise UsageError(f"{edge}: a value crosses once to each other home that takes it")
+            arrivals.add((edge.value, edge.target))
         if {segment.home for segment in self.segments} != set(range(self.homes)):
             raise UsageError(f"of homes 0 to {self.homes - 1} some have no segment: number those that have, from 0 on")
 

@@ -47,13 +47,13 @@ def apply(
     with blamed_on_task(split.own):
         _check_patterns(split, traced)
         traced, placed = _unrolled(split, traced)
-        in_rounds = _by_samples(split, traced)
+        sampled = _by_samples(split, traced)
         nodes = [
-            node for node in Rewriter(traced, split.partitions).nodes if node not in placed and node not in in_rounds
+            node for node in Rewriter(traced, split.partitions).nodes if node not in placed and node not in sampled
         ]
         placed |= _placed(split, traced, nodes, work)
-        if in_rounds:
-            traced, placed = rounds(traced, placed, in_rounds, split.partitions)
+        if sampled:
+            traced, placed = rounds(traced, placed, sampled, split.partitions)
         rewriter = Rewriter(traced, split.partitions)
         rewriter.share_out({node: home for node, home in placed.items() if isinstance(home, int)})
         for node in rewriter.nodes:

@@ -129,19 +129,11 @@ def segment_graph(programs: Sequence[HomeProgram]) -> SegmentGraph:
     Raises:
         LocalProtocolError: homes wait for each other.
     """
-    transfers = sorted(
-        (transfer for program in programs for transfer in program.transfers), key=lambda transfer: transfer.number
-    )
+    transfers = sorted((move for program in programs for move in program.transfers), key=lambda move: move.number)
     number = {transfer: at for at, transfer in enumerate(transfers)}
     boundaries = tuple(
-        Boundary(
-            transfer.value,
-            transfer.source,
-            transfer.target,
-            round(transfer.shape.bytes_more),
-            transfer.shape.differentiable,
-        )
-        for transfer in transfers
+        Boundary(move.value, move.source, move.target, round(move.shape.bytes_more), move.shape.differentiable)
+        for move in transfers
     )
     left = [list(program.segments) for program in programs]
     sent: set[int] = set()

@@ -485,9 +485,7 @@ class FlatModule:
         if not self._without[slot]:
             return (part,)
         trained = [entry for entry in self._entries if entry.tensor.kind == "parameter"]
-        return part.without(
-            Range(entry.start, entry.stop) for at, entry in enumerate(trained) if at in self._without[slot]
-        )
+        return part.without(Range(e.start, e.stop) for at, e in enumerate(trained) if at in self._without[slot])
 
     def _leave(self, slot: int) -> bool:
         """Leave the step's gradient where it is, if that is as in a slot: whether it is."""

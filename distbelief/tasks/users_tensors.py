@@ -63,9 +63,7 @@ class UsersTensors:
 
     def _look(self, named: Mapping[str, torch.Tensor]) -> None:
         """Keep where each tensor is, so that a step need not ask for all names."""
-        both = [
-            held for module in self._module.modules() for held in (module._modules, module._parameters, module._buffers)
-        ]
+        both = [held for part in self._module.modules() for held in (part._modules, part._parameters, part._buffers)]
         self._held = [(held, [*held.values()], [*map(id, held.values())]) for held in both]
         self.now = [named[tensor.name] for tensor in self._tensors]
         self._targets = []

@@ -347,11 +347,7 @@ class Accounting:
     @property
     def shards(self) -> list[str]:
         """The shards that hold anything."""
-        return [
-            roles.shard(i)
-            for i, assignment in enumerate(self.plan.assignments if self.plan else ())
-            if assignment.moving.size
-        ]
+        return [roles.shard(i) for i, a in enumerate(self.plan.assignments if self.plan else ()) if a.moving.size]
 
     def batches(self, group: list[tuple[str, int]]) -> list[Minibatch]:
         """The minibatches of an update."""
@@ -359,15 +355,13 @@ class Accounting:
 
     def finish(self, outcome: str, died: list[str]) -> None:
         """Hold what holds at the end of a job."""
-        announced = {
+        lost = {
             (record.role, self._name(record.replica, record.incarnation), clock)
             for record in self._run.records
             if isinstance(record, Forgotten)
             for clock in range(record.first, record.last + 1)
         }
-        assert announced == self.forgotten, (
-            f"{announced} pushes were told to be lost with their shard, {self.forgotten} were"
-        )
+        assert lost == self.forgotten, f"{lost} pushes were told to be lost with their shard, {self.forgotten} were"
         gone = self._vacated | {*(died if outcome == "failed" else ())}
         fallen = any(roles.kind(role) is roles.Kind.SHARD for role in gone)
         rounds = self.plan is not None and self.plan.settings.strategy.rounds

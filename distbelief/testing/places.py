@@ -71,10 +71,8 @@ class _Watch:
         self.until(lambda: len(self.ends) >= len(lives), f"the ends of {lives} are not told of")
         for _ in range(IDLE_PUMPS):
             self.site.pump()
-        reported = [(end.role, end.incarnation) for end in self.ends]
-        assert sorted(reported) == sorted(lives), (
-            f"the ends of {lives} are to be told of once each, it has told of {reported}"
-        )
+        ends = [(end.role, end.incarnation) for end in self.ends]
+        assert sorted(ends) == sorted(lives), f"the ends of {lives} are to be told of once each, it has told of {ends}"
 
 
 def check_place(make_site: MakeSite) -> None:

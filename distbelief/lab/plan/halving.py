@@ -89,10 +89,7 @@ def measure(
             started = time.monotonic() - start - trained
             overhead = max(0.0, min(overhead, started) if overhead else started)
         means = {what: _mean(measured) for what, measured in seen.items() if what not in failed}
-        left = sorted(
-            (candidate for candidate in left if str(candidate) in means),
-            key=lambda candidate: -means[str(candidate)].samples_per_second,
-        )
+        left = sorted((c for c in left if str(c) in means), key=lambda c: -means[str(c)].samples_per_second)
         behind = {what: measured for what, measured in terms.items() if what not in seen}
         terms = {str(candidate): means[str(candidate)] for candidate in left} | behind
     return Measurements(terms, failed)
@@ -111,9 +108,7 @@ def _rungs(count: int) -> list[int]:
 
 
 def _mean(measured: Sequence[Terms]) -> Terms:
-    means = {
-        name: statistics.fmean(getattr(terms, name) for terms in measured) for name in (*PARTS, "samples_per_second")
-    }
+    means = {name: statistics.fmean(getattr(run, name) for run in measured) for name in (*PARTS, "samples_per_second")}
     return msgspec.structs.replace(measured[-1], **means)
 
 

@@ -163,9 +163,7 @@ def choose(name: str, addresses: Sequence[str], answers: Mapping[str, Sequence[s
         if not any(answer[number] for answer in answers.values()):
             return address
     other = next((host for host, answer in answers.items() if all(answer)), next(iter(answers), "any other"))
-    tried = ", ".join(
-        f"{address} ({why or 'answers'})" for address, why in zip(addresses, answers.get(other, []), strict=False)
-    )
+    tried = ", ".join(f"{at} ({why or 'answers'})" for at, why in zip(addresses, answers.get(other, []), strict=False))
     who, whom = (host if host == HERE else f"host {host}" for host in (other, name))
     raise UsageError(
         f"{who} cannot reach {whom}: {tried or 'it has no address'}; open the ports between the hosts, "

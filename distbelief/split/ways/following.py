@@ -85,11 +85,8 @@ def follow(traced: Traced, node: fx.Node, cuts: Sequence[Cut | None]) -> Divided
 
 def _alike(cut: Cut, make: Callable[[Indices], nn.Module] | None = None) -> Divided:
     parts = [Indices(cut.dimension, *bounds) for bounds in pairwise(cut.edges)]
-    return Divided(
-        tuple(HomePart((indices,), indices, make(indices) if make else None) for indices in parts),
-        cut.dimension,
-        cut.edges,
-    )
+    home_parts = tuple(HomePart((indices,), indices, make(indices) if make else None) for indices in parts)
+    return Divided(home_parts, cut.dimension, cut.edges)
 
 
 def _elementwise(traced: Traced, node: fx.Node, cut: Cut, takes: Sequence[Shape], gives: Shape) -> Divided | None:
@@ -152,6 +149,4 @@ def _batch_norm(layer: nn.Module, cut: Cut) -> Divided:
 
 
 def _dtype(layer: nn.Module) -> torch.dtype | None:
-    return next(
-        (tensor.dtype for tensor in (*layer.parameters(), *layer.buffers()) if tensor.is_floating_point()), None
-    )
+    return next((t.dtype for t in (*layer.parameters(), *layer.buffers()) if t.is_floating_point()), None)

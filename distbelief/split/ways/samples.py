@@ -100,19 +100,17 @@ class _Rounds:
 
     def _parts_of(self, node: fx.Node) -> list[fx.Node]:
         """An input in parts; one that has no samples stays whole."""
-        placeholder = self.graph.placeholder(node.name)
-        placeholder.meta = dict(node.meta)
+        whole = self.graph.placeholder(node.name)
+        whole.meta = dict(node.meta)
         shape = self._traced.shapes.get(node)
         if shape is None and node.name != "samples":
-            return [placeholder] * self._parts
+            return [whole] * self._parts
         if shape is not None:
-            self.shapes[placeholder] = shape
+            self.shapes[whole] = shape
             if not (shape.growth and shape.growth[0]):
-                return [placeholder] * self._parts
+                return [whole] * self._parts
         function = samples_of if shape is None else share_of
-        parts = [
-            self.graph.call_function(function, (placeholder, number, self._parts)) for number in range(self._parts)
-        ]
+        parts = [self.graph.call_function(function, (whole, number, self._parts)) for number in range(self._parts)]
         for number, part in enumerate(parts):
             part.meta.update(path="", flops=0)
             if shape is not None:

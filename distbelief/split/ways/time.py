@@ -241,9 +241,7 @@ class _Unrolling:
         if not isinstance(stack, nn.LSTM):
             return output, self._call(operator.getitem, (call, 1), call.meta["path"], held, home)
         both = self._call(operator.getitem, (call, 1), call.meta["path"], None, home)
-        return output, tuple(
-            self._call(operator.getitem, (both, index), call.meta["path"], held, home) for index in (0, 1)
-        )
+        return output, tuple(self._call(operator.getitem, (both, at), call.meta["path"], held, home) for at in (0, 1))
 
     def _last(self, states: Sequence[Any], path: str, home: int) -> Any:
         if isinstance(states[0], tuple):

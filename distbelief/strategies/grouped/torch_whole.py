@@ -154,9 +154,7 @@ class TorchWhole:
     def state(self) -> list[tuple[str, str, tuple[int, ...], int]]:
         """List all arrays to be sent: name, dtype, shape and length in bytes of each."""
         arrays = self.arrays().items()
-        return [
-            (name, str(array.dtype).removeprefix("torch."), tuple(array.shape), array.nbytes) for name, array in arrays
-        ]
+        return [(name, str(t.dtype).removeprefix("torch."), tuple(t.shape), t.nbytes) for name, t in arrays]
 
     def state_bytes(self, name: str, start: int, stop: int) -> bytes:
         """A copy of bytes [start, stop) of one of these arrays."""

@@ -228,9 +228,7 @@ class WorkUnitTraining:
             self._assigned.append(event)
             return
         named = event.evaluation, event.number
-        self._assigned = deque(
-            assigned for assigned in self._assigned if (assigned.evaluation, assigned.number) != named
-        )
+        self._assigned = deque(unit for unit in self._assigned if (unit.evaluation, unit.number) != named)
         if self._computing and (self._computing.evaluation, self._computing.number) == named:
             self._computing = None
 
@@ -243,13 +241,10 @@ class WorkUnitTraining:
 
     def waits(self) -> str:
         """Return what it waits for: one sentence."""
-        sent = [contribution for contribution in self._sent if contribution]
-        if any(contribution.owing for contribution in sent):
+        sent = [unit for unit in self._sent if unit]
+        if any(unit.owing for unit in sent):
             return "for the shards to take its work unit"
-        parts = [
-            self._parts.get((contribution.assigned.evaluation, contribution.assigned.number), {})
-            for contribution in sent
-        ]
+        parts = [self._parts.get((unit.assigned.evaluation, unit.assigned.number), {}) for unit in sent]
         if late := [role for role in self._siblings.followers if any(role not in done for done in parts)]:
             return f"for the shards to take the parts of {', '.join(late)} of its work unit"
         return self._links.waits_for_answers() or (

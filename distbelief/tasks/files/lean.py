@@ -49,10 +49,7 @@ def lean(model: nn.Module, inference: str, file: ModelFile | None = None) -> nn.
 
 def held_bytes(model: nn.Module) -> int:
     """Bytes of a model's parameters and buffers, whichever of them its state has."""
-    return sum(
-        tensor.nbytes
-        for tensor in {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}.values()
-    )
+    return sum({id(tensor): tensor.nbytes for tensor in chain(model.parameters(), model.buffers())}.values())
 
 
 def _replace_products(model: nn.Module) -> None:

@@ -76,7 +76,7 @@ MUTANTS = [
         "(vectors + 1) * parameters + state + passing", "(vectors + 1) * parameters + passing",
         (PLANS + "test_a_partition_holds_the_vectors_of_its_part_alone",)),
     Mutant("the-worst-go-on", MEASURED, "lab/plan/halving.py",
-        "key=lambda candidate: -means[str(candidate)]", "key=lambda candidate: means[str(candidate)]",
+        "key=lambda c: -means[str(c)]", "key=lambda c: means[str(c)]",
         (HALVING + "test_the_best_third_goes_on_and_the_last_are_run_by_turns_for_longer",)),
     Mutant("who-was-left-behind-is-first", MEASURED, "lab/plan/halving.py",
         "terms = {str(candidate): means[str(candidate)] for candidate in left} | behind",
