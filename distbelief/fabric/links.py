@@ -59,7 +59,7 @@ class Links(InOrder):
     def form(self, group: Assemble, interrupted: Told) -> bool:
         """Be in a group, in the place of the one before, with links to all its members.
 
-        False where that cannot be, or as soon as `told` says that something has arrived.
+        False where that cannot be, or as soon as `interrupted` says that something has arrived.
         """
         self._lines.wanted = group.group
         formed = self._do(lambda: self._form(group))

@@ -53,7 +53,7 @@ class ProcessGroup(InOrder):
     def form(self, group: Assemble, interrupted: Told) -> bool:
         """Meet the others at the store of the first, in the place of the group before.
 
-        False where they do not come, or as soon as `told` says that something has arrived.
+        False where they do not come, or as soon as `interrupted` says that something has arrived.
         """
         self.close()
         self.fault = ""

@@ -1,9 +1,8 @@
 """The supervisor: a machine that decides who of a job is started, ended and told what, and how the job ends.
 
 A place (processes of this machine, a simulation, the machine of a guest) does what it asks for, and tells it what has
-happened. It reads no clock:
-every event comes with its moment. The coordinator alone says which lives shards and standbys are to have; of all others
-this decides.
+happened. It reads no clock: every event comes with its moment. The coordinator alone says which lives shards and
+standbys are to have; of all others this decides.
 """
 
 from __future__ import annotations

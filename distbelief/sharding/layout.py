@@ -4,9 +4,8 @@ The flat vector is one run of bytes, home after home: a *home* is a partition of
 model is not split. Each home has its trained parameters ordered by (dtype, parameter group), then its buffers by dtype
 (both *move*: they are pushed and fetched), then its frozen parameters (sent once). Of several models, each with an
 optimizer of its own, what moves lies model after model. What lies there are *pieces* of tensors; with one home a piece
-is a whole tensor. A *section* is a run of one home, kind, dtype and group, and starts
-at a multiple of `ALIGNMENT` bytes; a shard's range is cut at such multiples too, so that every cut is at a multiple of
-16 elements of any dtype.
+is a whole tensor. A *section* is a run of one home, kind, dtype and group, and starts at a multiple
+of `ALIGNMENT` bytes; a shard's range is cut at such multiples too, so at a multiple of 16 elements of any dtype.
 """
 
 from __future__ import annotations

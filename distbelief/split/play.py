@@ -186,8 +186,8 @@ class Passes:
     def backward(
         self, number: int, batch: Microbatch, begins: Mapping[int, torch.Tensor] = NONE_GIVEN
     ) -> HomeSteps[None]:
-        """Takes the gradient of a microbatch's share of the loss back through all segments; `given` is what it is of
-        values, by their numbers, of which nobody else knows it.
+        """Take the gradient of a microbatch's share of the loss back through all segments; `begins` has that of values
+        of which nobody else knows it, by their numbers.
         """
         pending = self._pending.pop(number)
         for segment in reversed(self.program.segments):

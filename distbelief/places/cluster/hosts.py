@@ -63,7 +63,7 @@ def parse_hostfile(text: str, name: str) -> tuple[Host, ...]:
 
 
 def _host(match: re.Match[str] | None, where: str, word: str, called: str, named: dict[str, str]) -> Host:
-    """The host that a word or line is; `found` has those before it, and how they are called."""
+    """The host that a word or line is; `named` has those before it, and how they are called."""
     if match is None:
         raise UsageError(f"{where}: {word[:80]!r} is no host; write NAME, NAME:SLOTS or, in a file, NAME slots=SLOTS")
     name, groups = match["name"].strip("[]"), match.groupdict()

@@ -1,7 +1,4 @@
-"""Round batches: the minibatches of an epoch dealt to a whole group at once, a round of them after the other, and taken
-back
-where the group breaks up.
-"""
+"""Round batches: an epoch's minibatches, dealt to a whole group round by round, and taken back as it breaks up."""
 
 from __future__ import annotations
 
