@@ -158,7 +158,7 @@ def cheapest(
         ...] = (),
     among: tuple[str, ...] = ALGORITHMS, header: int = 0,
 ) -> str:  # fmt: skip
-    """Return the algorithm with the least price; of equals, the first. Each replica of a group asks by itself.
+    """Return the algorithm with the least price, of equals the first; arguments as of `schedule` and `price`.
 
     >>> among, link = ("butterfly", "halving-doubling", "ring"), LinkModel(20e-6, 1.25e9)
     >>> [cheapest(8, length, 4, link, among=among) for length in (1000, 250_000)]

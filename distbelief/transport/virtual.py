@@ -212,7 +212,7 @@ class VirtualNetwork:
         return late
 
     def heals(self, sender: str, receiver: str, began: float, arrives: float, takes: float) -> float:
-        """When it arrives, if it is sent again after each outage that meets it on its way, taking so long."""
+        """Return when it arrives, if it is sent again after each outage that meets it, taking so long."""
         for start, stop, side in self.outages:
             if began < stop and arrives >= start and (sender in side) is not (receiver in side):
                 began, arrives = stop, max(arrives, stop + takes)

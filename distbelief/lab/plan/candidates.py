@@ -22,7 +22,7 @@ MOST_PARTITIONS = 4
 SPLIT = ("single", "downpour", "allreduce")
 """The strategies whose replicas are split too."""
 REPLICA_VECTORS = {"served": 4, "allreduce": 3, "hogwild": 1, "single": 2}
-"""Vectors as long as the parameters that a replica, or a shard, holds: as the benchmark `memory` finds them."""
+"""Vectors as long as the parameters in a replica, and in a shard (`SHARD_VECTORS`), without an optimizer's state."""
 SHARD_VECTORS = 3
 
 
