@@ -32,17 +32,13 @@ def show_split(cost: SplitCost) -> None:
         [*map(_home, cost.homes), row],
     )
     if len(cost.ways) > 1:
-        _show_ways(cost)
+        show(
+            "ways, by a guess from their operations; the first was measured",
+            ("way", "times as fast", "why not"),
+            [[way.split, number(way.speedup) if way.speedup else "", way.reason] for way in cost.ways],
+        )
     print(cost.verdict)
     print("\n".join(f"note: {note}" for note in cost.notes), end="\n" * bool(cost.notes))
-
-
-def _show_ways(cost: SplitCost) -> None:
-    show(
-        "ways, by a guess from their operations; the first was measured",
-        ("way", "times as fast", "why not"),
-        [[way.split, number(way.speedup) if way.speedup else "", way.reason] for way in cost.ways],
-    )
 
 
 def _home(home: HomeCost) -> list[str]:
