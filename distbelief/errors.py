@@ -90,7 +90,7 @@ LIMITS = {
 
 
 def limit(error: BaseException) -> str:
-    """What to do where a limit of this machine has made an error; "" for any other error.
+    """Say what to do where a limit of this machine has made an error; "" for any other error.
 
     >>> limit(OSError(errno.EMFILE, "Too many open files"))
     'this machine limits how many files a process may have open: raise that (ulimit -n)'

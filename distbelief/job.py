@@ -27,7 +27,7 @@ class OnDevice:
     """Device that computes with a model."""
 
     device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1."""
+    """Device to compute on: cpu, cuda, cuda:1."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from distbelief.split.options import AUTO
 
 @dataclass(frozen=True)
 class PredictOptions(Threaded, DataFolder):
-    """What the model of a run, or the mean of those of several, answers to the test set of a task, or to the inputs in
+    """Answers of the model of a run, or of the mean of several, to the test set of a task, or to the inputs in
     a file (.safetensors with a tensor "inputs", or .npy): a tensor "outputs" in a safetensors file, samples in order.
     """
 
@@ -29,8 +29,8 @@ class PredictOptions(Threaded, DataFolder):
     partitions: int = 1
     """Processes of each replica, each with its own part of every model."""
     split: str = AUTO
-    """How, where these are several: one way, or PATTERN=WAY,... of modules' names, where a number is a partition; auto
-    takes that with the least price.
+    """Split, where these are several: one way, or PATTERN=WAY,... of modules' names, where a number is a partition;
+    auto takes that with the least price.
     """
     batch_size: int = 1000
     """Samples that are computed at once."""
@@ -51,25 +51,25 @@ def predict(args: list[str]) -> int:
     if len(words) < 2:
         raise UsageError(f"write which runs, and what they are to predict, first: {PROG} --out FILE")
     rest = args[len(words) :]
-    asked = ask(PROG, PredictOptions, rest)
+    settings = ask(PROG, PredictOptions, rest)
     *runs, source = words
     if not source.endswith((".safetensors", ".npy")):
         check_task(source)
-    if not asked.out:
+    if not settings.out:
         raise UsageError(f"where to? Name the file: {PROG} --out outputs.safetensors")
-    forkserver.start(asked.partitions > 1)
+    forkserver.start(settings.partitions > 1)
     from distbelief.cli import cost_tables
     from distbelief.places.prediction import predict as predicting
     from distbelief.record.live import figures
 
-    with signals.raised(), cost_tables.progress(f"predicting {source}") as told:
+    with signals.raised(), cost_tables.progress(f"predicting {source}") as show:
         result = predicting.predict(
-            runs, source, asked.out, asked.replicas, asked.batch_size, asked.data_dir, asked.device, asked.threads,
-            asked.partitions, asked.split, told,
+            runs, source, settings.out, settings.replicas, settings.batch_size, settings.data_dir, settings.device,
+            settings.threads, settings.partitions, settings.split, show,
         )  # fmt: skip
-    if asked.json:
+    if settings.json:
         print(msgspec.json.encode(result).decode())
-    elif not asked.quiet:
+    elif not settings.quiet:
         measured = ""
         if "test_loss" in result:
             shown = figures(result["test_accuracy"], result["test_metrics"], result["test_loss"])

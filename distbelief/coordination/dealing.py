@@ -221,9 +221,7 @@ class Dealing:
         return [Send(role, dealing.Recall()) for role in busy]
 
     def _allowed(self, role: str, members: Collection[str], before: float) -> int:
-        """Return how many minibatches a replica may be dealt: in a warm start one replica has the first steps to
-        itself.
-        """
+        """Return how many minibatches a replica may be dealt: in a warm start one has the first steps to itself."""
         # a warm start (Dean et al. 2012): one replica trains alone at first, since many at once may diverge from random
         # parameters
         if self._warmed >= self._warming:
@@ -283,9 +281,7 @@ class Dealing:
         return self.dealer.lost(role)
 
     def give_up(self, role: str) -> int:
-        """A replica will not come (again): nobody does what is left of its own; returns how many minibatches that is,
-        -1 where nobody knows.
-        """
+        """Give up a replica, and what is left of its own; return how many minibatches, -1 where nobody knows."""
         self._absent.discard(role)
         if self._rounds is not None:
             self._rounds.remove(role)  # for whom rounds were counted that it will not come to

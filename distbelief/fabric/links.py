@@ -20,9 +20,9 @@ from distbelief.schedules.allreduce import broadcast, schedule
 from distbelief.schedules.schedule import RankStep
 
 REST_SECONDS = 2e-3
-"""How long who waits for the thread does so at a time."""
+"""Time of one wait for the thread."""
 NATIVE = "ring"
-"""What goes by the name native: these links have nothing of their own."""
+"""The schedule that goes by the name native: these links have none of their own."""
 
 
 class Links(InOrder):
@@ -46,7 +46,7 @@ class Links(InOrder):
     ) -> None:  # fmt: skip
         super().__init__(device)
         self.store = store
-        """Where the other members of a group reach this one."""
+        """Address at which the other members of a group reach this one."""
         self._index, self._algorithm, self._per_host = index, algorithm, per_host
         self._lines = LinkLines(endpoint, index, replicas)
         self._steps: list[tuple[RankStep, ...]] = []
@@ -56,15 +56,15 @@ class Links(InOrder):
         self._thread = threading.Thread(target=self._run, name="all-reduce", daemon=True)
         self._thread.start()
 
-    def form(self, group: Assemble, told: Told) -> bool:
+    def form(self, group: Assemble, interrupted: Told) -> bool:
         """Be in a group, in the place of the one before, with links to all its members.
 
-        False where that cannot be, or as soon as `told` says that something has arrived.
+        False where that cannot be, or as soon as `interrupted` says that something has arrived.
         """
         self._lines.wanted = group.group
         formed = self._do(lambda: self._form(group))
         while not formed.done():
-            if told():
+            if interrupted():
                 return False
             time.sleep(LOOK_SECONDS)
         try:
@@ -77,16 +77,16 @@ class Links(InOrder):
 
     def _form(self, group: Assemble) -> None:
         lines = self._lines
-        ranks, own = len(group.members), [roles.index_of(member.role) for member in group.members].index(self._index)
-        lines.form(group.group, group.members, own)
+        ranks, rank = len(group.members), [roles.index_of(member.role) for member in group.members].index(self._index)
+        lines.form(group.group, group.members, rank)
         name = NATIVE if self._algorithm == "native" else self._algorithm
         choice = ScheduleChoice(lines, name, self._per_host)
-        found = [
+        schedules = [
             (choice.of(b.length, b.item) or schedule(NATIVE, ranks, b.length)) if b.adds else broadcast(ranks, b.length)
             for b in self._buckets
         ]
         lines.settle()
-        self._steps = [one.steps_of(own) for one in found]
+        self._steps = [schedule.steps_of(rank) for schedule in schedules]
 
     @property
     def _formed(self) -> bool:

@@ -18,13 +18,13 @@ from distbelief.schedules.allreduce import ALGORITHMS, by_host, check_algorithm,
 from distbelief.schedules.schedule import Schedule
 
 CHOICES = tuple(name for name in ALGORITHMS if name != "direct")
-"""What auto chooses from where messages travel. Those of `direct` meet: on the virtual network they enter a port in the
-order in which they were sent, not in which they come, and on a real one they share it unevenly, so that it takes more
-than its price on both."""
+"""Algorithms that auto chooses from where messages travel. The messages of `direct` meet: on the virtual network they
+enter a port in the order in which they were sent, not in which they come, and on a real one they share it unevenly, so
+that it takes more than its price on both."""
 
 
 class LinkModel(msgspec.Struct, frozen=True):
-    """What a line between two ranks is like."""
+    """Speed of a line between two ranks."""
 
     latency: float
     """Seconds from the last byte that leaves to the last that arrives."""
@@ -113,7 +113,7 @@ def price_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: Lin
 
 
 class Formula(msgspec.Struct, frozen=True):
-    """What the literature says of an algorithm: steps, and elements that all ranks send together."""
+    """Formula of the literature for an algorithm: steps, and elements that all ranks send together."""
 
     steps: int
     moved: int
@@ -158,13 +158,12 @@ def cheapest(
         ...] = (),
     among: tuple[str, ...] = ALGORITHMS, header: int = 0,
 ) -> str:  # fmt: skip
-    """The algorithm with the least price; of equals, the first. The arguments are those of `schedule` and `price`. All
-    replicas of a simulated group ask the same, each by itself.
+    """Return the algorithm with the least price, of equals the first; arguments as of `schedule` and `price`.
 
     >>> among, link = ("butterfly", "halving-doubling", "ring"), LinkModel(20e-6, 1.25e9)
     >>> [cheapest(8, length, 4, link, among=among) for length in (1000, 250_000)]
     ['butterfly', 'halving-doubling']
     """
-    made = {name: schedule(name, ranks, length, hosts if name == "hierarchical" else ()) for name in among}
-    prices = {name: price(one, item, link, inside, hosts, header) for name, one in made.items()}
+    schedules = {name: schedule(name, ranks, length, hosts if name == "hierarchical" else ()) for name in among}
+    prices = {name: price(candidate, item, link, inside, hosts, header) for name, candidate in schedules.items()}
     return min(prices, key=lambda name: prices[name])

@@ -1,5 +1,4 @@
-"""LARS (You et al. 2017) and LAMB (You et al. 2020), of which torch has neither: every layer steps as far as its own
-norm allows.
+"""LARS (You et al. 2017) and LAMB (You et al. 2020), which torch lacks: each layer steps as its own norm allows.
 
 A layer may be cut across shards or partitions, and so a step has two halves: `squares` gives the squared norms of the
 parts that are here, in float64, and changes nothing; `finish` is given those of the whole layers. The rate is not

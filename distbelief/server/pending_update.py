@@ -24,7 +24,6 @@ class PendingUpdate(NamedTuple):
     """Factor of the learning rate."""
     pushes: list[tuple[Key, pushing.Push]]
     staleness: tuple[int, ...]
-    """Staleness of each push."""
 
     def has(self, key: Key) -> bool:
         """Return whether a push is in it."""

@@ -1,6 +1,4 @@
-"""Base of strategies: options, the settings that they make, roles, and what they have no meaning for. It needs no
-torch.
-"""
+"""Base of strategies: options, the settings that they make, roles, and what has no meaning for them. No torch."""
 
 from __future__ import annotations
 

@@ -315,12 +315,12 @@ def _metric_sum(task: Task, name: str, output: object, targets: object, samples:
         TrainingError: it does not fit what the model gives.
     """
     metric = task.metrics[name]
-    told = f"metric {name!r} ({getattr(metric, '__qualname__', type(metric).__name__)}) of task {task.reference!r}"
+    subject = f"metric {name!r} ({getattr(metric, '__qualname__', type(metric).__name__)}) of task {task.reference!r}"
     remedy = "give the task a metric that fits its output and targets, or metric=None where the loss says it all"
     try:
         value = float(metric(output, targets))
     except (Exception, SystemExit) as error:
-        raise TrainingError(f"{told} raised {type(error).__name__}: {error}; {remedy}") from error
+        raise TrainingError(f"{subject} raised {type(error).__name__}: {error}; {remedy}") from error
     if name == ACCURACY and not 0 <= value <= samples * (1 + 1e-6):
-        raise TrainingError(f"{told} is {value:g} for {samples} samples, and counts those that are right; {remedy}")
+        raise TrainingError(f"{subject} is {value:g} for {samples} samples, and counts those that are right; {remedy}")
     return value

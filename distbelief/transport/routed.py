@@ -26,9 +26,7 @@ PACKET = 1500
 
 
 class RoleFlow(Flow):
-    """Messages of one role to another over the links of a route. `latency` is that of all cables; `packet` is seconds a
-    byte of a short message.
-    """
+    """Messages of a role to another over a route: `latency` of all cables, `packet` seconds a byte of a short one."""
 
     __slots__ = ("ends", "latency", "link", "packet", "queue", "sent")
 
@@ -44,9 +42,7 @@ class RoleFlow(Flow):
 
 
 class RoutedNetwork(VirtualNetwork):
-    """A virtual network whose hosts are at some places of a topology; the latency is that of two cables, so that hosts
-    at one switch are as far apart as without a topology.
-    """
+    """A virtual network over a topology; latency is that of two cables, so that one switch is as without a topology."""
 
     def __init__(
         self, clock: SimulatorClock, model: NetworkModel, seed: int, phantom: bool, per_host: int, hosts: Hosts | None,

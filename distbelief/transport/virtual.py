@@ -1,5 +1,4 @@
-"""The virtual network: every role in one process, on simulated time, with latency, bandwidth, jitter, outages and
-crashes from one seed.
+"""The virtual network: all roles in one process, on simulated time, with delays, outages and crashes by a seed.
 
 A link behaves as TCP does: what one role sends another arrives in order, late or not at all because one of the two is
 dead. Messages that leave one role share its bandwidth, and so do those that reach it; each carries its payload and
@@ -68,8 +67,8 @@ class VirtualNetwork:
         self.chance = random.Random(seed)
         self.phantom = phantom
         usual = LinkModel(self.model.latency, self.model.bandwidth)
-        own = MEMORY if hosts else usual
-        inside = LinkModel(self.model.local_latency or own.latency, self.model.local_bandwidth or own.bandwidth)
+        base = MEMORY if hosts else usual
+        inside = LinkModel(self.model.local_latency or base.latency, self.model.local_bandwidth or base.bandwidth)
         self.inside = inside if (per_host or hosts) and inside != usual else None
         """Model of links inside a host, where it differs."""
         self.shares = self.inside is not None and self.inside.bandwidth == math.inf
@@ -86,9 +85,7 @@ class VirtualNetwork:
         self.memories: dict[str, VirtualMemory] = {}
         """Memories in which replicas make updates themselves, by shard."""
         self.left: Callable[[str, int], None] = _nobody
-        """Called with a role and its incarnation when it has ended by itself, and everything that it had to say has
-        left.
-        """
+        """Called with a role and its incarnation, once it has ended by itself and all that it said has left."""
 
     def endpoint(self, role: str, incarnation: int = 0) -> VirtualEndpoint:
         """The endpoint of a role; one of an earlier incarnation, which must be closed, is replaced."""
@@ -151,12 +148,10 @@ class VirtualNetwork:
             late += model.delay
         return late
 
-    def heals(self, one: str, other: str, began: float, arrives: float, takes: float) -> float:
-        """When it arrives, if what is on its way between two roles is sent again after each outage that meets it, which
-        takes so long.
-        """
+    def heals(self, sender: str, receiver: str, began: float, arrives: float, takes: float) -> float:
+        """Return when it arrives, if it is sent again after each outage that meets it, taking so long."""
         for start, stop, side in self.outages:
-            if began < stop and arrives >= start and (one in side) is not (other in side):
+            if began < stop and arrives >= start and (sender in side) is not (receiver in side):
                 began, arrives = stop, max(arrives, stop + takes)
         return arrives
 
@@ -247,9 +242,7 @@ class VirtualEndpoint(Endpoint):
         return link
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
-        """Send a message; it arrives after the link's latency and the time its bytes take to leave here and to enter
-        there.
-        """
+        """Send a message; it arrives after the link's latency and its bytes' time to leave here and enter there."""
         if self.closed:
             return
         network = self.network
@@ -368,9 +361,7 @@ class VirtualEndpoint(Endpoint):
         self._tell(arrival)
 
     def _hand_next(self, _: None) -> None:
-        """The work with what arrived before is done; a word of a former life counts no more where the next has come
-        meanwhile.
-        """
+        """Hand on what waits, once work is done; a former life's word counts no more where the next has come."""
         if not self.closed:
             assert self.work is not None
             sender, arrival = self._waiting[0]
@@ -426,9 +417,7 @@ class VirtualEndpoint(Endpoint):
             peer._hear_of_end(self, f"{self.role} ended", self.links[peer.role].last)
 
     def _hear_of_end(self, peer: VirtualEndpoint, reason: str, after: float) -> None:
-        """Hear that a peer has ended its link: one latency later, but after all that it has sent, and not across an
-        outage.
-        """
+        """Hear that a peer has ended its link: a latency later, after all it has sent, and not across an outage."""
         network = self.network
         now, latency = network.clock.time, network.model.latency
         moment = max(now + latency, after)

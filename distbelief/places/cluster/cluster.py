@@ -84,12 +84,11 @@ class Cluster(Local):
         Raises:
             UsageError: none are written, or both ways, or not as hosts are; or the topology cannot be used.
         """
-        asked = self.engine == "slurm" or (self.engine == LAUNCHED and "SLURM_JOB_ID" in os.environ)
-        return order(self._written, self.topology, show_topology() if asked and not self.topology else "")
+        in_slurm = self.engine == "slurm" or (self.engine == LAUNCHED and "SLURM_JOB_ID" in os.environ)
+        return order(self._written, self.topology, show_topology() if in_slurm and not self.topology else "")
 
     @property
     def _written(self) -> tuple[Host, ...]:
-        """The hosts, as they are written."""
         if self.engine == RAY and (self.hosts or self.hostfile):
             named = f"--hosts {self.hosts}" if self.hosts else f"--hostfile {self.hostfile}"
             raise UsageError(f"{named}: with --on {self.on} the hosts are the nodes of the cluster; leave one off")
@@ -315,8 +314,8 @@ class Cluster(Local):
             for at, (host, agent) in enumerate(zip(ordered.hosts, opened.agents, strict=True)):
                 greeting = agent.greeting
                 assert greeting
-                own = greeting.gpus if job.device.startswith("cuda") else greeting.cores
-                sites.append(HostSlots(host.name, host.slots or own, greeting.keeps, ordered.switch_of(at)))
+                devices = greeting.gpus if job.device.startswith("cuda") else greeting.cores
+                sites.append(HostSlots(host.name, host.slots or devices, greeting.keeps, ordered.switch_of(at)))
             return self._place(settings, everybody, sites)
 
         return lambda hooks: HostProcesses(hooks, begin, place, self.leave_within)

@@ -1,6 +1,4 @@
-"""Process of a prediction: it loads the models of the runs, or its part of each, and computes the samples that it is
-dealt.
-"""
+"""Process of a prediction: it loads the runs' models, or its part of each, and computes the samples it is dealt."""
 
 from __future__ import annotations
 
@@ -92,7 +90,7 @@ class PredictionReady(msgspec.Struct, frozen=True, tag=True):
 
     samples: int
     splits: list[str]
-    """How each model is split, where they are."""
+    """The split of each model, where they are split."""
 
 
 class Predicted(msgspec.Struct, frozen=True, tag=True):
@@ -148,7 +146,7 @@ class _Predictor:
         self.data = _data(spec.source, self._task)
         self.splits: list[str] = []
         self.outputs = True
-        """Whether the outputs of the models are here."""
+        """True where the outputs of the models are here."""
         if spec.partitions == 1:
             models = [trained(Path(run), None, spec.device, named, spec.number)[1].eval() for run in spec.runs]
             self._models: list[tuple[str, Answers]] = [*zip(spec.runs, models, strict=True)]
@@ -288,9 +286,7 @@ def _last(spec: PredictionSpec, parts: list[AnsweringPart]) -> int:
 
 
 def _joined(spec: PredictionSpec, parts: list[AnsweringPart]) -> list[Answers]:
-    """The parts as models, which all partitions of the replica call alike: they share memory for what crosses, and wake
-    each other.
-    """
+    """The parts as models, which all partitions of the replica call alike, with memory shared for what crosses."""
     siblings, folder = Siblings(spec.role, 0, spec.partitions), f"/proc/{spec.supervisor}/fd"
     bells = [os.open(f"{folder}/{bell}", os.O_RDWR) for bell in spec.bells]
     lengths = [segment_bytes(spec.partitions, part.slots) for part in parts]

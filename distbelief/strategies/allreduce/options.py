@@ -1,6 +1,4 @@
-"""Allreduce: no server; replicas add up their gradients among themselves, and each makes the same update (Goyal et al.
-2017, section 3).
-"""
+"""Allreduce: no server; replicas add up gradients themselves, each makes the same update (Goyal 2017, section 3)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The coordinator of a job without a server: it forms groups of the replicas that are there, deals to a whole group at
-once, and forms the next when one dies or comes.
+"""The coordinator without a server: it forms a group of the replicas, deals to all at once, and forms it anew.
 
 A group is formed in three steps: all halt and say how many rounds they have made; one that has made most becomes the
 source of what the others lack; all are told who is in it. What is dealt and not done is then dealt again. So every
@@ -40,9 +39,7 @@ from distbelief.strategies.grouped.settings import reduction
 AHEAD = 2
 """Round batches that a group has at a time."""
 BARREN, BARREN_WITH_GUESTS = 5, 2
-"""Groups in a row that may break up without having made a round, though nobody has died; and with guests, who may be
-where the others do not reach them.
-"""
+"""Groups in a row that may break up without a round or a death; and with guests, whom others may not reach."""
 
 
 class AllreduceCoordinator(Answering):
@@ -203,9 +200,7 @@ class AllreduceCoordinator(Answering):
         return [*effects, *budget_timer(s), *self._regroup()]
 
     def _regroup(self) -> list[Effect]:
-        """Have all who are in a group halt; or, where that was asked already, form the next one if nobody is waited
-        for.
-        """
+        """Have a group's members halt; where that was asked already, form the next once nobody is waited for."""
         halting = self._groups.break_up()
         self._out = False
         return [*(Send(role, grouping.Halt(self._groups.number)) for role in halting), *self._assemble()]
@@ -226,8 +221,8 @@ class AllreduceCoordinator(Answering):
         checkpoint = self._kept.checkpoint if nothing else ""
         begins = self.rounds if nothing else groups.most
         members, source = groups.form(begins, alike=not checkpoint)
-        told = grouping.Assemble(groups.number, self.plan, members, source, begins, self.samples, checkpoint)
-        return [*effects, *(Send(role, told) for role in groups.group)]
+        assemble = grouping.Assemble(groups.number, self.plan, members, source, begins, self.samples, checkpoint)
+        return [*effects, *(Send(role, assemble) for role in groups.group)]
 
     def _whole(self, rounds: int) -> list[Effect]:
         """All of a group hold what it begins with: what was dealt to the last and is not in that is dealt again."""
@@ -242,11 +237,11 @@ class AllreduceCoordinator(Answering):
     def _record_gone(self, lost: list[int]) -> list[Effect]:
         """Tell who is gone since the last group was formed, and how many minibatches of theirs are dealt again."""
         held = dict(zip(self._groups.dealt, lost, strict=False))
-        told: list[Effect] = [
+        effects: list[Effect] = [
             WriteRecord(records.Gone(role, held.get(role, 0), reason, died)) for role, reason, died in self._fallen
         ]
         self._fallen = []
-        return told
+        return effects
 
     def _rewind(self) -> list[Effect]:
         """Nobody is left who holds what the rounds have made: go back to the newest checkpoint, or to the beginning."""
@@ -263,8 +258,8 @@ class AllreduceCoordinator(Answering):
             self._enter(GroupPhase.TRAINING)
             self._cause, self._duties = Cause.EPOCHS_DONE, []
         whence = f"go back to checkpoint {self.number - 1}" if self._kept.checkpoint else "begin anew"
-        told = f"every replica that held the parameters is gone; those that came again {whence}"
-        return [*held, WriteRecord(records.Note(told)), WriteRecord(records.Rewound(self.samples))]
+        text = f"every replica that held the parameters is gone; those that came again {whence}"
+        return [*held, WriteRecord(records.Note(text)), WriteRecord(records.Rewound(self.samples))]
 
     def _on_broken(self, sender: str, event: grouping.Broken) -> list[Effect]:
         """A member cannot go on: should nobody have died, the same group is formed again."""
@@ -272,11 +267,11 @@ class AllreduceCoordinator(Answering):
             return []
         self._barren += 1
         if self._barren > BARREN:
-            told = (
+            why = (
                 f"{BARREN} groups of replicas broke up one after the other without a round; the last since "
                 f"{event.reason}"
             )
-            return self._end(Cause.NO_ROUND, told)
+            return self._end(Cause.NO_ROUND, why)
         sent_away = self._send_guests_away(event.reason) if self._barren >= BARREN_WITH_GUESTS else []
         return [
             *sent_away,
@@ -378,9 +373,9 @@ class AllreduceCoordinator(Answering):
         return effects + self._in_time()
 
     def _stepped(self, role: str, share: Share) -> records.Stepped:
-        told = self._told.pop(role, None)
-        losses = told.losses if told else 0
-        loss = told.loss / losses if told and losses else None
+        report = self._told.pop(role, None)
+        losses = report.losses if report else 0
+        loss = report.loss / losses if report and losses else None
         return records.Stepped(role, share.steps, share.samples, share.steps, loss, 0, losses)
 
     # what the first member does for all
@@ -424,9 +419,7 @@ class AllreduceCoordinator(Answering):
         return self._out and self._groups.group[:1] == [sender] and self._duties[0][0] is what
 
     def _is_done(self, what: Duty, sender: str) -> bool:
-        """Return whether this is the answer to what the first member was asked for last; the next may be asked for
-        then.
-        """
+        """Return whether this answers what the first member was asked for last; the next may be asked for then."""
         if not self._does(what, sender):
             return False
         self._duties.pop(0)

@@ -1,6 +1,4 @@
-"""A replica of a simulated job without a server: it sends the others the pieces of its gradients over the virtual
-network.
-"""
+"""A replica of a simulated job without a server: it sends pieces of gradients over the virtual network."""
 
 from __future__ import annotations
 
@@ -54,15 +52,14 @@ def cheapest_here(virtual: SimulatedContext, bucket: Bucket, ranks: int, per_hos
 
 
 def time_steps(virtual: SimulatedContext, plan: Plan, partition: int) -> None:
-    """The first bucket of a whole replica is ready before a step is over; when the others are, the story asks the
-    clock.
+    """Time a step: a whole replica's first bucket is ready before its end; of the others the story asks the clock.
 
     A step takes longer by the copying of its gradient into the vector that is added up, and by its share of the update
     after its round.
     """
-    own = reduction(plan.settings)
+    options = reduction(plan.settings)
     if plan.settings.partitions == 1:
-        virtual.timing.first = shares([*buckets(plan.layout, own.bucket_mb)])[0]
+        virtual.timing.first = shares([*buckets(plan.layout, options.bucket_mb)])[0]
     if (work := virtual.endpoint.work) is not None:
         trained = plan.layout.homes[partition].trained.size
-        virtual.timing.more = work.copy(trained) + work.update(trained) / own.accumulate
+        virtual.timing.more = work.copy(trained) + work.update(trained) / options.accumulate

@@ -1,6 +1,4 @@
-"""A replica of a job without a server, as one process of a machine: it computes, and adds up its gradients with those
-of the others.
-"""
+"""A replica without a server, as one process of a machine: it computes, and adds up its gradients with the others'."""
 
 from __future__ import annotations
 
@@ -67,7 +65,7 @@ def process_replica(context: Context) -> Part:
 class OneRank(OwnVector):
     """Vector of a job of one replica, which has nobody to add up with."""
 
-    def form(self, group: Assemble, told: Told) -> bool:
+    def form(self, group: Assemble, interrupted: Told) -> bool:
         """It is all of the group."""
         return True
 
@@ -83,17 +81,17 @@ def carrier(process: Process, role: str, settings: Settings) -> Carrier:
     """Return what adds up the gradients of a replica: shared memory inside a host; over a network links of ours where
     they are encrypted, else torch.distributed; nothing where there is one replica and nobody may join it.
     """
-    spec, index, own = process.spec, roles.index_of(role), reduction(settings)
+    spec, index, options = process.spec, roles.index_of(role), reduction(settings)
     device = placed(spec.device, settings.mesh.number(index, roles.partition_of(role)))
     if settings.replicas == 1 and (settings.partitions > 1 or not spec.identity):  # and no guest joins
         return OneRank(device)
     if spec.transport == "shared":
         descriptor = open_memory(spec, (spec.memory, *spec.columns)[roles.partition_of(role)])
-        return SharedMemory(descriptor, index, settings.replicas, own.algorithm, own.per_host)
+        return SharedMemory(descriptor, index, settings.replicas, options.algorithm, options.per_host)
     if spec.identity:
         endpoint, address = process.open_endpoint()
-        return Links(index, settings.replicas + GUESTS, device, own.algorithm, own.per_host, endpoint, address)
+        return Links(index, settings.replicas + GUESTS, device, options.algorithm, options.per_host, endpoint, address)
     if interface := interface_of(spec.advertise):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-    return ProcessGroup(index, device, own.algorithm, own.per_host, spec.advertise)
+    return ProcessGroup(index, device, options.algorithm, options.per_host, spec.advertise)

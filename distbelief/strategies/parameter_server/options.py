@@ -1,6 +1,4 @@
-"""The strategies on a parameter server, one for each answer to what may be stale: downpour, synchronous, softsync,
-bounded.
-"""
+"""Strategies on a parameter server, by what may be stale: downpour, synchronous, softsync, bounded."""
 
 from __future__ import annotations
 

@@ -21,8 +21,7 @@ SEARCHED = "its line search finds each step"
 
 @dataclass(frozen=True)
 class Sandblaster(Descent, Splittable, Served):
-    """Replicas compute the gradient of large batches in small portions, and the shards step along what L-BFGS makes of
-    it.
+    """Replicas compute the gradient of large batches in small portions, and the shards step as L-BFGS has it.
 
     >>> Sandblaster(2, batch_size=40).sums
     ('g.head', 'g.middle', 'g.tail')

@@ -228,7 +228,7 @@ class WorkUnitTraining:
             self._assigned.append(event)
             return
         named = event.evaluation, event.number
-        self._assigned = deque(one for one in self._assigned if (one.evaluation, one.number) != named)
+        self._assigned = deque(unit for unit in self._assigned if (unit.evaluation, unit.number) != named)
         if self._computing and (self._computing.evaluation, self._computing.number) == named:
             self._computing = None
 
@@ -241,10 +241,10 @@ class WorkUnitTraining:
 
     def waits(self) -> str:
         """Return what it waits for: one sentence."""
-        sent = [one for one in self._sent if one]
-        if any(one.owing for one in sent):
+        sent = [unit for unit in self._sent if unit]
+        if any(unit.owing for unit in sent):
             return "for the shards to take its work unit"
-        parts = [self._parts.get((one.assigned.evaluation, one.assigned.number), {}) for one in sent]
+        parts = [self._parts.get((unit.assigned.evaluation, unit.assigned.number), {}) for unit in sent]
         if late := [role for role in self._siblings.followers if any(role not in done for done in parts)]:
             return f"for the shards to take the parts of {', '.join(late)} of its work unit"
         return self._links.waits_for_answers() or (

@@ -1,6 +1,4 @@
-"""Hogwild and locking: no server; replicas update one memory themselves, without locks or with them (Niu et al.
-2011).
-"""
+"""Hogwild and locking: replicas update one memory themselves, without locks or with them (Niu et al. 2011)."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mapped(MemoryUpdates, Replicated):
-    """A strategy whose replicas, processes of one machine, update one mapping of parameters and optimizer state in
-    place.
-    """
+    """A strategy whose replicas, processes of one machine, update one mapping of parameters and state in place."""
 
     most_guests: ClassVar[int] = 0
     meaningless: ClassVar[Mapping[str, str]] = {
@@ -68,9 +64,9 @@ class Mapped(MemoryUpdates, Replicated):
             UsageError: naming the option.
         """
         if machine.carrier != "shared":
-            asked = f"--listen {machine.listen}" if machine.listen else f"--transport {machine.transport}"
+            option = f"--listen {machine.listen}" if machine.listen else f"--transport {machine.transport}"
             raise UsageError(
-                f"{asked}: strategy {self.name} is of one machine, whose memory its replicas update; leave it off"
+                f"{option}: strategy {self.name} is of one machine, whose memory its replicas update; leave it off"
             )
 
     def check_virtual(self, settings: Settings, cluster: Virtual) -> None:

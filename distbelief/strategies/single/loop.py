@@ -1,6 +1,4 @@
-"""The strategy `single`: the plain PyTorch loop in one process, with the records, checkpoints and result of every other
-strategy.
-"""
+"""The strategy `single`: the plain PyTorch loop in one process, with records, checkpoints and result of all others."""
 
 from __future__ import annotations
 
@@ -101,8 +99,8 @@ class SingleLoop:
         self._unsaved = ""
         self._target, self._began = Target(), self._now()
         self._since, self._times = _Since(), _Times()
-        own = LoopSteps(self._trainer.compute, self._step_parameters, len(self._trainer.data), layout.trained.size)
-        self._timed = context.timed(own)
+        steps = LoopSteps(self._trainer.compute, self._step_parameters, len(self._trainer.data), layout.trained.size)
+        self._timed = context.timed(steps)
         if settings.evaluates and task.test is not None:
             check_measure(task, model)
 
@@ -277,9 +275,9 @@ def _build(
         for sparse in (False, True)
     ]
     return [
-        optimizers.build(settings, own, sparse)
-        for own, sparse in zip(both, (False, True), strict=True)
-        if any(g["params"] for g in own)
+        optimizers.build(settings, groups, sparse)
+        for groups, sparse in zip(both, (False, True), strict=True)
+        if any(g["params"] for g in groups)
     ]
 
 
@@ -295,7 +293,7 @@ def _arrays(flat: FlatModule, stepping: Sequence[torch.optim.Optimizer]) -> dict
     A shard has float32 masters and states of parameters of a lower precision.
     """
     layout, tensors = flat.layout, dict(flat.module.named_parameters())
-    made = {parameter: state for optimizer in stepping for parameter, state in optimizer.state.items()}
+    state_of = {parameter: state for optimizer in stepping for parameter, state in optimizer.state.items()}
     vector = torch.zeros(layout.total, dtype=torch.uint8)
     flat.write(vector)
     arrays = {"vector.moving": vector[: layout.moving], "vector.frozen": vector[layout.moving :]}
@@ -304,7 +302,7 @@ def _arrays(flat: FlatModule, stepping: Sequence[torch.optim.Optimizer]) -> dict
         dtype = getattr(torch, section.dtype)
         if dtype in MASTERED:
             arrays[f"master.{number}"] = vector[section.start : section.stop].view(dtype).float()
-        states: list[dict[str, Any]] = [made.get(tensors[name], {}) for name in names]
+        states: list[dict[str, Any]] = [state_of.get(tensors[name], {}) for name in names]
         for key in dict.fromkeys(key for state in states for key in state):
             known = {name: state[key] for name, state in zip(names, states, strict=True) if state.get(key) is not None}
             if known and all(

@@ -28,7 +28,7 @@ MUTANTS = [
         (f"{PLAYED}[hogwild clip_norm]",)),
     Mutant(
         "buckets-of-real-replicas-are-of-one-size", OPTIONS, "strategies/grouped/gradients.py",
-        "found = buckets(layout, own.bucket_mb, partition)", "found = buckets(layout, 25.0)",
+        "trained_buckets = buckets(layout, options.bucket_mb, partition)", "trained_buckets = buckets(layout, 25.0)",
         (
             "tests/processes/test_knobs.py::test_smaller_buckets_are_more_of_them_and_buffers_are_the_first_ones_or_each_ones_own",
         ), seconds=15,

@@ -144,7 +144,7 @@ MUTANTS = [
         "        except OSError:\n            return True\n", "        except OSError:\n            return False\n",
         (AGAIN,)),
     Mutant("another-folder-in-its-place-is-the-same", GONE, "record/folder.py",
-        "return (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino)", "return there.st_dev != own.st_dev",
+        "return (there.st_dev, there.st_ino) != (locked.st_dev, locked.st_ino)", "return there.st_dev != locked.st_dev",
         (AGAIN,)),
     Mutant("a-folder-that-is-made-again-is-anybodys", FOLDER, "record/folder.py",
         "        self.lock()\n        self.write_job(job)", "        self.write_job(job)",
