@@ -55,7 +55,7 @@ def by_name(name: str) -> Strategy:
         UsageError: as `find`.
 
     >>> by_name("downpour")
-    Downpour(replicas=2, shards=2, restarts=3, standby=0, ...)
+    Downpour(replicas=2, restarts=3, shards=2, standby=0, ...)
     """
     return find(name)()
 
