@@ -127,7 +127,8 @@ def refusals(job: Job, place: Checking | None = None) -> list[UsageError]:
     >>> [str(error) for error in refusals(Job("digits", epochs=0, threads=0))]
     ['--threads 0: must be 1 or more, and at most 1024', '--epochs 0: must be 1 or more']
     """
-    admit(job, Job, f"job={shown(job)}")
+    if not isinstance(job, Job):
+        admit(job, Job, f"job={shown(job)}")
     settings = job.unchecked
     groups: list[list[Callable[[], Iterable[Check]]]] = [[job.checks, settings.checks], [settings.checks_together]]
     if place is not None:

@@ -32,7 +32,7 @@ from distbelief.lab.draw.pipeline import draw_pipeline, draw_svg
 from distbelief.network.routes import Routes
 from distbelief.places.processes.script import name_of
 from distbelief.places.topologies import topology
-from distbelief.places.view import View, show_start
+from distbelief.places.view import View
 from distbelief.references import TASKS, check_task
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, check_algorithm, check_hosts, schedule
 from distbelief.schedules.on_topology import draw_on
@@ -106,7 +106,7 @@ def simulate(args: list[str]) -> int:
 
     place, view = cluster(command.virtual), _view(command, f"{strategy} on {task}, simulated")
     if command.virtual.sweep is not None:
-        show_start(view)
+        view.show_start()
         return _sweep(place, job, command.virtual.sweep, command, args)
     return _run(lambda: place.run(job, view), command, ["simulate", *args])
 

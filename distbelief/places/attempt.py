@@ -14,7 +14,7 @@ from distbelief.core.settings import Settings, flat, option
 from distbelief.core.values import admit, shown
 from distbelief.errors import CheckpointError, UsageError
 from distbelief.job import Job
-from distbelief.places.view import View
+from distbelief.places.view import UNSEEN, View
 from distbelief.record.checkpoints import Checkpoints, Manifest, read_manifest
 from distbelief.record.folder import RunFolder, versions
 from distbelief.record.live import Live
@@ -64,7 +64,9 @@ class Attempt:
         kept: bool = True,
         more: Json | None = None,
     ) -> None:
-        view = View() if view is None else admit(view, View, f"view={shown(view)}")
+        if not isinstance(view or UNSEEN, View):
+            admit(view, View, f"view={shown(view)}")
+        view = view or UNSEEN
         self.job, self.settings, self._began = job, settings, began
         self.folder: RunFolder | None = None
         self.manifest: Manifest | None = None

@@ -13,8 +13,10 @@ class View(CheckedStruct, frozen=True):
     title: str = ""
     """The job in words, which are shown as it starts."""
 
+    def show_start(self) -> None:
+        """Say at once what is begun: torch, which comes next, takes seconds."""
+        if self.title and not (self.quiet or self.json):
+            print(f"starting {self.title}", flush=True)
 
-def show_start(view: View | None) -> None:
-    """Say at once what is begun: torch, which comes next, takes seconds."""
-    if view and view.title and not (view.quiet or view.json):
-        print(f"starting {view.title}", flush=True)
+
+UNSEEN = View()

@@ -63,7 +63,8 @@ class Recorder:
         if folder:
             try:
                 self._file = folder.metrics.open("ab", buffering=0)
-                self._file.truncate(behind(folder.metrics, b"\n"))  # a kill may have torn the last line
+                if self._file.tell():
+                    self._file.truncate(behind(folder.metrics, b"\n"))  # a kill may have torn the last line
             except OSError as error:
                 self._complain(error)
 

@@ -16,7 +16,7 @@ from distbelief.places.paths import path_of
 from distbelief.places.processes import forkserver, requirements
 from distbelief.places.processes.options import LocalOptions
 from distbelief.places.processes.processes import Hooks, Processes
-from distbelief.places.view import View, show_start
+from distbelief.places.view import View
 
 if TYPE_CHECKING:
     from distbelief.places.attempt import Attempt
@@ -48,7 +48,8 @@ class Local(LocalOptions):
         """
         began = time.monotonic()
         settings = self.settings(job)
-        show_start(view)
+        if view:
+            view.show_start()
         self._begin(job, settings, self.logs)
         requirements.check_task(job)
         from distbelief.places.attempt import evaluates
@@ -75,7 +76,8 @@ class Local(LocalOptions):
         began = time.monotonic()
         settings = self.settings(job).unmeasured()
         requirements.check_script(job, script)
-        show_start(view)
+        if view:
+            view.show_start()
         self._begin(job, settings, listens=True)
         requirements.check_split(settings)
         return self._run(job, settings, view, began, evaluated=False, script=script)

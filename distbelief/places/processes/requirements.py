@@ -52,7 +52,8 @@ def checks(local: LocalOptions, job: Job, settings: Settings) -> Iterator[Check]
     if local.compute:
         yield partial(local.compute.check, settings.replicas)
     yield partial(path_of, local.path, job.strategy, settings, local.carrier)
-    yield partial(_check_ports, local, roles.shard(settings.shards - 1))
+    if local.carrier == "tcp":
+        yield partial(_check_ports, local, roles.shard(settings.shards - 1))
 
 
 def _check_addresses(local: LocalOptions) -> None:
@@ -96,8 +97,7 @@ def _check_ports(local: LocalOptions, last: str) -> None:
             "is free"
         )
     listen_at(local.bound, last, f"{where} {first}")
-    if local.carrier == "tcp":
-        check_network(host_and_port(local.bound)[0], local.advertised)
+    check_network(host_and_port(local.bound)[0], local.advertised)
 
 
 def check_task(job: Job) -> None:

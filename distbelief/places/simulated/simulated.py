@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from distbelief.core.records import Json
 from distbelief.job import Job
 from distbelief.places.simulated.virtual_cluster import VirtualCluster
-from distbelief.places.view import View, show_start
+from distbelief.places.view import View
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Simulated(VirtualCluster):
             JobFailed: every replica died, or Ctrl-C came twice; the first lets the job end in peace.
         """
         settings = self.settings(job)
-        show_start(view)
+        if view:
+            view.show_start()
         from distbelief.places.simulated.running import run
 
         return run(self, job, settings, view)
