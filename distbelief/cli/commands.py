@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +26,7 @@ from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Outcome
 from distbelief.core.records import Json
 from distbelief.errors import JobFailed, UsageError
+from distbelief.lab.cost.options import CostRequest, SplitRequest
 from distbelief.lab.draw.allreduce import LETTERS
 from distbelief.lab.draw.allreduce import draw as draw_schedule
 from distbelief.lab.draw.pipeline import draw_pipeline, draw_svg
@@ -223,23 +224,13 @@ def _of_a_task(command: str, kind: type[Asked], args: Sequence[str]) -> tuple[st
 
 
 @dataclass(frozen=True)
-class CostOptions:
+class CostOptions(CostRequest):
     """What training a task costs on this machine: each layer, an iteration, its memory, and epochs."""
 
-    batch_size: int = 64
-    """Samples in a minibatch."""
     optimizer: str = "sgd"
     """What updates; the others are shown beside it."""
-    epochs: int = 1
-    """Passes over the training set."""
-    watts: float | None = None
-    """What the machine takes while it trains: tells the energy."""
-    price_per_hour: float | None = None
-    """Of the machine, in any currency: tells the price."""
     max_memory: str = ""
     """Of a process, such as 2GB: tells the largest batch that fits."""
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1."""
     seconds: float = 30.0
     """For the profile; batch sizes that would need longer are left out, and named."""
     data_dir: str | None = None
@@ -258,11 +249,8 @@ def cost(args: list[str]) -> int:
     from distbelief.tasks import resolve
 
     with cost_tables.progress(f"what {task} costs") as told:
-        found = measure(
-            resolve(task, asked.data_dir), batch_size=asked.batch_size, optimizer=chosen, epochs=asked.epochs,
-            watts=asked.watts, price_per_hour=asked.price_per_hour, max_memory=memory, device=asked.device,
-            seconds=asked.seconds, told=told,
-        )  # fmt: skip
+        request = CostRequest(**{field.name: getattr(asked, field.name) for field in fields(CostRequest)})
+        found = measure(resolve(task, asked.data_dir), request, chosen, memory, asked.seconds, told)
     if asked.json:
         print(msgspec.json.encode(found.as_json()).decode())
     else:
@@ -326,29 +314,19 @@ def plan(args: list[str]) -> int:
 
 
 @dataclass(frozen=True)
-class SplitOptions:
+class SplitOptions(SplitRequest):
     """What of a model would go to which partition, what crosses between them, and whether it pays, before training."""
 
     partitions: int = 2
     """Processes that a replica is split over."""
     split: str = "auto"
     """One way, or PATTERN=WAY,... of modules' names, where a number is a partition; auto looks at all ways."""
-    batch_size: int = 64
-    """Samples in a minibatch."""
-    schedule: str = ""
-    """sequential, gpipe or 1f1b; sequential with one microbatch, else 1f1b, where none is named."""
-    microbatches: int = 1
-    """Parts of a minibatch that go through the partitions by themselves."""
     chunks: int = 0
     """For a split by time: runs of steps in which a sequence is cut; 0 is four for each partition."""
     optimizer: str = "sgd"
     """What updates."""
     network: str = "latency=50us,bandwidth=10Gbit"
     """Latency and bandwidth between partitions."""
-    seconds: float = 10.0
-    """For measured steps."""
-    device: str = "cpu"
-    """Where they are computed: cpu, cuda, cuda:1."""
     draw: str = ""
     """A file to put a picture into (SVG): what each partition computes, and what crosses."""
     draw_step: str = ""
@@ -378,11 +356,7 @@ def split(args: list[str]) -> int:
     with cost_tables.progress(f"splitting {task}") as told:
         made = resolve(task, asked.data_dir)
         split = Split.parse(asked.split, asked.partitions, asked.chunks, made.split)
-        found, programs, steps, price = splitting.measure(
-            made, split, batch_size=asked.batch_size, schedule=asked.schedule, microbatches=asked.microbatches,
-            optimizer=chosen, link=link, seconds=asked.seconds,
-            device=asked.device, told=told,
-        )  # fmt: skip
+        found, programs, steps, price = splitting.measure(made, split, asked, chosen, link, told)
     if asked.draw:
         _write_picture("--draw", asked.draw, draw_split(programs))
     if asked.draw_step:

@@ -14,6 +14,7 @@ from distbelief.core.optimizer import Optimizer, optim
 from distbelief.errors import DistbeliefError, UsageError
 from distbelief.lab.cost import splitting
 from distbelief.lab.cost.cost import MARGIN, SPARE, beyond, check_amounts, does_not_fit, held, sample_of
+from distbelief.lab.cost.options import SplitRequest
 from distbelief.lab.cost.profile import BUSY
 from distbelief.lab.cost.splitting import SplitCost
 from distbelief.lab.cost.trace import Tracer
@@ -227,13 +228,12 @@ class _Needs:
         """Measure the model split over so many processes, or why it cannot be."""
         usual = Handling()
         line = LinkModel(usual.message + MEMORY.latency, usual.memory / 2)
+        steps = SplitRequest(self._batch_size, seconds=SPLIT_SECONDS)
         for count in sorted({*counts} - {1}):
             told(f"the model split over {count} processes")
             try:
-                self.splits[count], *_ = splitting.measure(
-                    self._task, Split.parse(AUTO, count, own=self._task.split), batch_size=self._batch_size,
-                    optimizer=self.optimizer, link=line, seconds=SPLIT_SECONDS, told=told,
-                )  # fmt: skip
+                split = Split.parse(AUTO, count, own=self._task.split)
+                self.splits[count], *_ = splitting.measure(self._task, split, steps, self.optimizer, line, told)
             except DistbeliefError as error:  # a model that cannot be split ends no plan
                 self.splits[count] = " ".join(str(error).split())
 

@@ -17,7 +17,6 @@ from distbelief.places.processes.options import LocalOptions
 from distbelief.transport.secure import Identity
 
 if TYPE_CHECKING:
-    from distbelief.job import Job
     from distbelief.places.attempt import Attempt
 
 
@@ -88,10 +87,9 @@ class Spec(Opening, frozen=True, kw_only=True):
     """Records of its journal that the supervisor has."""
 
 
-def tell(
-    cluster: LocalOptions, job: Job, settings: Settings, attempt: Attempt, script: list[str], evaluator: bool
-) -> Spec:
+def tell(cluster: LocalOptions, attempt: Attempt, script: list[str], evaluator: bool) -> Spec:
     """Return what the processes of a job are told, but for what each proves itself with and what memory they share."""
+    job, settings = attempt.job, attempt.settings
     return Spec(
         job=secrets.token_hex(16),
         task=job.reference,

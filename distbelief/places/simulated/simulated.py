@@ -66,11 +66,9 @@ class Simulated(VirtualCluster):
                 simulation.run()
                 attempt.recorder.job.update(simulation.traffic(attempt.recorder.summary.steps))
             else:
-                stopwatch, costs = (
-                    self.compute.stopwatch(0, job.seed),
-                    HandlingCosts(self.handling, settings, lambda: 0),
-                )
-                alone = Alone(job, settings, stopwatch, costs, attempt, clock, stopped, not self.phantom)
+                costs = HandlingCosts(self.handling, settings, lambda: 0)
+                stopwatch = self.compute.stopwatch(0, job.seed)
+                alone = Alone(attempt, stopwatch, costs, clock, stopped, not self.phantom)
                 supervisor = alone.supervisor
                 alone.run()
             attempt.keep_folder(clock.now())
