@@ -23,7 +23,7 @@ from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
 from distbelief.replica.home_part import ScriptedPart, home_schedule
 from distbelief.sharding.layout import Layout
-from distbelief.split.choosing import choose
+from distbelief.split.choosing import PricedSteps, choose
 from distbelief.split.graph import SplitGraph
 from distbelief.split.layers import LossFunction
 from distbelief.split.options import AUTO, Split
@@ -118,12 +118,10 @@ class SplitModel(nn.Module):
         inputs, targets = (arguments, None) if self._loss is None else (arguments[:-1], arguments[-1])
         whole.train()
         traced = trace(whole, inputs, self._split.modules)
-        split, samples = self._split, _samples(arguments)
+        split = self._split
         if split.ways == AUTO or tell:
-            chosen = choose(
-                split, traced, whole, self._loss, targets, samples, batch_size, settings.pipeline,
-                settings.microbatches,
-            )  # fmt: skip
+            steps = PricedSteps(batch_size, settings.pipeline, settings.microbatches)
+            chosen = choose(split, traced, whole, self._loss, targets, steps)
             split = chosen.split
             if tell:
                 tell(Parted(split.text, chosen.told))

@@ -34,6 +34,15 @@ LINE = LinkModel(50e-6, 1.25e9)
 """Between two homes."""
 
 
+class PricedSteps(NamedTuple):
+    """Steps by whose price a way is chosen."""
+
+    batch_size: int
+    schedule: str = "sequential"
+    """Order in which a minibatch goes through the homes: one of `PIPELINES`."""
+    microbatches: int = 1
+
+
 class Candidate(NamedTuple):
     """A way to split, and its price or why it cannot be."""
 
@@ -68,9 +77,8 @@ class Choice:
 
 
 def choose(
-    split: Split, traced: Traced, model: nn.Module, loss: LossFunction | None, targets: object, examples: int,
-    batch_size: int, schedule: str = "sequential", microbatches: int = 1,
-) -> Choice:  # fmt: skip
+    split: Split, traced: Traced, model: nn.Module, loss: LossFunction | None, targets: object, steps: PricedSteps
+) -> Choice:
     """The way that is named; for `auto`, of the ways that can be, the one with the least price.
 
     Args:
@@ -79,23 +87,20 @@ def choose(
         model: the same; no value of it is read.
         loss: of its output and the targets.
         targets: an example of what the loss takes.
-        examples: samples that the model was traced with.
-        batch_size: of the steps that are priced.
-        schedule: in which they go through the homes: one of `PIPELINES`.
-        microbatches: of a minibatch.
+        steps: what is priced.
 
     Raises:
         UsageError: it cannot be split so, or in no way: with the reasons.
     """
     shapes = _without_values(model)
-    scale = batch_size / examples
+    batch_size, scale = steps.batch_size, steps.batch_size / traced.samples
     ways = _ways(traced, split.partitions) if split.ways == AUTO else [split]
     candidates: list[Candidate] = []
     for one in ways:
         try:
             graph = apply(one, traced, loss, targets)
             programs = [build(graph, home, shapes) for home in range(one.partitions)]
-            pipe = pipeline(schedule, segment_graph(programs), microbatches)
+            pipe = pipeline(steps.schedule, segment_graph(programs), steps.microbatches)
             candidates.append(Candidate(one, _price(programs, pipe, scale, batch_size)))
         except UsageError as error:
             if len(ways) == 1:

@@ -106,7 +106,7 @@ class RoutedNetwork(VirtualNetwork):
         arrives = clock.time + takes + flow.latency
         if not self.plain:
             link.own.port.leaves = clock.time + takes
-            arrives = self.delay(link.own, peer, arrival, arrives, link.last, takes, flow.latency)
+            arrives = self.delay(link, arrival, arrives, takes, flow.latency)
         link.last = arrives = arrives if arrives > link.last else link.last
         clock.call_at(arrives, peer.take, what, peer.arriving)
 

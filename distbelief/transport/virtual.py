@@ -178,30 +178,26 @@ class VirtualNetwork:
             self._machines[number] = VirtualHost(self.clock, self._hosts.cores, self._hosts.together, self._hosts.busy)
         return self._machines[number].thread()
 
-    def delay(
-        self, source: VirtualEndpoint, target: VirtualEndpoint, arrival: Arrival, arrives: float, last: float,
-        takes: float, latency: float,
-    ) -> float:  # fmt: skip
+    def delay(self, link: VirtualLink, arrival: Arrival, arrives: float, takes: float, latency: float) -> float:
         """When something arrives that is added to others there, comes by chance later, or meets outages.
 
         Args:
-            source: whose port it has left.
-            target: whose port it has entered.
+            link: from the port that it has left to the one that it has entered; `last` is when what was sent before it
+                arrives.
             arrival: what it is.
             arrives: when it would.
-            last: when what was sent before it arrives.
             takes: seconds that it takes through a port.
             latency: of the line.
         """
         model, payload = self.model, arrival.payload
         if model.reduction and payload is not None and self.adds(arrival.event):  # type: ignore[arg-type]  # a message
-            arrives = add(target.port, arrives, payload.nbytes * model.reduction)
+            arrives = add(link.peer.port, arrives, payload.nbytes * model.reduction)
         if self._unsteady:
             arrives += self._late()
         if self.outages:
-            began, alone = source.port.leaves - takes, takes + latency
-            while (again := self.heals(source.role, target.role, began, arrives, alone)) > arrives:
-                arrives = max(again, last + takes)
+            began, alone = link.own.port.leaves - takes, takes + latency
+            while (again := self.heals(link.own.role, link.peer.role, began, arrives, alone)) > arrives:
+                arrives = max(again, link.last + takes)
                 began = arrives - alone
         return arrives
 
@@ -369,7 +365,7 @@ class VirtualEndpoint(Endpoint):
         takes = (HEADER if payload is None else HEADER + payload.nbytes) / line.bandwidth
         arrives, last = carry(self.port, peer.port, clock.time, takes, line.latency), link.last
         if not network.plain:
-            arrives = network.delay(self, peer, arrival, arrives, last, takes, line.latency)
+            arrives = network.delay(link, arrival, arrives, takes, line.latency)
         link.last = arrives = arrives if arrives > last else last
         clock.call_at(arrives, peer.take, what, peer.arriving)
 

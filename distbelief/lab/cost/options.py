@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CostRequest:
-    """What training a task costs on this machine: each layer, an iteration, its memory, and epochs."""
+    """Minibatches and epochs whose cost is asked for, and what is charged for them."""
 
     batch_size: int = 64
     """Samples in a minibatch."""
@@ -23,7 +23,7 @@ class CostRequest:
 
 @dataclass(frozen=True)
 class SplitRequest:
-    """What of a model would go to which partition, what crosses between them, and whether it pays, before training."""
+    """Steps of a split model that are to be measured."""
 
     batch_size: int = 64
     """Samples in a minibatch."""

@@ -24,13 +24,13 @@ from distbelief.schedules.pipeline import Pass, Pipeline
 from distbelief.schedules.pipeline_price import PipelinePrice, price_pipeline
 from distbelief.schedules.pipelines import pipeline
 from distbelief.schedules.price import LinkModel
-from distbelief.split.choosing import Choice, choose
+from distbelief.split.choosing import Choice, PricedSteps, choose
 from distbelief.split.graph import SplitGraph, TransferKind
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
 from distbelief.split.program import HomeProgram, build, segment_graph
 from distbelief.split.tidying import Shape
-from distbelief.split.tracing import EXAMPLES, Traced, examples, trace
+from distbelief.split.tracing import Traced, examples, trace
 from distbelief.tasks.on_disk import build_on_disk
 from distbelief.tasks.task import Task
 from distbelief.tasks.worker import build_model, load, on_device, placed, with_data
@@ -267,7 +267,8 @@ def _split(task: Task, split: Split, asked: SplitRequest) -> _SplitModel:
     model = build_model(task, 0, asked.device).train()
     traced = trace(model, (inputs,))
     schedule = asked.schedule or ("sequential" if asked.microbatches == 1 else "1f1b")
-    choice = choose(split, traced, model, task.loss, targets, EXAMPLES, asked.batch_size, schedule, asked.microbatches)
+    steps = PricedSteps(asked.batch_size, schedule, asked.microbatches)
+    choice = choose(split, traced, model, task.loss, targets, steps)
     graph = apply(choice.split, traced, task.loss, targets)
     programs = [build(graph, home, model) for home in range(choice.split.partitions)]
     made = pipeline(schedule, segment_graph(programs), asked.microbatches)
@@ -324,7 +325,7 @@ def placements(graph: SplitGraph) -> list[ModulePlacement]:
 
     paths = {str(node.target): None for node in graph.traced.layers}
     for node, home in graph.home.items():
-        add(node.meta["path"], home, 1, node.meta["flops"] // EXAMPLES)
+        add(node.meta["path"], home, 1, node.meta["flops"] // graph.traced.samples)
     tensors = dict(graph.traced.model.named_parameters())
     for name, pieces in graph.pieces.items():
         if name in tensors:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from distbelief.core.optimizer import Optimizer, optim
+from distbelief.core.settings import DataSettings
 from distbelief.errors import DistbeliefError, UsageError
 from distbelief.lab.cost import splitting
 from distbelief.lab.cost.cost import MARGIN, SPARE, beyond, check_amounts, does_not_fit, held, sample_of
@@ -218,7 +219,8 @@ class _Needs:
         tracer = Tracer(task, sample_of(data))
         if why := does_not_fit(tracer, batch_size, optimizer):
             raise UsageError(f"--batch-size {batch_size}: {why}; plan with a smaller one")
-        Trainer(with_data(task, data), build_model(task, 0, "cpu"), batch_size, seed=0)  # refuses what cannot be done
+        minibatches = DataSettings(batch_size=batch_size)
+        Trainer(with_data(task, data), build_model(task, 0, "cpu"), minibatches, seed=0)  # refuses what cannot be done
         self._task, self._batch_size, self.optimizer = task, batch_size, optimizer
         self._trace, self.notes = tracer.follow(batch_size, optimizer), [tracer.note] if tracer.note else []
         self.elements = sum(layer.parameters for layer in tracer.layers)

@@ -66,7 +66,14 @@ from distbelief.sharding.layout import Layout
 from distbelief.split.graph import SplitGraph
 from distbelief.split.program import HomeProgram
 from distbelief.strategies.context import Context, SimulatedContext, StepTiming
-from distbelief.strategies.partition import PhantomPartition, partition, programs, split_graph, whole_of_split
+from distbelief.strategies.partition import (
+    PartitionTrainer,
+    PhantomPartition,
+    part_of,
+    programs,
+    split_graph,
+    whole_of_split,
+)
 from distbelief.strategies.players import JobCoordinator
 from distbelief.tasks import Data, Task, resolve
 from distbelief.tasks.decay import groups_of
@@ -346,9 +353,8 @@ class Simulation:
             model = self._model()
             self.players.check_model(self.settings, model)
             if self.settings.partitions > 1:
-                flat, part = partition(
-                    self._loaded, model, self.settings, role, self.players.rows, self._graph, self.clock.now
-                )
+                flat, program = part_of(self._graph, model, self.settings, role, self.players.rows)
+                part = PartitionTrainer(self._loaded, program, self.settings, self._graph, self.clock.now)
             else:
                 flat = self._flat(model)
         elif self.settings.partitions > 1:
@@ -424,8 +430,7 @@ class Simulation:
         if flat is None:
             return phantom(len(self._data_of(role)), data.batch_size)
         task = with_data(self.task, self._data_of(role))
-        arithmetic = self.settings.arithmetic
-        trainer = Trainer(task, flat.module, data.batch_size, seed, clip_norm, data.drop_last, arithmetic, data.order)
+        trainer = Trainer(task, flat.module, data, seed, clip_norm, self.settings.arithmetic)
         return lambda batch, _: trainer.compute(batch)
 
     def _flat(self, model: nn.Module) -> FlatModule:

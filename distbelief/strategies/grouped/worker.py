@@ -11,6 +11,7 @@ from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.settings import Settings
 from distbelief.fabric.base import Told
 from distbelief.fabric.in_order import InOrder
+from distbelief.fabric.link_lines import LinkLines
 from distbelief.fabric.links import Links
 from distbelief.fabric.process_group import ProcessGroup
 from distbelief.fabric.shared_memory import SharedMemory
@@ -92,7 +93,8 @@ def carrier(process: Process, role: str, settings: Settings) -> Carrier:
         return SharedMemory(descriptor, index, settings.replicas, own.algorithm, own.per_host)
     if spec.identity:
         endpoint, address = process.open_endpoint()
-        return Links(index, settings.replicas + GUESTS, device, own.algorithm, own.per_host, endpoint, address)
+        lines = LinkLines(endpoint, index, settings.replicas + GUESTS)
+        return Links(lines, index, device, own.algorithm, own.per_host, address)
     if interface := interface_of(spec.advertise):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
