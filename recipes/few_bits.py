@@ -57,10 +57,8 @@ def held_for_backward(step: Callable[[], object]) -> int:
 
 def training(task: Task, batch: int, turns: int) -> list[list[str]]:
     """A row for each arithmetic."""
-    trainers = {
-        name: Trainer(task, build_model(task, 0, "cpu"), DataSettings(batch_size=batch), 0, arithmetic=name)
-        for name in TRAINING
-    }
+    data = DataSettings(batch_size=batch)
+    trainers = {name: Trainer(task, build_model(task, 0, "cpu"), data, 0, arithmetic=name) for name in TRAINING}
     steps: dict[str, Callable[[], object]] = {
         name: lambda one=one: one.compute(Batch(0, 0))  # type: ignore[misc]  # bound at once
         for name, one in trainers.items()

@@ -24,6 +24,7 @@ from distbelief.core import roles, wire
 from distbelief.core.effects import Arrival, Effect, Payload, Send
 from distbelief.core.events import Lost
 from distbelief.core.messages import Bulk, Message, SlotReply
+from distbelief.core.settings import Settings
 from distbelief.core.values import CheckedStruct
 from distbelief.errors import JobFailed, UsageError
 from distbelief.schedules.price import LinkModel, Port, add, carry
@@ -108,18 +109,20 @@ class VirtualNetwork:
     Args:
         clock: moves the time.
         model: what the network is like.
-        seed: of jitter and delays.
+        settings: of the job: the seed is that of jitter and delays, and links inside of a host may be others.
         phantom: whether payloads are only lengths, so that arenas are empty.
-        per_host: replicas that follow each other on one host, where links inside of one are others; 0 for none.
         hosts: the machines that roles share; each role has its own where there are none.
-        replicas: of the job, which are on those hosts.
     """
 
     def __init__(
-        self, clock: SimulatorClock, model: NetworkModel | None = None, seed: int = 0, phantom: bool = False,
-        per_host: int = 0,
-        hosts: Hosts | None = None, replicas: int = 1,
-    ) -> None:  # fmt: skip
+        self,
+        clock: SimulatorClock,
+        model: NetworkModel | None = None,
+        settings: Settings | None = None,
+        phantom: bool = False,
+        hosts: Hosts | None = None,
+    ) -> None:
+        settings = settings or Settings()
         self.clock, self.model = clock, model or NetworkModel()
         self.model.check()
         self._unsteady = bool(self.model.jitter or self.model.delay_chance)
@@ -128,16 +131,16 @@ class VirtualNetwork:
         ]
         self.plain = not (self._unsteady or self.outages or self.model.reduction)
         """True where nothing delays a message but its line and the two ports."""
-        self.chance = random.Random(seed)
+        self.chance = random.Random(settings.seed)
         self.phantom = phantom
         usual = LinkModel(self.model.latency, self.model.bandwidth)
         own = MEMORY if hosts else usual
         inside = LinkModel(self.model.local_latency or own.latency, self.model.local_bandwidth or own.bandwidth)
-        self.inside = inside if (per_host or hosts) and inside != usual else None
+        self._per_host, self._hosts, self._replicas = settings.strategy.host_replicas, hosts, settings.replicas
+        self.inside = inside if (self._per_host or hosts) and inside != usual else None
         """Model of links inside a host, where it differs."""
         self.shares = self.inside is not None and self.inside.bandwidth == math.inf
         """True where these are shared memory, in which nothing is sent."""
-        self._per_host, self._hosts, self._replicas = per_host, hosts, replicas
         self._machines: dict[int, VirtualHost] = {}
         self.endpoints: dict[str, VirtualEndpoint] = {}
         self.before_send: Callable[[str, str, Message], None] = _nothing
