@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from distbelief.cli import INTERRUPTED, options, words
+from distbelief.cli import INTERRUPTED, options, teller, words
 from distbelief.cli.arguments import arguments_of, ask, ask_of
 from distbelief.cli.auto import AUTO, chosen
 from distbelief.cli.check import check
@@ -406,20 +406,12 @@ def join(args: list[str]) -> int:
         raise UsageError(f"{args[0]}: write the ticket first: {prog} [options] [script.py|-m module [args...]]")
     own, script = options.until_word(args[1:], valued)
     asked = ask(prog, JoinOptions, own)
-    tell = _nothing if asked.quiet else _tell
+    tell = teller(asked.quiet)
     tell(f"joining by {args[0]}")
     from distbelief.places.join.guest import Guest
 
     Guest(args[0], script, asked.data_dir, asked.device, asked.threads, tell, asked.strategy, asked.leave_within).run()
     return 0
-
-
-def _tell(text: str) -> None:
-    print(text, flush=True)
-
-
-def _nothing(_: str) -> None:
-    """Quiet."""
 
 
 def leave(args: list[str]) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 import msgspec
 
+from distbelief.cli import teller
 from distbelief.cli.arguments import ask, ask_of
 from distbelief.core.records import Json
 from distbelief.lab.compress.options import Compression
@@ -36,7 +37,7 @@ def compress(args: list[str]) -> int:
 
     chosen = Compression(**{field.name: getattr(asked, field.name) for field in fields(Compression)})
     with signals.raised():
-        result = make(run, asked.out, chosen, tell=_nothing if asked.quiet or asked.json else _tell)
+        result = make(run, asked.out, chosen, tell=teller(asked.quiet or asked.json))
     if asked.json:
         print(msgspec.json.encode(result).decode())
     elif not asked.quiet:
@@ -87,11 +88,3 @@ def expand(args: list[str]) -> int:
 
     print(write(file, asked.out or None))
     return 0
-
-
-def _tell(line: str) -> None:
-    print(line, flush=True)
-
-
-def _nothing(_: str) -> None:
-    pass

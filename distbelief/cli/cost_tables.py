@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from rich.console import Console
 
-from distbelief.cli.tables import number, show
+from distbelief.cli.tables import count, number, show
 from distbelief.lab.cost.cost import MARGIN, SPARE, TrainingCost
 from distbelief.lab.cost.trace import KINDS, REST
 
@@ -36,8 +36,8 @@ def _show_layers(cost: TrainingCost) -> None:
     for layer in cost.layers:
         forward, backward = (1e3 * one * scale for one, scale in zip(times[layer.name], grown, strict=True))
         kind = layer.kind + (f" x{layer.calls}" if layer.calls > 1 else "")
-        adds = "unknown" if layer.uncounted else _count(layer.multiply_adds)
-        counts = ["x".join(map(str, layer.output)), _count(layer.parameters), adds]
+        adds = "unknown" if layer.uncounted else count(layer.multiply_adds)
+        counts = ["x".join(map(str, layer.output)), count(layer.parameters), adds]
         if layer.name == REST and not layer.parameters and not layer.multiply_adds:
             counts = ["", "", ""]
         sizes = [_mega(bytes_of.get(layer.name, 0)) for bytes_of in (trace.maps, trace.gradients)]
@@ -58,10 +58,6 @@ def _mega(size: float) -> str:
     ('1.235', '123.5')
     """
     return f"{size / 1e6:,.{1 if size >= 1e8 else 3}f}"
-
-
-def _count(value: int) -> str:
-    return f"{value:,}" if value else ""
 
 
 def _show_iteration(cost: TrainingCost) -> None:

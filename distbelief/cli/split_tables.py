@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distbelief.cli.tables import number, show
+from distbelief.cli.tables import count, number, show
 from distbelief.lab.cost.splitting import KINDS, HomeCost, SplitCost
 from distbelief.lab.cost.trace import WHOLE
 
@@ -16,7 +16,7 @@ def show_split(cost: SplitCost) -> None:
         "(forward) and bytes that leave, of one sample",
         ("module", "partition", "parameters", "operations", "sends, B", "sends of the model, B"),
         [
-            [one.module or WHOLE, str(one.home), *map(_count, (one.parameters, one.operations, one.sends, one.tensors))]
+            [one.module or WHOLE, str(one.home), *map(count, (one.parameters, one.operations, one.sends, one.tensors))]
             for one in cost.placements
         ],
     )
@@ -50,7 +50,3 @@ def _home(home: HomeCost) -> list[str]:
 
 def _memory(memory: dict[str, int]) -> list[str]:
     return [f"{size / 1e6:,.2f}" for size in (*(memory[kind] for kind in KINDS), sum(memory.values()))]
-
-
-def _count(value: int) -> str:
-    return f"{value:,}" if value else ""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distbelief.cli import options, virtual
+from distbelief.cli import options, teller, virtual
 from distbelief.cli.arguments import ask_of
 from distbelief.cli.compress import parse_compression
 from distbelief.errors import UsageError
@@ -60,7 +60,7 @@ def study(args: list[str]) -> int:
     from distbelief.lab.study.report import write_report
     from distbelief.lab.study.running import run
 
-    tell = _nothing if asked.quiet else _tell
+    tell = teller(asked.quiet)
     tell(f"{read.title}: {len(read.arms)} arms, {len(read.seeds)} seeds, into {out}")
     with signals.raised():
         trials = run(read, out, preparing(more), tell, asked.minutes)
@@ -120,11 +120,3 @@ def check(read: Study, file: Path, more: Sequence[str] = ()) -> None:
 
 def _names() -> str:
     return ", ".join(definition.names())
-
-
-def _tell(text: str) -> None:
-    print(text, flush=True)
-
-
-def _nothing(_: str) -> None:
-    """Quiet."""

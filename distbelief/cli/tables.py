@@ -28,3 +28,8 @@ def number(value: float) -> str:
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}" if value < 1 else f"{value:.3g}" if value % 1 else f"{value:.1f}"
+
+
+def count(value: int) -> str:
+    """Format a count, of which 0 is not shown."""
+    return f"{value:,}" if value else ""

@@ -23,10 +23,10 @@ from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
 from distbelief.replica.home_part import ScriptedPart, home_schedule
 from distbelief.sharding.layout import Layout
-from distbelief.split.choosing import PricedSteps, choose
+from distbelief.split.choosing import choose
 from distbelief.split.graph import SplitGraph
 from distbelief.split.layers import LossFunction
-from distbelief.split.options import AUTO, Split
+from distbelief.split.options import AUTO, Split, SplitSteps
 from distbelief.split.plan import apply
 from distbelief.split.play import HomeSteps, Microbatch, Passes, cut_minibatch, step
 from distbelief.split.program import build, mapped
@@ -120,7 +120,7 @@ class SplitModel(nn.Module):
         traced = trace(whole, inputs, self._split.modules)
         split = self._split
         if split.ways == AUTO or tell:
-            steps = PricedSteps(batch_size, settings.pipeline, settings.microbatches)
+            steps = SplitSteps(batch_size, settings.pipeline, settings.microbatches)
             chosen = choose(split, traced, whole, self._loss, targets, steps)
             split = chosen.split
             if tell:

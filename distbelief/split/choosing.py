@@ -20,7 +20,7 @@ from distbelief.schedules.pipeline_price import BACKWARD, SegmentCost, price_pip
 from distbelief.schedules.pipelines import pipeline
 from distbelief.schedules.price import LinkModel
 from distbelief.split.layers import LossFunction
-from distbelief.split.options import AUTO, Split
+from distbelief.split.options import AUTO, Split, SplitSteps
 from distbelief.split.plan import apply
 from distbelief.split.program import HomeProgram, build, elements, segment_graph
 from distbelief.split.registry import DIVIDING, PLACING, rule_of
@@ -32,15 +32,6 @@ TOLD = 3
 """Other ways that are named beside the best one."""
 LINE = LinkModel(50e-6, 1.25e9)
 """Between two homes."""
-
-
-class PricedSteps(NamedTuple):
-    """Steps by whose price a way is chosen."""
-
-    batch_size: int
-    schedule: str = "sequential"
-    """Order in which a minibatch goes through the homes: one of `PIPELINES`."""
-    microbatches: int = 1
 
 
 class Candidate(NamedTuple):
@@ -77,7 +68,7 @@ class Choice:
 
 
 def choose(
-    split: Split, traced: Traced, model: nn.Module, loss: LossFunction | None, targets: object, steps: PricedSteps
+    split: Split, traced: Traced, model: nn.Module, loss: LossFunction | None, targets: object, steps: SplitSteps
 ) -> Choice:
     """The way that is named; for `auto`, of the ways that can be, the one with the least price.
 
@@ -100,7 +91,7 @@ def choose(
         try:
             graph = apply(one, traced, loss, targets)
             programs = [build(graph, home, shapes) for home in range(one.partitions)]
-            pipe = pipeline(steps.schedule, segment_graph(programs), steps.microbatches)
+            pipe = pipeline(steps.algorithm, segment_graph(programs), steps.microbatches)
             candidates.append(Candidate(one, _price(programs, pipe, scale, batch_size)))
         except UsageError as error:
             if len(ways) == 1:

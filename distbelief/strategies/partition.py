@@ -19,9 +19,9 @@ from distbelief.fabric.pinned import DeviceCopies
 from distbelief.replica.home_part import HomeSchedule, ModelPart, home_schedule
 from distbelief.schedules.pipeline import Pass
 from distbelief.sharding.assignments import check_shards
-from distbelief.split.choosing import PricedSteps, choose
+from distbelief.split.choosing import choose
 from distbelief.split.graph import SplitGraph, Transfer
-from distbelief.split.options import AUTO, Split
+from distbelief.split.options import AUTO, Split, SplitSteps
 from distbelief.split.plan import apply
 from distbelief.split.play import Give, HomeEffect, Passes, RunSegment, Take, cut_minibatch, step
 from distbelief.split.program import HomeProgram, Received, Segment, build
@@ -57,7 +57,7 @@ def split_graph(
     traced = trace(model, (inputs,))
     split = Split.parse(settings.split, settings.partitions, settings.chunks, task.split)
     if split.ways == AUTO or tell:
-        steps = PricedSteps(settings.data.batch_size, settings.pipeline, settings.microbatches)
+        steps = SplitSteps(settings.data.batch_size, settings.pipeline, settings.microbatches)
         choice = choose(split, traced, model, loss, targets, steps)
         split = choice.split
         if tell:

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from distbelief.errors import UsageError
-from distbelief.split.choosing import Choice, PricedSteps, choose
-from distbelief.split.options import Split
+from distbelief.split.choosing import Choice, choose
+from distbelief.split.options import Split, SplitSteps
 from distbelief.split.tracing import trace
 from distbelief.tasks.mnist import lenet, mnist
 from distbelief.zoo.gru import mnist_gru
@@ -27,7 +27,7 @@ def chosen(
     loss, y = nn.functional.cross_entropy, torch.zeros(2, dtype=torch.int64)
     if isinstance(model, Siamese):
         loss, y = contrastive, torch.zeros(2)
-    steps = PricedSteps(batch_size, "1f1b" if microbatches > 1 else "sequential", microbatches)
+    steps = SplitSteps(batch_size, microbatches=microbatches)
     return choose(Split.parse(way, homes), trace(model, (x,)), model, loss, y, steps)
 
 

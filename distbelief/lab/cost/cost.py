@@ -15,7 +15,7 @@ from distbelief.errors import TrainingError, UsageError
 from distbelief.lab.cost import profile as profiling
 from distbelief.lab.cost import updates
 from distbelief.lab.cost.options import CostRequest
-from distbelief.lab.cost.profile import BUSY, Profile, StepTime, ladder
+from distbelief.lab.cost.profile import Profile, StepTime, busy_notes, ladder
 from distbelief.lab.cost.trace import COUNTED, REST, Layer, MemoryTrace, Tracer
 from distbelief.lab.cost.updates import UpdateCost
 from distbelief.record.limits import free_memory
@@ -180,11 +180,7 @@ def _notes(tracer: Tracer, profile: Profile, batch_size: int) -> list[str]:
             f"no multiply-adds are known of what {', '.join(kinds)} do with their parameters: torch counts "
             "convolutions, products of matrices and attention"
         )
-    if profile.busy > BUSY:
-        notes.append(
-            f"the machine is busy: a step took {profile.busy:.2f} times as long as the processor worked for it; times "
-            "are the processor's"
-        )
+    notes += busy_notes(profile.busy)
     notes += [f"a batch of {size} was not profiled: {reason}" for size, reason in profile.left_out.items()]
     if batch_size in profile.left_out:
         notes.append(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from distbelief.split.options import SplitSteps
+
 
 @dataclass(frozen=True)
 class CostRequest:
@@ -22,15 +24,9 @@ class CostRequest:
 
 
 @dataclass(frozen=True)
-class SplitRequest:
+class SplitRequest(SplitSteps):
     """Steps of a split model that are to be measured."""
 
-    batch_size: int = 64
-    """Samples in a minibatch."""
-    schedule: str = ""
-    """sequential, gpipe or 1f1b; sequential with one microbatch, else 1f1b, where none is named."""
-    microbatches: int = 1
-    """Parts of a minibatch that go through the partitions by themselves."""
     seconds: float = 10.0
     """For measured steps."""
     device: str = "cpu"

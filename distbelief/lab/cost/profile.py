@@ -357,6 +357,12 @@ def _hooked(model: nn.Module, names: Sequence[str], mark: Callable[[str, str], N
             hook.remove()
 
 
+def busy_notes(busy: float) -> list[str]:
+    """Say how much longer steps took than the processor worked for them, where that is much."""
+    long = f"the machine is busy: a step took {busy:.2f} times as long as the processor worked for it"
+    return [f"{long}; times are the processor's"] if busy > BUSY else []
+
+
 class StepClock:
     """The time that the thread has had a processor."""
 

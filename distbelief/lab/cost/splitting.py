@@ -16,7 +16,7 @@ from distbelief.core.records import Json
 from distbelief.errors import UsageError
 from distbelief.lab.cost import updates
 from distbelief.lab.cost.options import SplitRequest
-from distbelief.lab.cost.profile import BUSY, clock_of
+from distbelief.lab.cost.profile import busy_notes, clock_of
 from distbelief.lab.cost.turns import Turns
 from distbelief.places.evaluate import threads
 from distbelief.record import limits
@@ -24,7 +24,7 @@ from distbelief.schedules.pipeline import Pass, Pipeline
 from distbelief.schedules.pipeline_price import PipelinePrice, price_pipeline
 from distbelief.schedules.pipelines import pipeline
 from distbelief.schedules.price import LinkModel
-from distbelief.split.choosing import Choice, PricedSteps, choose
+from distbelief.split.choosing import Choice, choose
 from distbelief.split.graph import SplitGraph, TransferKind
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
@@ -266,12 +266,10 @@ def _split(task: Task, split: Split, asked: SplitRequest) -> _SplitModel:
     told_of_memory = build_on_disk(task, 0).told
     model = build_model(task, 0, asked.device).train()
     traced = trace(model, (inputs,))
-    schedule = asked.schedule or ("sequential" if asked.microbatches == 1 else "1f1b")
-    steps = PricedSteps(asked.batch_size, schedule, asked.microbatches)
-    choice = choose(split, traced, model, task.loss, targets, steps)
+    choice = choose(split, traced, model, task.loss, targets, asked)
     graph = apply(choice.split, traced, task.loss, targets)
     programs = [build(graph, home, model) for home in range(choice.split.partitions)]
-    made = pipeline(schedule, segment_graph(programs), asked.microbatches)
+    made = pipeline(asked.algorithm, segment_graph(programs), asked.microbatches)
     in_memory = (told_of_memory + traced.told).removeprefix("; ")
     return _SplitModel(model, traced, choice, graph, programs, made, in_memory)
 
@@ -281,12 +279,7 @@ def _notes(partitions: int, busy: float, in_memory: str) -> list[str]:
     notes, cores = [in_memory] if in_memory else [], limits.cores()
     if cores < partitions:
         notes.append(f"this machine has {cores} cores: with {partitions} partitions on it, each has part of one")
-    if busy > BUSY:
-        notes.append(
-            f"the machine is busy: a step took {busy:.2f} times as long as the processor worked for it; times are the "
-            "processor's"
-        )
-    return notes
+    return notes + busy_notes(busy)
 
 
 def _held(module: nn.Module, optimizer: Optimizer, kept: int, device: str) -> tuple[float, dict[str, int]]:
