@@ -29,7 +29,6 @@ from distbelief.split.graph import SplitGraph, TransferKind
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
 from distbelief.split.program import HomeProgram, build, segment_graph
-from distbelief.split.tidying import Shape
 from distbelief.split.tracing import Traced, examples, trace
 from distbelief.tasks.on_disk import build_on_disk
 from distbelief.tasks.task import Task
@@ -240,7 +239,10 @@ def measure(
         whole=whole,
         step=price.seconds + whole.gathers + max(home.update for home in homes),
         crossings=_crossings(graph),
-        ways=_ways(choice),
+        ways=[
+            SplitGuess(one.split.text, None if one.reason else choice.whole / one.seconds, one.reason)
+            for one in choice.candidates
+        ],
         notes=_notes(len(homes), turns.busy, in_memory),
     )
     return SplitMeasurement(cost, programs, made, price)
@@ -299,14 +301,10 @@ def _home(
     sent = forward + [(one, Pass.BACKWARD) for one in program.received if one.shape.differentiable]
     samples = batch_size / made.microbatches
     parameters, busy = sum(one.numel() for one in program.module.parameters()), price.busy[program.home]
-    size = round(made.microbatches * sum(_bytes(one.shape, samples) for one, _ in sent))
+    # the samples of a microbatch may be a mean
+    size = round(made.microbatches * sum(one.shape.bytes(0) + samples * one.shape.bytes_more for one, _ in sent))
     messages = made.microbatches * len(sent)
     return HomeCost(program.home, parameters, memory, busy, price.seconds - busy, update, messages, size)
-
-
-def _bytes(shape: Shape, samples: float) -> float:
-    """Of a tensor, for a number of samples that may be a mean."""
-    return shape.bytes(0) + samples * shape.bytes_more
 
 
 def placements(graph: SplitGraph) -> list[ModulePlacement]:
@@ -334,14 +332,6 @@ def placements(graph: SplitGraph) -> list[ModulePlacement]:
     order = {path: number for number, path in enumerate(paths)}
     rows = sorted(found.items(), key=lambda row: (order.get(row[0][0], len(order)), row[0]))
     return [ModulePlacement(module, home, *amounts) for (module, home), amounts in rows if any(amounts)]
-
-
-def _ways(choice: Choice) -> list[SplitGuess]:
-    """What was chosen from."""
-    return [
-        SplitGuess(one.split.text, None if one.reason else choice.whole / one.seconds, one.reason)
-        for one in choice.candidates
-    ]
 
 
 def _crossings(graph: SplitGraph) -> list[Crosses]:
