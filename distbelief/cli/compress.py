@@ -51,8 +51,7 @@ def parse_compression(words: Sequence[str]) -> Compression:
     Raises:
         UsageError: there is no such option, or no such value.
     """
-    prog = "distbelief compress RUN"
-    return ask(prog, Compression, words)
+    return ask("distbelief compress RUN", Compression, words)
 
 
 def summary(result: Json) -> list[str]:

@@ -29,18 +29,13 @@ def show_split(cost: SplitCost) -> None:
         [*map(_home, cost.homes), one],
     )
     if len(cost.ways) > 1:
-        _show_ways(cost)
+        show(
+            "ways, by a guess from their operations; the first was measured",
+            ("way", "times as fast", "why not"),
+            [[one.split, number(one.speedup) if one.speedup else "", one.reason] for one in cost.ways],
+        )
     print(cost.verdict)
     print("\n".join(f"note: {note}" for note in cost.notes), end="\n" * bool(cost.notes))
-
-
-def _show_ways(cost: SplitCost) -> None:
-    """What auto chose from."""
-    show(
-        "ways, by a guess from their operations; the first was measured",
-        ("way", "times as fast", "why not"),
-        [[one.split, number(one.speedup) if one.speedup else "", one.reason] for one in cost.ways],
-    )
 
 
 def _home(home: HomeCost) -> list[str]:

@@ -450,9 +450,9 @@ class Shard:
         """Have the standby, where there is one, do the same with a push."""
         if self.mirror.place is None:
             return []
-        whose = (push_taken(sender, event),), (staleness,)
+        keys, floor = (push_taken(sender, event),), self.policy.floor
         copied = mirroring.Copied(
-            0, 0, payload.nbytes, 0, 0, use, *whose, event.samples, factor, floor=self.policy.floor
+            0, 0, payload.nbytes, 0, 0, use, keys, (staleness,), event.samples, factor, floor=floor
         )
         return self.mirror.copy(copied, payload)
 

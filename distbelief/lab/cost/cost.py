@@ -137,7 +137,6 @@ def measure(
     names = [layer.name for layer in tracer.layers]
     profile = profiling.measure(with_data(task, data), names, sizes, seconds, asked.device, told)
     elements = sum(layer.parameters for layer in tracer.layers)
-    last = len(data) % asked.batch_size or asked.batch_size
     told("updates with each optimizer")
     others = [optim(name) for name in LEARNING_RATES if name != optimizer.name]
     return TrainingCost(
@@ -148,7 +147,7 @@ def measure(
         trace=trace,
         profile=profile,
         point=profile.at(asked.batch_size, tracer.mapped),
-        last=profile.at(last, tracer.mapped),
+        last=profile.at(len(data) % asked.batch_size or asked.batch_size, tracer.mapped),
         updates=[updates.measure(one, elements, asked.device) for one in (optimizer, *others)],
         process=process,
         samples=len(data),

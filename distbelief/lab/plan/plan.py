@@ -260,9 +260,9 @@ class _Needs:
 
 def _busy() -> list[str]:
     """Say how much of the time the cores were free, where something else has them."""
-    if (times := halving.busy()) <= BUSY:
-        return []
-    return [f"this machine is busy with something else: its cores compute {1 / times:.0%} of the time"]
+    times = halving.busy()
+    told = f"this machine is busy with something else: its cores compute {1 / times:.0%} of the time"
+    return [told] if times > BUSY else []
 
 
 def _measured(rows: Iterable[Row], found: halving.Measurements) -> list[Row]:

@@ -88,10 +88,9 @@ def check_hosts(
         _hear(every, greeted, reports, woken)
         for agent in every:
             _describe(agent, reports[agent.name])
-        opened.agents = there = [agent for agent in every if agent.greeting and not agent.gone]
-        same = [agent for agent in there if agent.greeting and agent.greeting.version == opening.VERSION]
-        opened.agents = same
-        _look(same, look, reports, woken)
+        there = [agent for agent in every if agent.greeting and not agent.gone]
+        opened.agents = [agent for agent in there if agent.greeting and agent.greeting.version == opening.VERSION]
+        _look(opened.agents, look, reports, woken)
         _measure(opened, interface, every_two, reports, woken)
     finally:
         opened.agents = every

@@ -67,8 +67,7 @@ class Simulated(VirtualCluster):
                 attempt.recorder.job.update(simulation.traffic(attempt.recorder.summary.steps))
             else:
                 costs = HandlingCosts(self.handling, settings, lambda: 0)
-                stopwatch = self.compute.stopwatch(0, job.seed)
-                alone = Alone(attempt, stopwatch, costs, clock, stopped, not self.phantom)
+                alone = Alone(attempt, self.compute.stopwatch(0, job.seed), costs, clock, stopped, not self.phantom)
                 supervisor = alone.supervisor
                 alone.run()
             attempt.keep_folder(clock.now())
