@@ -150,12 +150,8 @@ def sgd(model: nn.Module, lr: float) -> Callable[[], object]:
 def _alone(connection: Connection, workload: Workload) -> None:
     task = resolve(workload.task)
     model = build_model(task, 0, workload.device)
-    warm_and_run(
-        connection,
-        workload,
-        Trainer(task, model, DataSettings(batch_size=workload.batch_size), 0),
-        sgd(model, workload.lr),
-    )
+    trainer = Trainer(task, model, DataSettings(batch_size=workload.batch_size), 0)
+    warm_and_run(connection, workload, trainer, sgd(model, workload.lr))
 
 
 def _plain(
@@ -193,10 +189,5 @@ def _ddp(connection: Connection, workload: Workload, store: str, rank: int, rank
     model = nn.parallel.DistributedDataParallel(build_model(task, 0, "cpu"))
     if algorithm:
         model.register_comm_hook(Reduce(algorithm), comm_hook)
-    warm_and_run(
-        connection,
-        workload,
-        Trainer(task, model, DataSettings(batch_size=workload.batch_size), 0),
-        sgd(model, workload.lr),
-        rank,
-    )
+    trainer = Trainer(task, model, DataSettings(batch_size=workload.batch_size), 0)
+    warm_and_run(connection, workload, trainer, sgd(model, workload.lr), rank)
