@@ -212,6 +212,16 @@ def ask_of(
     return words[0], ask(prog, kind, words[1:], meaning)
 
 
+def ask_after(prog: str, kind: type[Asked], words: Sequence[str]) -> tuple[list[str], Asked]:
+    """Read the words before the options, and these.
+
+    Raises:
+        UsageError, SystemExit: as `ask`.
+    """
+    first = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
+    return list(words[:first]), ask(prog, kind, words[first:])
+
+
 def refuse(
     prog: str, words: Sequence[str], known: Sequence[str], elsewhere: Callable[[], Mapping[str, str]] = dict,
     why: Mapping[str, str] | None = None, renamed: Mapping[str, str] | None = None,

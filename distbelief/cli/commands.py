@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +26,7 @@ from distbelief.core.outcomes import Outcome
 from distbelief.core.records import Json
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import OnDevice, Threaded
+from distbelief.lab.cost.options import CostRequest, SplitRequest
 from distbelief.lab.draw.allreduce import LETTERS
 from distbelief.lab.draw.allreduce import draw as draw_schedule
 from distbelief.lab.draw.pipeline import draw_pipeline, draw_svg
@@ -219,19 +220,11 @@ def _of_a_task(command: str, kind: type[Asked], args: Sequence[str]) -> tuple[st
 
 
 @dataclass(frozen=True)
-class CostOptions(OnDevice, DataFolder):
+class CostOptions(CostRequest, DataFolder):
     """Costs of training a task on this machine: each layer, an iteration, its memory, and epochs."""
 
-    batch_size: int = 64
-    """Samples in a minibatch."""
     optimizer: str = "sgd"
     """Optimizer that updates; the others are shown beside it."""
-    epochs: int = 1
-    """Passes over the training set."""
-    watts: float | None = None
-    """Power of the machine while it trains: tells the energy."""
-    price_per_hour: float | None = None
-    """Price of the machine, in any currency: tells the price of the training."""
     max_memory: str = ""
     """Memory of a process, such as 2GB: tells the largest batch that fits."""
     seconds: float = 30.0
@@ -250,11 +243,8 @@ def cost(args: list[str]) -> int:
     from distbelief.tasks import resolve
 
     with cost_tables.progress(f"what {task} costs") as show:
-        costs = measure(
-            resolve(task, settings.data_dir), batch_size=settings.batch_size, optimizer=chosen, epochs=settings.epochs,
-            watts=settings.watts, price_per_hour=settings.price_per_hour, max_memory=memory, device=settings.device,
-            seconds=settings.seconds, told=show,
-        )  # fmt: skip
+        request = CostRequest(**{field.name: getattr(settings, field.name) for field in fields(CostRequest)})
+        costs = measure(resolve(task, settings.data_dir), request, chosen, memory, settings.seconds, show)
     if settings.json:
         print(msgspec.json.encode(costs.as_json()).decode())
     else:
@@ -316,27 +306,19 @@ def plan(args: list[str]) -> int:
 
 
 @dataclass(frozen=True)
-class SplitOptions(OnDevice, DataFolder):
+class SplitOptions(SplitRequest, DataFolder):
     """Parts of a model by partition, what crosses between them, and whether it pays, before training."""
 
     partitions: int = 2
     """Processes that a replica is split over."""
     split: str = "auto"
     """One way, or PATTERN=WAY,... of modules' names, where a number is a partition; auto looks at all ways."""
-    batch_size: int = 64
-    """Samples in a minibatch."""
-    schedule: str = ""
-    """sequential, gpipe or 1f1b; sequential with one microbatch, else 1f1b, where none is named."""
-    microbatches: int = 1
-    """Parts of a minibatch that go through the partitions by themselves."""
     chunks: int = 0
     """For a split by time: runs of steps in which a sequence is cut; 0 is four for each partition."""
     optimizer: str = "sgd"
     """Optimizer that updates."""
     network: str = "latency=50us,bandwidth=10Gbit"
     """Latency and bandwidth between partitions."""
-    seconds: float = 10.0
-    """For measured steps."""
     draw: str = ""
     """A file to put a picture into (SVG): what each partition computes, and what crosses."""
     draw_step: str = ""
@@ -364,11 +346,7 @@ def split(args: list[str]) -> int:
     with cost_tables.progress(f"splitting {task}") as show:
         resolved = resolve(task, settings.data_dir)
         split = Split.parse(settings.split, settings.partitions, settings.chunks, resolved.split)
-        costs, programs, steps, price = splitting.measure(
-            resolved, split, batch_size=settings.batch_size, schedule=settings.schedule,
-            microbatches=settings.microbatches, optimizer=chosen, link=link, seconds=settings.seconds,
-            device=settings.device, told=show,
-        )  # fmt: skip
+        costs, programs, steps, price = splitting.measure(resolved, split, settings, chosen, link, show)
     if settings.draw:
         _write_picture("--draw", settings.draw, draw_split(programs))
     if settings.draw_step:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import msgspec
 
-from distbelief.cli.arguments import DataFolder, ask
+from distbelief.cli.arguments import DataFolder, ask_after
 from distbelief.errors import UsageError
 from distbelief.job import Threaded
 from distbelief.places import signals
@@ -45,13 +44,9 @@ PROG = "distbelief predict RUN... TASK|FILE"
 
 def predict(args: list[str]) -> int:
     """`distbelief predict RUN... TASK|FILE --out FILE [options]`."""
-    words = list(itertools.takewhile(lambda word: not word.startswith("-"), args))
-    if args[:1] in (["--help"], ["-h"]):
-        ask(PROG, PredictOptions, ["--help"])
+    words, settings = ask_after(PROG, PredictOptions, args)
     if len(words) < 2:
         raise UsageError(f"write which runs, and what they are to predict, first: {PROG} --out FILE")
-    rest = args[len(words) :]
-    settings = ask(PROG, PredictOptions, rest)
     *runs, source = words
     if not source.endswith((".safetensors", ".npy")):
         check_task(source)

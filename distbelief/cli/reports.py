@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
-from distbelief.cli.arguments import ask
+from distbelief.cli.arguments import ask_after
 from distbelief.errors import UsageError
 
 
@@ -26,7 +24,7 @@ class ReportOptions:
 def report(args: list[str]) -> int:
     """`distbelief report RUN RUN ... [options]`."""
     prog = "distbelief report RUN ..."
-    named, settings = _names_and_options(prog, ReportOptions, args)
+    named, settings = ask_after(prog, ReportOptions, args)
     if not named:
         raise UsageError(f"which runs? Write their folders, or that of a study: {prog}")
     from distbelief.lab.study.definition import Study
@@ -75,7 +73,7 @@ class RunsOptions:
 def runs(args: list[str]) -> int:
     """`distbelief runs [DIR] [options]`."""
     prog = "distbelief runs [DIR]"
-    named, settings = _names_and_options(prog, RunsOptions, args)
+    named, settings = ask_after(prog, RunsOptions, args)
     if len(named) > 1:
         raise UsageError(f"{named[1]!r} is one word too many: name one folder, {prog}")
     from distbelief.lab.study.figures import number, percent
@@ -96,11 +94,3 @@ def runs(args: list[str]) -> int:
     for row in [COLUMNS, *rows]:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     return 0
-
-
-Asked = TypeVar("Asked", ReportOptions, RunsOptions)
-
-
-def _names_and_options(prog: str, kind: type[Asked], args: Sequence[str]) -> tuple[list[str], Asked]:
-    first = next((at for at, word in enumerate(args) if word.startswith("-")), len(args))
-    return list(args[:first]), ask(prog, kind, args[first:])

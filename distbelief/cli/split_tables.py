@@ -9,9 +9,10 @@ from distbelief.lab.cost.trace import WHOLE
 
 def show_split(cost: SplitCost) -> None:
     """Print the tables of a split, and what it says in words."""
-    cut = f" in {cost.chunks} chunks" if cost.chunks else ""
+    split = cost.split
+    cut = f" in {split.chunks} chunks" if split.chunks else ""
     show(
-        f"{cost.task}, {cost.split}{cut} over {cost.partitions} partitions, traced by {cost.traced}: operations "
+        f"{cost.task}, {split.text}{cut} over {split.partitions} partitions, traced by {cost.traced}: operations "
         "(forward) and bytes that leave, of one sample",
         ("module", "partition", "parameters", "operations", "sends, B", "sends of the model, B"),
         [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from distbelief.core.roles import Kind, Role
@@ -17,6 +17,8 @@ BYTES: Mapping[str, float] = {
     for prefix, scale in (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))
     for unit, size in (("bit", 0.125), ("B", 1.0))
 }
+Read = Callable[[str, str], float]
+"""Reader of a value, from its text and where that stands."""
 _QUANTITY = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(.*)")
 
 
@@ -102,18 +104,11 @@ def network(text: str) -> dict[str, float]:
     >>> network("local-latency=2us,local-bandwidth=100Gbit,reduce=10GB")
     {'local_latency': 2e-06, 'local_bandwidth': 12500000000.0, 'reduction': 1e-10}
     """
-    known = ("latency", "bandwidth", "jitter", "local-latency", "local-bandwidth", "reduce")
-    fields: dict[str, float] = {}
-    for name, value in _pairs(_items([text]), "--network", "latency=50us,bandwidth=10Gbit,jitter=0.1"):
-        if name not in known:
-            raise unknown("word in --network", name, known)
-        where, field = f"--network {name}", name.replace("-", "_")
-        if name == "jitter":
-            fields[field] = _number(value, where)
-        elif name == "reduce":
-            fields["reduction"] = 1 / (rate(value, where) or math.inf)
-        else:
-            fields[field] = duration(value, where) if name.endswith("latency") else rate(value, where)
+    lines: dict[str, Read] = {"latency": duration, "bandwidth": rate, "jitter": _number}
+    known = {**lines, "local-latency": duration, "local-bandwidth": rate, "reduce": rate}
+    fields = _fields(text, "--network", "latency=50us,bandwidth=10Gbit,jitter=0.1", known)
+    if "reduce" in fields:
+        fields["reduction"] = 1 / (fields.pop("reduce") or math.inf)
     if fields.get("jitter") and fields.get("latency") == 0:
         raise UsageError(
             f"--network jitter {fields['jitter']:g}: is a fraction of the latency, which is 0: give one, or leave it "
@@ -131,12 +126,7 @@ def handling(text: str) -> dict[str, float]:
     >>> handling("message=6us,memory=26GB"), handling("message=0")
     ({'message': 6e-06, 'memory': 26000000000.0}, {'message': 0.0})
     """
-    fields: dict[str, float] = {}
-    for name, value in _pairs(_items([text]), "--handling", "message=6us,memory=26GB"):
-        if name not in ("message", "memory"):
-            raise unknown("word in --handling", name, ("message", "memory"))
-        fields[name] = duration(value, "--handling message") if name == "message" else rate(value, "--handling memory")
-    return fields
+    return _fields(text, "--handling", "message=6us,memory=26GB", {"message": duration, "memory": rate})
 
 
 def hosts(text: str) -> dict[str, Any]:
@@ -148,13 +138,8 @@ def hosts(text: str) -> dict[str, Any]:
     >>> hosts("cores=2,replicas=4,together=0.9"), hosts("")
     ({'cores': 2, 'replicas': 4, 'together': 0.9}, {})
     """
-    fields: dict[str, Any] = {}
-    for name, value in _pairs(_items([text]), "--hosts", "cores=2,replicas=4"):
-        if name not in ("cores", "replicas", "together", "busy"):
-            raise unknown("word in --hosts", name, ("cores", "replicas", "together", "busy"))
-        read = {"together": fraction, "busy": duration}.get(name, _count)
-        fields[name] = read(value, f"--hosts {name}")
-    return fields
+    known: dict[str, Read] = {"cores": _count, "replicas": _count, "together": fraction, "busy": duration}
+    return _fields(text, "--hosts", "cores=2,replicas=4", known)
 
 
 def compute(text: str) -> dict[str, Any]:
@@ -348,6 +333,16 @@ def optimizer_options(texts: Iterable[str]) -> dict[str, float | bool | tuple[fl
 
 def _items(texts: Iterable[str]) -> list[str]:
     return [item.strip() for text in texts for item in text.split(",") if item.strip()]
+
+
+def _fields(text: str, where: str, example: str, known: Mapping[str, Read]) -> dict[str, Any]:
+    """Read `name=value,...`: each value by what reads those of its name, under the name of its field."""
+    fields = {}
+    for name, value in _pairs(_items([text]), where, example):
+        if name not in known:
+            raise unknown(f"word in {where}", name, known)
+        fields[name.replace("-", "_")] = known[name](value, f"{where} {name}")
+    return fields
 
 
 def _pairs(texts: Iterable[str], where: str, example: str) -> Iterator[tuple[str, str]]:

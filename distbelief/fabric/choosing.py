@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from distbelief.schedules.allreduce import by_host, schedule
-from distbelief.schedules.price import CHOICES, LinkModel, cheapest
+from distbelief.schedules.price import LinkModel, cheapest
 from distbelief.schedules.schedule import Schedule
 
 PROBES = 5
@@ -92,5 +92,5 @@ class ScheduleChoice:
             return None
         hosts, best = self._hosts, self._name
         if self._link:
-            best = cheapest(self._ranks, length, item, self._link, self._inside, hosts, CHOICES)
+            best = cheapest(hosts, length, item, self._link, self._inside)
         return schedule(best, self._ranks, length, hosts if best.startswith("hierarchical") else ())

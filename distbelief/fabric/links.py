@@ -14,7 +14,7 @@ from distbelief.core.conversations.grouping import Assemble
 from distbelief.fabric.base import Told
 from distbelief.fabric.choosing import ScheduleChoice
 from distbelief.fabric.in_order import LOOK_SECONDS, InOrder
-from distbelief.fabric.link_lines import LinkEndpoint, LinkLines
+from distbelief.fabric.link_lines import LinkLines
 from distbelief.fabric.player import play
 from distbelief.schedules.allreduce import broadcast, schedule
 from distbelief.schedules.schedule import RankStep
@@ -31,24 +31,21 @@ class Links(InOrder):
     What is on a GPU goes through memory of the host.
 
     Args:
+        lines: of an endpoint of this role, which listens, and is used for nothing else.
         index: of this replica.
-        replicas: most that there may be.
         device: where its model is.
         algorithm: how gradients are added up.
         per_host: ranks that are on one host.
-        endpoint: of this role, which listens, and is used for nothing else.
-        store: where it does.
+        store: where the endpoint listens.
     """
 
     def __init__(
-        self, index: int, replicas: int, device: torch.device, algorithm: str, per_host: int,
-        endpoint: LinkEndpoint, store: str,
-    ) -> None:  # fmt: skip
+        self, lines: LinkLines, index: int, device: torch.device, algorithm: str, per_host: int, store: str
+    ) -> None:
         super().__init__(device)
         self.store = store
         """Address at which the other members of a group reach this one."""
-        self._index, self._algorithm, self._per_host = index, algorithm, per_host
-        self._lines = LinkLines(endpoint, index, replicas)
+        self._lines, self._index, self._algorithm, self._per_host = lines, index, algorithm, per_host
         self._steps: list[tuple[RankStep, ...]] = []
         self._tasks: deque[Callable[[], None]] = deque()
         self._done = threading.Event()

@@ -124,7 +124,7 @@ Effect = Start | Kill | Vacate | Tell | TickLater | effects.WriteRecord
 
 
 class Deadlines(msgspec.Struct, frozen=True):
-    """Limits of a supervisor's patience, in seconds."""
+    """Limits of a supervisor's patience, and its pause, in seconds."""
 
     ending: float = 30.0
     """Time for a replica to leave, for a process to end after the job, and for a stopped one (SIGSTOP) to go on."""
@@ -132,6 +132,8 @@ class Deadlines(msgspec.Struct, frozen=True):
     """For an interrupted job to write its checkpoint."""
     silence: float = 20.0
     """For a word of anybody, before it says for whom it waits."""
+    pause: float = 0.0
+    """From the end of a life to the beginning of the next."""
 
 
 NEVER = Deadlines(float("inf"), float("inf"), float("inf"))

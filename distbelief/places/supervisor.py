@@ -62,8 +62,7 @@ class Supervisor:
         restarts: how often each role is started anew.
         explanation: of how the job ends.
         lasts: whether the coordinator comes again, where it was killed.
-        deadlines: how long it waits for others.
-        pause: seconds from an end to the beginning of the next life.
+        deadlines: how long it waits for others, and before the next life of a role.
         script: whether replicas run scripts of the user's, which may do much between two steps, and after the last.
         guest: whether all that it starts is one replica, which takes part in a job of another machine.
 
@@ -78,11 +77,16 @@ class Supervisor:
     """
 
     def __init__(
-        self, restarts: int, explanation: Explanation | None = None, *, lasts: bool = False,
+        self,
+        restarts: int,
+        explanation: Explanation | None = None,
+        *,
+        lasts: bool = False,
         deadlines: Deadlines | None = None,
-        pause: float = 0.0, script: bool = False, guest: bool = False,
-    ) -> None:  # fmt: skip
-        self._restarts, self._lasts, self._pause, self._script, self._guest = restarts, lasts, pause, script, guest
+        script: bool = False,
+        guest: bool = False,
+    ) -> None:
+        self._restarts, self._lasts, self._script, self._guest = restarts, lasts, script, guest
         self.deadlines = deadlines or Deadlines()
         self.explanation = explanation or Explanation()
         self.failure: DistbeliefError | None = None
@@ -388,9 +392,9 @@ class Supervisor:
         if role in self._here:
             older = [life for life in self._here[role] if life.incarnation < self._wanted[role]]
             return [effect for life in older for effect in self._kill(life, "another takes its place")]
-        if self._pause:
-            self._due[role] = now + self._pause
-            return [TickLater(self._pause)]
+        if pause := self.deadlines.pause:
+            self._due[role] = now + pause
+            return [TickLater(pause)]
         return self._start(role, self._wanted.pop(role))
 
     def _succeeds(self, record: records.Succeeded) -> list[Effect]:

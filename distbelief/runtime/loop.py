@@ -364,7 +364,8 @@ class Replica:
         if len(devices) > 1:
             raise UsageError(f"the models are on {' and '.join(sorted(devices))}: a replica computes on one device")
         groups = [group for model, own, _ in self._models for group in (own or [{"params": list(model.parameters())}])]
-        return FlatModule(nn.ModuleList([model for model, _, _ in self._models]), groups, several=True, owned=True)
+        models = nn.ModuleList([model for model, _, _ in self._models])
+        return FlatModule(models, layout=layout_of(models, groups, several=True), owned=True)
 
     def keep(self, **objects: object) -> KeptValues:
         """Have something go on with the job, after `--resume` and in a replica that is started anew: a checkpoint has

@@ -20,7 +20,7 @@ from distbelief.schedules.pipeline_price import BACKWARD, SegmentCost, price_pip
 from distbelief.schedules.pipelines import pipeline
 from distbelief.schedules.price import LinkModel
 from distbelief.split.layers import LossFunction
-from distbelief.split.options import AUTO, Split
+from distbelief.split.options import AUTO, Split, SplitSteps
 from distbelief.split.plan import apply
 from distbelief.split.program import HomeProgram, build, elements, segment_graph
 from distbelief.split.registry import DIVIDING, PLACING, rule_of
@@ -68,9 +68,8 @@ class Choice:
 
 
 def choose(
-    split: Split, traced: Traced, model: nn.Module, loss: LossFunction | None, targets: object, examples: int,
-    batch_size: int, schedule: str = "sequential", microbatches: int = 1,
-) -> Choice:  # fmt: skip
+    split: Split, traced: Traced, model: nn.Module, loss: LossFunction | None, targets: object, steps: SplitSteps
+) -> Choice:
     """The way that is named; for `auto`, of the ways that can be, the one with the least price.
 
     Args:
@@ -79,23 +78,20 @@ def choose(
         model: the same; no value of it is read.
         loss: of its output and the targets.
         targets: an example of what the loss takes.
-        examples: samples that the model was traced with.
-        batch_size: of the steps that are priced.
-        schedule: in which they go through the homes: one of `PIPELINES`.
-        microbatches: of a minibatch.
+        steps: what is priced.
 
     Raises:
         UsageError: it cannot be split so, or in no way: with the reasons.
     """
     shapes = _without_values(model)
-    scale = batch_size / examples
+    batch_size, scale = steps.batch_size, steps.batch_size / traced.samples
     ways = _ways(traced, split.partitions) if split.ways == AUTO else [split]
     candidates: list[Candidate] = []
     for way in ways:
         try:
             graph = apply(way, traced, loss, targets)
             programs = [build(graph, home, shapes) for home in range(way.partitions)]
-            pipe = pipeline(schedule, segment_graph(programs), microbatches)
+            pipe = pipeline(steps.algorithm, segment_graph(programs), steps.microbatches)
             candidates.append(Candidate(way, _price(programs, pipe, scale, batch_size)))
         except UsageError as error:
             if len(ways) == 1:

@@ -62,6 +62,8 @@ class Traced:
     method: TracedBy
     aliases: Mapping[str, str]
     """Names of tied tensors, to the first name of each."""
+    samples: int
+    """Samples that it was traced with, of which each node counts its operations."""
     copied: bool
     """True if it has been copied to be traced, with all its values."""
 
@@ -118,7 +120,7 @@ def trace(model: nn.Module, inputs: tuple[object, ...], modules: Sequence[str] =
                 raise
             failures.append(error)
         else:
-            return Traced(root, tidied, shapes, method, _aliases(model), bool(copies))
+            return Traced(root, tidied, shapes, method, _aliases(model), values.samples[0], bool(copies))
     raise UsageError(_told(model, failures)) from failures[-1]
 
 

@@ -225,7 +225,6 @@ class FlatModule:
         rows: whether sparse gradients may stay so; else embeddings are told to make dense ones.
         layout: of the whole model, where it is split; that of the module where None.
         home: whose pieces the module holds, by the names of their tensors; -1 where it holds the whole model.
-        several: whether each child of the module is a model with an optimizer of its own.
         owned: whether the module is a user's, whose tensors are never replaced.
     """
 
@@ -236,11 +235,10 @@ class FlatModule:
         rows: bool = False,
         layout: Layout | None = None,
         home: int = -1,
-        several: bool = False,
         owned: bool = False,
     ) -> None:
         self.module, self.owned = module, owned
-        self.layout = layout_of(module, groups, several=several) if layout is None else layout
+        self.layout = layout_of(module, groups) if layout is None else layout
         for part in [] if rows else sparse_parts(module):
             part.sparse = False
         self.device = next(module.parameters()).device

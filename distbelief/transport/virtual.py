@@ -23,6 +23,7 @@ from distbelief.core import roles, wire
 from distbelief.core.effects import Arrival, Effect, Payload, Send
 from distbelief.core.events import Lost
 from distbelief.core.messages import Bulk, Message, SlotReply
+from distbelief.core.settings import Settings
 from distbelief.errors import JobFailed
 from distbelief.schedules.price import LinkModel, Port, add, carry
 from distbelief.sharding.layout import Range
@@ -44,18 +45,20 @@ class VirtualNetwork:
     Args:
         clock: moves the time.
         model: what the network is like.
-        seed: of jitter and delays.
+        settings: of the job: the seed is that of jitter and delays, and links inside of a host may be others.
         phantom: whether payloads are only lengths, so that arenas are empty.
-        per_host: replicas that follow each other on one host, where links inside of one are others; 0 for none.
         hosts: the machines that roles share; each role has its own where there are none.
-        replicas: of the job, which are on those hosts.
     """
 
     def __init__(
-        self, clock: SimulatorClock, model: NetworkModel | None = None, seed: int = 0, phantom: bool = False,
-        per_host: int = 0,
-        hosts: Hosts | None = None, replicas: int = 1,
-    ) -> None:  # fmt: skip
+        self,
+        clock: SimulatorClock,
+        model: NetworkModel | None = None,
+        settings: Settings | None = None,
+        phantom: bool = False,
+        hosts: Hosts | None = None,
+    ) -> None:
+        settings = settings or Settings()
         self.clock, self.model = clock, model or NetworkModel()
         self.model.check()
         self._unsteady = bool(self.model.jitter or self.model.delay_chance)
@@ -64,16 +67,16 @@ class VirtualNetwork:
         ]
         self.plain = not (self._unsteady or self.outages or self.model.reduction)
         """True where nothing delays a message but its line and the two ports."""
-        self.chance = random.Random(seed)
+        self.chance = random.Random(settings.seed)
         self.phantom = phantom
         usual = LinkModel(self.model.latency, self.model.bandwidth)
         base = MEMORY if hosts else usual
         inside = LinkModel(self.model.local_latency or base.latency, self.model.local_bandwidth or base.bandwidth)
-        self.inside = inside if (per_host or hosts) and inside != usual else None
+        self._per_host, self._hosts, self._replicas = settings.strategy.host_replicas, hosts, settings.replicas
+        self.inside = inside if (self._per_host or hosts) and inside != usual else None
         """Model of links inside a host, where it differs."""
         self.shares = self.inside is not None and self.inside.bandwidth == math.inf
         """True where these are shared memory, in which nothing is sent."""
-        self._per_host, self._hosts, self._replicas = per_host, hosts, replicas
         self._machines: dict[int, VirtualHost] = {}
         self.endpoints: dict[str, VirtualEndpoint] = {}
         self.before_send: Callable[[str, str, Message], None] = _nothing
@@ -112,30 +115,26 @@ class VirtualNetwork:
             self._machines[number] = VirtualHost(self.clock, self._hosts.cores, self._hosts.together, self._hosts.busy)
         return self._machines[number].thread()
 
-    def delay(
-        self, source: VirtualEndpoint, target: VirtualEndpoint, arrival: Arrival, arrives: float, last: float,
-        takes: float, latency: float,
-    ) -> float:  # fmt: skip
+    def delay(self, link: VirtualLink, arrival: Arrival, arrives: float, takes: float, latency: float) -> float:
         """When something arrives that is added to others there, comes by chance later, or meets outages.
 
         Args:
-            source: whose port it has left.
-            target: whose port it has entered.
+            link: from the port that it has left to the one that it has entered; `last` is when what was sent before it
+                arrives.
             arrival: what it is.
             arrives: when it would.
-            last: when what was sent before it arrives.
             takes: seconds that it takes through a port.
             latency: of the line.
         """
         model, payload = self.model, arrival.payload
         if model.reduction and payload is not None and self.adds(arrival.event):  # type: ignore[arg-type]  # a message
-            arrives = add(target.port, arrives, payload.nbytes * model.reduction)
+            arrives = add(link.peer.port, arrives, payload.nbytes * model.reduction)
         if self._unsteady:
             arrives += self._late()
         if self.outages:
-            began, alone = source.port.leaves - takes, takes + latency
-            while (again := self.heals(source.role, target.role, began, arrives, alone)) > arrives:
-                arrives = max(again, last + takes)
+            began, alone = link.own.port.leaves - takes, takes + latency
+            while (again := self.heals(link.own.role, link.peer.role, began, arrives, alone)) > arrives:
+                arrives = max(again, link.last + takes)
                 began = arrives - alone
         return arrives
 
@@ -299,7 +298,7 @@ class VirtualEndpoint(Endpoint):
         takes = (HEADER if payload is None else HEADER + payload.nbytes) / line.bandwidth
         arrives, last = carry(self.port, peer.port, clock.time, takes, line.latency), link.last
         if not network.plain:
-            arrives = network.delay(self, peer, arrival, arrives, last, takes, line.latency)
+            arrives = network.delay(link, arrival, arrives, takes, line.latency)
         link.last = arrives = arrives if arrives > last else last
         clock.call_at(arrives, peer.take, what, peer.arriving)
 

@@ -250,7 +250,7 @@ def spec(*args: str) -> Spec:
     """What the processes of a job are told."""
     asked = options.parse("train", "digits", "downpour", args)
     job, place = asked.job("digits"), asked.place()
-    return tell(place, job, job.settings(), Attempt(job, job.settings(), db.View(), 0.0, kept=False), [], True)
+    return tell(place, Attempt(job, job.settings(), db.View(), 0.0, kept=False), [], True)
 
 
 def test_the_options_of_a_process_reach_it() -> None:

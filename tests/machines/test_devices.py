@@ -35,7 +35,7 @@ from distbelief.split.program import HomeProgram, build
 from distbelief.split.tracing import TracedBy, trace
 from distbelief.strategies import Downpour, Single
 from distbelief.strategies.context import Context
-from distbelief.strategies.partition import PartitionTrainer, partition, split_graph
+from distbelief.strategies.partition import PartitionTrainer, part_of, split_graph
 from distbelief.tasks import Task
 from distbelief.tasks.flat import layout_of
 from distbelief.tasks.task import TensorData
@@ -300,7 +300,8 @@ def homes(split: str, shared: bool, cuda: StandIn | None, **more: Any) -> Homes:
     model = layered()
     graph = split_graph(task, model, settings)
     own = roles.replicas(settings.mesh)
-    parts = [partition(task, model, settings, role, False, graph)[1] for role in own]
+    programs = [part_of(graph, model, settings, role, False)[1] for role in own]
+    parts = [PartitionTrainer(task, program, settings, graph) for program in programs]
     memory = torch.zeros(segment_bytes(2, parts[0].slots), dtype=torch.uint8)
     for part in parts:
         part.copies = DeviceCopies(CPU, cuda) if cuda else None
@@ -348,7 +349,8 @@ def test_a_partition_registers_its_own_part_of_what_is_shared() -> None:
     settings = dataclasses.replace(settings, strategy=Downpour(2, 2, partitions=2, split="stages"))
     model = layered()
     graph, cuda = split_graph(task, model, settings), StandIn()
-    flat, part = partition(task, model, settings, "replica 1.0", False, graph)
+    flat, program = part_of(graph, model, settings, "replica 1.0", False)
+    part = PartitionTrainer(task, program, settings, graph)
     part.copies = DeviceCopies(CPU, cuda)
     length, asked = segment_bytes(2, part.slots), list[torch.Tensor]()
 
@@ -393,7 +395,8 @@ def test_a_partition_moves_its_own_part_and_nothing_else(split: str) -> None:
     graph = split_graph(task, model, settings)
     moved: list[int] = []
     with Watched(moved):
-        flat, part = partition(task, model, settings, "replica 0.1", False, graph, device=META)
+        flat, program = part_of(graph, model, settings, "replica 0.1", False, META)
+        part = PartitionTrainer(task, program, settings, graph)
     assert [*on_meta(part.program)] == []
     assert {one.device for one in (*model.parameters(), *model.buffers())} == {CPU}
     assert part.device == flat.device == META

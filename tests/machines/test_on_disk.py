@@ -25,7 +25,7 @@ from distbelief.core.settings import Settings
 from distbelief.errors import TrainingError, UsageError
 from distbelief.record.restore import load_weights
 from distbelief.strategies import Single
-from distbelief.strategies.partition import partition, split_graph
+from distbelief.strategies.partition import part_of, split_graph
 from distbelief.tasks import Task, TensorData, on_disk, resolve
 from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.on_disk import Built, build_on_disk
@@ -469,7 +469,7 @@ def taken(
     settings = Settings(batch_size=4, strategy=Single(partitions=partitions, split=split), seed=SEED)
     built = build_on_disk(task, SEED)
     graph = split_graph(task, built.model, settings)
-    found = [partition(task, built.model, settings, role, False, graph)[0] for role in roles.replicas(settings.mesh)]
+    found = [part_of(graph, built.model, settings, role, False)[0] for role in roles.replicas(settings.mesh)]
     return task, built, found
 
 

@@ -19,7 +19,7 @@ from distbelief.runtime.server_optimizer import ServerOptimizer
 from distbelief.server import optimizers
 from distbelief.sharding.layout import Range
 from distbelief.tasks import users_tensors
-from distbelief.tasks.flat import FlatModule
+from distbelief.tasks.flat import FlatModule, layout_of
 
 
 class Centred(nn.Module):
@@ -70,7 +70,7 @@ def test_a_step_between_forward_and_backward_is_seen_by_autograd() -> None:
 def test_only_the_parts_that_have_come_are_copied() -> None:
     """Of several models that step in turn, what the others have computed may still be gone back from."""
     models = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
-    flat = FlatModule(models, several=True, owned=True)
+    flat = FlatModule(models, layout=layout_of(models, several=True), owned=True)
     landing = torch.zeros(flat.held.size, dtype=torch.uint8)
     flat.bind([], [landing])
     flat.swap(0)

@@ -32,7 +32,7 @@ from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.simulation import Simulation
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Bounded, Downpour, Strategy, Synchronous
-from distbelief.tasks.flat import FlatModule
+from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.worker import Trainer
 from distbelief.testing.accounting import Accounting
 from distbelief.testing.endings import Endings
@@ -80,13 +80,14 @@ def several(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Have simulated replicas step the children of their module one after another, as a user's loop does."""
 
     def flat(_: Simulation, model: nn.Module) -> FlatModule:
-        return FlatModule(model, [{"params": list(child.parameters())} for child in model.children()], several=True)
+        groups = [{"params": list(child.parameters())} for child in model.children()]
+        return FlatModule(model, layout=layout_of(model, groups, several=True))
 
     def have(order: Callable[[str, Batch], list[int]] = turns) -> None:
         def computes(self: Simulation, role: str, flat: FlatModule | None, clip_norm: float) -> Any:
             assert flat is not None
             settings, task = self.settings, self._loaded
-            trainer = Trainer(task, flat.module, settings.batch_size, settings.seed, clip_norm)
+            trainer = Trainer(task, flat.module, settings, settings.seed, clip_norm)
             at, coming = list[Batch](), list[int]()
 
             def compute(batch: Batch, _: Any) -> Computed:

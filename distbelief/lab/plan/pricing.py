@@ -240,7 +240,7 @@ class Pricing:
         task = dataclasses.replace(self._task, train=lambda: Counted(samples, self._examples if split else None))
         strategy: Any = candidate.strategy
         if split:
-            strategy = dataclasses.replace(strategy, split=split.split)
+            strategy = dataclasses.replace(strategy, split=split.split.text)
         size = self._batch_size
         return Job(task, strategy, batch_size=size, evaluate_every=0, checkpoint_every=0, snapshot_every="0")
 

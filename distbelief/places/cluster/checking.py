@@ -15,7 +15,7 @@ from distbelief.places.cluster import opening
 from distbelief.places.cluster.engines import Engine, passed_on
 from distbelief.places.cluster.opening import Opened
 from distbelief.places.cluster.remote_agent import RemoteAgent
-from distbelief.places.cluster.words import BEAT_SECONDS, AgentWord, Look, MeasureWays, OpenJob, Way
+from distbelief.places.cluster.words import BEAT_SECONDS, Look, MeasureWays, OpenJob, Way
 from distbelief.transport.addresses import joined
 
 CLOCK_SECONDS = 5.0
@@ -50,7 +50,7 @@ Reports = dict[str, HostReport]
 
 
 def check_hosts(
-    engine: Engine, names: Sequence[str], interface: str, task: str, data_dir: str, every_two: bool, woken: Connection
+    engine: Engine, names: Sequence[str], interface: str, look: Look, every_two: bool, woken: Connection
 ) -> list[HostReport]:
     """Start an agent on each host, have it look, and end it; what is wrong with one keeps nobody from the others.
 
@@ -58,8 +58,7 @@ def check_hosts(
         engine: starts the agents.
         names: of the hosts.
         interface: by whose address they reach each other; "" for any.
-        task: whose data are looked for; "" for none.
-        data_dir: where; "" for where a job would.
+        look: for what each looks.
         every_two: measure the way between each two, however many they are.
         woken: ready when a signal has come.
 
@@ -89,10 +88,9 @@ def check_hosts(
         _hear(every, greeted, reports, woken)
         for agent in every:
             _describe(agent, reports[agent.name])
-        opened.agents = there = [agent for agent in every if agent.greeting and not agent.gone]
-        same = [agent for agent in there if agent.greeting and agent.greeting.version == opening.VERSION]
-        opened.agents = same
-        _look(same, task, data_dir, reports, woken)
+        there = [agent for agent in every if agent.greeting and not agent.gone]
+        opened.agents = [agent for agent in there if agent.greeting and agent.greeting.version == opening.VERSION]
+        _look(opened.agents, look, reports, woken)
         _measure(opened, interface, every_two, reports, woken)
     finally:
         opened.agents = every
@@ -145,13 +143,10 @@ def _describe(agent: RemoteAgent, report: HostReport) -> None:
         report.problems.append(f"{greeting.memory >> 20} MB of memory are free: end what else runs there")
 
 
-def _ask(agents: Sequence[RemoteAgent], word: AgentWord) -> None:
+def _look(agents: Sequence[RemoteAgent], look: Look, reports: Reports, woken: Connection) -> None:
+    """Look for the data."""
     for agent in agents:
-        agent.line.say(word)
-
-
-def _look(agents: Sequence[RemoteAgent], task: str, data_dir: str, reports: Reports, woken: Connection) -> None:
-    _ask(agents, Look(task, data_dir))
+        agent.line.say(look)
     _hear(agents, lambda agent: agent.looked is not None, reports, woken)
     for agent in agents:
         if agent.looked and agent.looked.lacks:

@@ -28,6 +28,7 @@ from distbelief.places.cluster.order import OrderedHosts, lines, order
 from distbelief.places.cluster.placement import HostSlots, Placement
 from distbelief.places.cluster.ray_cluster import address_of
 from distbelief.places.cluster.slurm import SlurmSteps, allocated_hosts, is_allocated, show_topology
+from distbelief.places.cluster.words import Look
 from distbelief.places.place import check_leave_within
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.processes import Hooks
@@ -286,7 +287,7 @@ class Cluster(Local):
         with signals.waitable() as woken:
             names = [host.name for host in self.named]
             try:
-                return check_hosts(self._starter(), names, self.interface, task, data_dir, every_two, woken)
+                return check_hosts(self._starter(), names, self.interface, Look(task, data_dir), every_two, woken)
             finally:
                 if self.engine in (LAUNCHED, RAY):
                     self._meeting().dismiss(0)

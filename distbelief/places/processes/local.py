@@ -106,7 +106,7 @@ class Local(LocalOptions):
         with signals.waitable() as woken:
             attempt = Attempt(job, settings, view, began, more=self._kept(job, settings))
             make = self.make_processes(job, settings, evaluated, attempt)
-            return Running(self, job, settings, attempt, evaluated, script, make).run(woken)
+            return Running(self, attempt, evaluated, script, make).run(woken)
 
     def _kept(self, job: Job, settings: Settings) -> Json:
         """Return what `job.json` keeps of this place."""

@@ -69,7 +69,7 @@ from distbelief.server.slice import TorchSlice
 from distbelief.strategies import by_name, find
 from distbelief.strategies.base import Strategy, servers
 from distbelief.strategies.context import Context, LoopContext, Memory, Process, open_memory
-from distbelief.strategies.partition import PartitionTrainer, partition, split_graph, whole_of_split
+from distbelief.strategies.partition import PartitionTrainer, part_of, split_graph, whole_of_split
 from distbelief.strategies.players import Players
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.decay import groups_of
@@ -584,7 +584,7 @@ class _Process:
     def _computes(self, task: Task, flat: FlatModule, clip_norm: float) -> Compute:
         """Return what computes gradients: with the links carried meanwhile, where that needs somebody."""
         s, slowed, pump = self.spec.settings, self._slowed(), self.pump()
-        trainer = Trainer(task, flat.module, s.batch_size, s.seed, clip_norm, s.drop_last, s.arithmetic, s.order)
+        trainer = Trainer(task, flat.module, s, s.seed, clip_norm, s.arithmetic)
 
         def padded(batch: Batch, _: Answer) -> Computed:
             return slowed(trainer.compute(batch))
@@ -628,8 +628,8 @@ class _Process:
 
         first = roles.is_lead(self.role) and not roles.index_of(self.role)
         graph = split_graph(task, built.model, spec.settings, tell if first else None)
-        rows = self.players.rows
-        flat, part = partition(task, built.model, spec.settings, self.role, rows, graph, device=device)
+        flat, program = part_of(graph, built.model, spec.settings, self.role, self.players.rows, device)
+        part = PartitionTrainer(task, program, spec.settings, graph)
         self._tell(records.PartBuilt(self.role, len(roles.replicas(spec.settings.mesh))))
         return task, flat, part
 

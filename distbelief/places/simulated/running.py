@@ -43,11 +43,10 @@ def run(cluster: VirtualCluster, job: Job, settings: Settings, view: View | None
                 simulation.run()
                 attempt.recorder.job.update(simulation.traffic(attempt.recorder.summary.steps))
             else:
-                stopwatch, costs = (
-                    cluster.compute.stopwatch(0, job.seed),
-                    HandlingCosts(cluster.handling, settings, lambda: 0),
+                costs = HandlingCosts(cluster.handling, settings, lambda: 0)
+                alone = Alone(
+                    attempt, cluster.compute.stopwatch(0, job.seed), costs, clock, stopped, not cluster.phantom
                 )
-                alone = Alone(job, settings, stopwatch, costs, attempt, clock, stopped, not cluster.phantom)
                 supervisor = alone.supervisor
                 alone.run()
             attempt.keep_folder(clock.now())

@@ -66,7 +66,14 @@ from distbelief.sharding.layout import Layout
 from distbelief.split.graph import SplitGraph
 from distbelief.split.program import HomeProgram
 from distbelief.strategies.context import Context, SimulatedContext, StepTiming
-from distbelief.strategies.partition import PhantomPartition, partition, programs, split_graph, whole_of_split
+from distbelief.strategies.partition import (
+    PartitionTrainer,
+    PhantomPartition,
+    part_of,
+    programs,
+    split_graph,
+    whole_of_split,
+)
 from distbelief.strategies.players import JobCoordinator
 from distbelief.tasks import Data, Task, resolve
 from distbelief.tasks.decay import groups_of
@@ -151,19 +158,17 @@ class Simulation:
     def __post_init__(self) -> None:
         cluster, settings = self.cluster, self.settings
         self.players = self.job.strategy.players()
-        lines = self.clock, cluster.network, self.job.seed, cluster.phantom
-        hosts = settings.strategy.host_replicas, cluster.hosts, settings.replicas
+        given = self.clock, cluster.network, settings, cluster.phantom, cluster.hosts
         routed = cluster.routed(settings, self.job.seed)
-        self.network = RoutedNetwork(*lines, *hosts, *routed) if routed else VirtualNetwork(*lines, *hosts)
+        self.network = RoutedNetwork(*given, routed) if routed else VirtualNetwork(*given)
         self._lengths: dict[int, int] = {}
         """Bytes that each shard holds, by its number."""
         self._revives = self.settings.restarts > 0 and any(
             crash.role == roles.COORDINATOR for crash in self.cluster.crashes
         )
         self.driver = Driver(self.clock, self._record, lasts=self._revives)
-        self.supervisor = Supervisor(
-            settings.restarts, lasts=self._revives, deadlines=NEVER, pause=cluster.restart_seconds
-        )
+        deadlines = msgspec.structs.replace(NEVER, pause=cluster.restart_seconds)
+        self.supervisor = Supervisor(settings.restarts, lasts=self._revives, deadlines=deadlines)
         self.network.left, self.network.adds = self._left, _adds
         self._direct = cluster.path_of(self.job.strategy, settings) == DIRECT
         self._in_memory: dict[str, ShardInMemory] = {}
@@ -346,9 +351,8 @@ class Simulation:
             model = self._model()
             self.players.check_model(self.settings, model)
             if self.settings.partitions > 1:
-                flat, part = partition(
-                    self._loaded, model, self.settings, role, self.players.rows, self._graph, self.clock.now
-                )
+                flat, program = part_of(self._graph, model, self.settings, role, self.players.rows)
+                part = PartitionTrainer(self._loaded, program, self.settings, self._graph, self.clock.now)
             else:
                 flat = self._flat(model)
         elif self.settings.partitions > 1:
@@ -424,7 +428,7 @@ class Simulation:
         if flat is None:
             return phantom(len(self._data_of(role)), s.batch_size)
         task = with_data(self.task, self._data_of(role))
-        trainer = Trainer(task, flat.module, s.batch_size, s.seed, clip_norm, s.drop_last, s.arithmetic, s.order)
+        trainer = Trainer(task, flat.module, s, s.seed, clip_norm, s.arithmetic)
         return lambda batch, _: trainer.compute(batch)
 
     def _flat(self, model: nn.Module) -> FlatModule:

@@ -143,9 +143,7 @@ class _Unrolling:
         outputs: list[fx.Node] = []
         for flow in self._chunks_of(sequence, dimension, bounds, path):
             for number, name in enumerate(layers):
-                flow, states[number] = self._step(
-                    node, name, flow, states[number], stack, homes[number], len(bounds) - 1
-                )
+                flow, states[number] = self._step(node, name, flow, states[number], homes[number], len(bounds) - 1)
             outputs.append(flow)
         whole = replace(self.shapes[outputs[0]], fixed=self._side(outputs[0], dimension, steps))
         output = self._call(torch.cat, (outputs, dimension), path, whole, homes[-1])
@@ -178,8 +176,8 @@ class _Unrolling:
         """Return how much longer a home works than the one before it, in the mean over all."""
         if self._partitions == 1:
             return 1.0
-        first, last = (sum(work for work, at in zip(self._works, homes, strict=True) if at == home)
-                       for home in (0, self._partitions - 1))  # fmt: skip
+        works = list(zip(homes, self._works, strict=True))
+        first, last = (sum(work for at, work in works if at == home) for home in (0, self._partitions - 1))
         return float((last / first) ** (1 / (self._partitions - 1)))
 
     def _chunks_of(self, sequence: fx.Node, dimension: int, bounds: Sequence[int], path: str) -> list[fx.Node]:
@@ -223,9 +221,11 @@ class _Unrolling:
         return tuple(map(own, state)) if isinstance(state, tuple) else own(state)
 
     def _step(
-        self, node: fx.Node, name: str, flow: fx.Node, state: State | None, stack: nn.RNNBase, home: int, chunks: int
+        self, node: fx.Node, name: str, flow: fx.Node, state: State | None, home: int, chunks: int
     ) -> tuple[fx.Node, State]:
         """One layer over one chunk, of as many steps as the others more or less."""
+        stack = self._traced.layer(node)
+        assert isinstance(stack, nn.RNNBase)
         call = self.graph.call_module(name, (flow,) if state is None else (flow, state))
         call.meta.update(path=str(node.target), flops=node.meta["flops"] // stack.num_layers // chunks)
         self.homes[call] = home

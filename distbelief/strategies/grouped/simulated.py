@@ -7,7 +7,7 @@ from distbelief.core.settings import Plan
 from distbelief.fabric.buckets import Bucket, buckets, shares
 from distbelief.runtime.player import Part, Worker
 from distbelief.schedules.allreduce import by_host
-from distbelief.schedules.price import CHOICES, LinkModel, cheapest
+from distbelief.schedules.price import LinkModel, cheapest
 from distbelief.strategies.context import Context, SimulatedContext
 from distbelief.strategies.grouped.measured import measured_model
 from distbelief.strategies.grouped.replica import AllreduceReplica, collect_nothing
@@ -46,9 +46,9 @@ def simulated_replica(context: Context) -> Part:
 def cheapest_here(virtual: SimulatedContext, bucket: Bucket, ranks: int, per_host: int) -> str:
     """The cheapest algorithm for a bucket on this network."""
     network, inside = virtual.endpoint.network.model, virtual.endpoint.network.inside
-    link = LinkModel(network.latency, network.bandwidth, virtual.addition)
-    within = LinkModel(inside.latency, inside.bandwidth, virtual.addition) if inside else None
-    return cheapest(ranks, bucket.length, bucket.item, link, within, by_host(ranks, per_host), CHOICES, HEADER)
+    link = LinkModel(network.latency, network.bandwidth, virtual.addition, HEADER)
+    within = LinkModel(inside.latency, inside.bandwidth, virtual.addition, HEADER) if inside else None
+    return cheapest(by_host(ranks, per_host), bucket.length, bucket.item, link, within)
 
 
 def time_steps(virtual: SimulatedContext, plan: Plan, partition: int) -> None:

@@ -9,6 +9,7 @@ from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.settings import Settings
 from distbelief.fabric.base import Told
 from distbelief.fabric.in_order import InOrder
+from distbelief.fabric.link_lines import LinkLines
 from distbelief.fabric.links import Links
 from distbelief.fabric.process_group import ProcessGroup
 from distbelief.fabric.shared_memory import SharedMemory
@@ -90,7 +91,8 @@ def carrier(process: Process, role: str, settings: Settings) -> Carrier:
         return SharedMemory(descriptor, index, settings.replicas, options.algorithm, options.per_host)
     if spec.identity:
         endpoint, address = process.open_endpoint()
-        return Links(index, settings.replicas + GUESTS, device, options.algorithm, options.per_host, endpoint, address)
+        lines = LinkLines(endpoint, index, settings.replicas + GUESTS)
+        return Links(lines, index, device, options.algorithm, options.per_host, address)
     if interface := interface_of(spec.advertise):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)

@@ -20,7 +20,7 @@ MUTANTS = [
         "    return low\n", "    return high\n",
         (COSTS + "test_the_largest_batch_fits_and_one_more_sample_does_not",)),
     Mutant("the-last-minibatch-of-an-epoch-costs-as-much-as-a-whole-one", COSTED, "lab/cost/cost.py",
-        "last=profile.at(last, ", "last=profile.at(batch_size, ",
+        "last=profile.at(len(data) % asked.batch_size or asked.batch_size, ", "last=profile.at(asked.batch_size, ",
         (COSTS + "test_epochs_cost_their_minibatches_the_last_one_what_it_has",)),
     Mutant("an-update-is-timed-with-as-many-threads-as-torch-has", COSTED, "lab/cost/updates.py",
         "    with threads(1), torch.no_grad():\n", "    with torch.no_grad():\n",
