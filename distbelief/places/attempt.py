@@ -64,9 +64,9 @@ class Attempt:
         kept: bool = True,
         more: Json | None = None,
     ) -> None:
-        if not isinstance(view or UNSEEN, View):
+        view = UNSEEN if view is None else view
+        if not isinstance(view, View):
             admit(view, View, f"view={shown(view)}")
-        view = view or UNSEEN
         self.job, self.settings, self._began = job, settings, began
         self.folder: RunFolder | None = None
         self.manifest: Manifest | None = None

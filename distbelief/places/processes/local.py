@@ -48,7 +48,7 @@ class Local(LocalOptions):
         """
         began = time.monotonic()
         settings = self.settings(job)
-        if view:
+        if isinstance(view, View):
             view.show_start()
         self._begin(job, settings, self.logs)
         requirements.check_task(job)
@@ -76,7 +76,7 @@ class Local(LocalOptions):
         began = time.monotonic()
         settings = self.settings(job).unmeasured()
         requirements.check_script(job, script)
-        if view:
+        if isinstance(view, View):
             view.show_start()
         self._begin(job, settings, listens=True)
         requirements.check_split(settings)

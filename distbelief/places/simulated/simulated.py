@@ -32,7 +32,7 @@ class Simulated(VirtualCluster):
             JobFailed: every replica died, or Ctrl-C came twice; the first lets the job end in peace.
         """
         settings = self.settings(job)
-        if view:
+        if isinstance(view, View):
             view.show_start()
         from distbelief.places.simulated.running import run
 
