@@ -103,9 +103,7 @@ def simulate(args: list[str]) -> int:
     task, strategy, rest = _task_and_strategy("simulate", args)
     command = options.parse("simulate", task, strategy, rest)
     job = command.job(task)
-    from distbelief.cli.virtual import cluster
-
-    place, view = cluster(command.virtual), _view(command, f"{strategy} on {task}, simulated")
+    place, view = command.simulated(), _view(command, f"{strategy} on {task}, simulated")
     if command.virtual.sweep is not None:
         view.show_start()
         return _sweep(place, job, command.virtual.sweep, command, args)

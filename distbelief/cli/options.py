@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distbelief.cli import words
 from distbelief.cli.arguments import ALL, Argument, Heading, arguments_of, documents, read, refuse
@@ -27,6 +27,9 @@ from distbelief.places.compute_model import ComputeModel
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.script import MODULE
 from distbelief.strategies import STRATEGIES, Strategy, find
+
+if TYPE_CHECKING:
+    from distbelief.places.simulated.simulated import Simulated
 
 
 @dataclass(frozen=True)
@@ -372,3 +375,28 @@ class Options:
             if (value := self.values.get(name)) and value != getattr(Cluster, name, False):
                 raise UsageError(f"{option(name)} {value}: is of several hosts; name them with --hosts or --hostfile")
         return Local(**self._of(Local), compute=compute)
+
+    def simulated(self) -> Simulated:
+        """The virtual cluster.
+
+        Raises:
+            UsageError: a word that is none.
+        """
+        from distbelief.places.simulated.handling import Handling
+        from distbelief.places.simulated.simulated import Simulated
+        from distbelief.places.simulated.virtual_cluster import Crash, LeavingHost
+        from distbelief.transport.network_model import NetworkModel, Outage
+        from distbelief.transport.processors import Hosts
+
+        virtual = self.virtual
+        line, hosts = words.network(virtual.network), words.hosts(virtual.hosts)
+        steps = {**words.compute(virtual.compute), **words.stragglers(virtual.stragglers)}
+        faults = words.faults(virtual.faults)
+        crashes, outages = tuple(Crash(*one) for one in faults.crashes), tuple(Outage(*one) for one in faults.outages)
+        leaves = tuple(LeavingHost(*one) for one in faults.leaves)
+        return Simulated(
+            NetworkModel(**line, **faults.delays, outages=outages), ComputeModel(**steps), crashes,
+            phantom=virtual.phantom, keep=virtual.keep, handling=Handling(**words.handling(virtual.handling)),
+            hosts=Hosts(**hosts) if hosts else None, path=virtual.path, leaves=leaves,
+            topology=virtual.topology, **faults.place,
+        )  # fmt: skip

@@ -21,8 +21,6 @@ from distbelief.references import check_task
 
 if TYPE_CHECKING:
     from distbelief.lab.study.running import Prepare, Prepared
-    from distbelief.places.processes.local import Local
-    from distbelief.places.simulated.simulated import Simulated
 
 KEPT = ("--out", "--resume", "--seed", "--target-loss", "--keep-checkpoints", "--keep", "--sweep", "--phantom",
         "--target-accuracy", "--json", "--quiet")  # fmt: skip
@@ -89,18 +87,11 @@ def preparing(more: Sequence[str] = ()) -> Prepare:
             command = shlex.join(["distbelief", "compress", "RUN", *words])
             return Prepared(lambda run, out: compress(run, out, chosen), command)
         parsed = options.parse(COMMANDS[arm.place], arm.task, arm.strategy, [*words, *more])
-        place = _place(parsed, arm)
+        place = parsed.place() if arm.place == "local" else parsed.simulated()
         command = shlex.join(["distbelief", COMMANDS[arm.place], arm.task, arm.strategy, *words])
         return Prepared(place.run, command, parsed.job(arm.task))
 
     return prepare
-
-
-def _place(asked: options.Options, arm: Arm) -> Local | Simulated:
-    """The place of an arm."""
-    from distbelief.cli.virtual import cluster
-
-    return asked.place() if arm.place == "local" else cluster(asked.virtual)
 
 
 def check(read: Study, file: Path, more: Sequence[str] = ()) -> None:
@@ -120,7 +111,8 @@ def check(read: Study, file: Path, more: Sequence[str] = ()) -> None:
                 parse_compression([*words, *more])
                 continue
             parsed = options.parse(COMMANDS[arm.place], arm.task, arm.strategy, [*words, *more])
-            _place(parsed, arm).settings(parsed.job(arm.task))
+            place = parsed.place() if arm.place == "local" else parsed.simulated()
+            place.settings(parsed.job(arm.task))
 
 
 def _names() -> str:
