@@ -32,7 +32,7 @@ from distbelief.core.settings import SHUFFLED, Holder, Plan, Settings
 from distbelief.core.values import shown
 from distbelief.errors import DataError, LocalProtocolError, UsageError
 from distbelief.replica.home_part import ScriptedPart
-from distbelief.replica.script import KeptScript
+from distbelief.replica.script import LoopRequest
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.kept import KeptValues
 from distbelief.runtime.loading import Batches, Loader, Source, Wanted, in_order, source_of
@@ -80,17 +80,9 @@ class Played(HasStory, Protocol):
 Groups = Sequence[ParameterGroup] | None
 AHEAD = 32
 """Minibatches that a loader's workers are told of before their step, at most."""
-MakePart = Callable[
-    [
-        FlatModule, ScriptedPart | None, int, int, int, str, tuple[Optimizer, ...], Callable[[float], Compute],
-        KeptScript | None,
-    ],
-    Part,
-]  # fmt: skip
+MakePart = Callable[[FlatModule, ScriptedPart | None, int, Callable[[float], Compute], LoopRequest], Part]
 """Makes what a replica plays, a `Played`, from its model, the part of it that this process computes where it is split,
-the samples of its data, the batch size, the epochs and the order that the loop names (0 and "" for those of the job),
-the optimizers of its models (none for that of the job), what computes, clipped to a norm, and the script, where that
-keeps something.
+the samples of its data, what computes, clipped to a norm, and the request of its loop.
 """
 
 
@@ -802,15 +794,14 @@ class Replica:
             self._fill(flat.module)
         self._vectors = flat
         self._script.check(self._optimizers)
-        part = self._make(
-            flat, computed, source.samples, source.batch_size, self._epochs, self._order, named, self._computes,
-            self._script if self._script.saves else None,
-        )  # fmt: skip
+        kept = self._script if self._script.saves else None
+        request = LoopRequest(source.batch_size, self._epochs, self._order, named, kept)
+        part = self._make(flat, computed, source.samples, self._computes, request)
         self._story = cast(Played, part.player)
-        if self._script.saves and getattr(part.player, "script", None) is None:
+        if kept is not None and getattr(part.player, "script", None) is None:
             raise UsageError(
                 f"keep(): strategy {self._settings.strategy.name} saves nothing of a script's: it takes no "
-                "context.script; leave keep() off, or use downpour, bounded, softsync, synchronous or allreduce"
+                "context.loop; leave keep() off, or use downpour, bounded, softsync, synchronous or allreduce"
             )
         worker = dataclasses.replace(part.worker, attach=lambda plan, arena: self._attach(part.worker, plan, arena))
         self._script.go_on(part.player.story(), worker)

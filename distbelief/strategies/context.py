@@ -15,13 +15,12 @@ from torch import nn
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.messages import Traffic
-from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import ANEW, StartingPoint
 from distbelief.core.records import Record
 from distbelief.core.settings import Settings
 from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.fabric.shared_memory import in_order
-from distbelief.replica.script import KeptScript
+from distbelief.replica.script import LoopRequest
 from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute, SplitPart
 from distbelief.replica.vectors import PhantomVectors, Vectors
@@ -147,16 +146,8 @@ class Context:
     """Part of a split replica, computed together with the other partitions: the model is what it holds of it."""
     whole: Callable[[], nn.Module] = cannot("make the whole model")
     """Makes the model of which it holds a part, where its replica is split."""
-    batch_size: int = 0
-    """Samples of a minibatch, where a user's loop names them; 0 for those of the settings."""
-    epochs: int = 0
-    """Epochs that a user's loop names; 0 for those of the settings."""
-    order: str = ""
-    """Order that a user's loop names; "" for that of the settings."""
-    optimizers: tuple[Optimizer, ...] = ()
-    """Optimizers that a user's loop names, one for each of its models; none for those of the settings."""
-    scripted: bool = False
-    """True if a user's own loop computes: a step of it may be several backward passes."""
+    loop: LoopRequest | None = None
+    """Request of a user's own loop, of which a step may be several backward passes; None where a task is trained."""
     memory: Memory | None = None
     """Memory that the replicas share, where the strategy needs it."""
     crossings: Memory | None = None
@@ -165,8 +156,6 @@ class Context:
     """Context of a process; None in simulation."""
     virtual: SimulatedContext | None = None
     """Context of a simulation; None of a process."""
-    script: KeptScript | None = None
-    """The user's script, where that keeps something."""
 
     @property
     def vectors(self) -> Vectors:

@@ -25,7 +25,6 @@ from torch import nn
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import membership
 from distbelief.core.effects import Arrival, Batch, Computed
-from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Parted, Record
 from distbelief.core.settings import Plan, Settings, read_own
 from distbelief.errors import DataError, DistbeliefError, LayoutError, TrainingError, UsageError, limit
@@ -54,7 +53,7 @@ from distbelief.record.journal import Journal
 from distbelief.record.restore import CheckpointStore, load_weights
 from distbelief.replica.evaluator import Evaluator
 from distbelief.replica.home_part import ScriptedPart
-from distbelief.replica.script import KeptScript
+from distbelief.replica.script import LoopRequest
 from distbelief.replica.split_compute import SplitPart
 from distbelief.runtime import loop
 from distbelief.runtime.clock import WallClock
@@ -490,11 +489,7 @@ class _Process:
         samples: int,
         flat: FlatModule,
         computes: Callable[[float], Compute],
-        batch_size: int = 0,
-        epochs: int = 0,
-        order: str = "",
-        optimizers: tuple[Optimizer, ...] = (),
-        scripted: bool = False,
+        loop: LoopRequest | None = None,
         part: SplitPart | None = None,
         whole: Callable[[], nn.Module] | None = None,
     ) -> Context:
@@ -512,11 +507,7 @@ class _Process:
             spec.evaluator,
             part,
             whole or cannot("make the whole model"),
-            batch_size,
-            epochs,
-            order,
-            optimizers,
-            scripted,
+            loop,
             self._memory,
             self._crossings,
             Process(spec, self._listen, self._another, self.traffic.append),
@@ -683,17 +674,12 @@ class _Process:
         flat: FlatModule,
         part: ScriptedPart | None,
         samples: int,
-        batch_size: int,
-        epochs: int,
-        order: str,
-        optimizers: tuple[Optimizer, ...],
         computes: Callable[[float], Compute],
-        script: KeptScript | None,
+        loop: LoopRequest,
     ) -> Part:
         """Return what a replica plays whose loop is the user's."""
         task = Task(model=lambda: flat.module, train=list)  # which nobody asks for anything: it is the loop's
-        context = self._context(task, samples, flat, computes, batch_size, epochs, order, optimizers, True, part)
-        context = dataclasses.replace(context, script=script)
+        context = self._context(task, samples, flat, computes, loop, part)
         return self._reaching(self.players.replica(context), flat if flat.owned else None)
 
     def _fill(self, model: nn.Module) -> None:

@@ -38,21 +38,19 @@ def process_replica(context: Context) -> Part:
     if isinstance(carried, SharedMemory | ProcessGroup):
         process.count(carried.traffic)
     # a parameter of a split model may be in several backward passes of a step
-    whole = TorchWhole(flat, carried, overlaps=split is None and not context.scripted, partition=partition)
+    whole = TorchWhole(flat, carried, overlaps=split is None and context.loop is None, partition=partition)
     story = AllreduceReplica(
         context.role,
         whole,
         context.samples,
-        context.batch_size,
-        split.siblings.address if split else process.listen(),
         context.incarnation,
+        split.siblings.address if split else process.listen(),
         reduces=True,
         store=carried.store if isinstance(carried, Links | ProcessGroup) else "",
         fault=(lambda: carried.fault) if isinstance(carried, InOrder) else no_fault,
-        epochs=context.epochs,
         split=split,
+        loop=context.loop,
         collect=model.collect if model else collect_nothing,
-        script=context.script,
     )
     worker = Worker(
         lambda plan, _: whole.bind(plan),
