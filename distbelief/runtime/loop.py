@@ -36,7 +36,7 @@ from distbelief.replica.script import LoopRequest
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.kept import KeptValues
 from distbelief.runtime.loading import Batches, Loader, Source, Wanted, in_order, source_of
-from distbelief.runtime.player import Answer, Compute, HasStory, Part, Store, Worker
+from distbelief.runtime.player import Answer, Compute, HasStory, Part, ScriptedLoop, Store, Worker
 from distbelief.runtime.pump import Pump
 from distbelief.runtime.script_story import ScriptStory
 from distbelief.runtime.server_optimizer import ServerOptimizer
@@ -80,10 +80,8 @@ class Played(HasStory, Protocol):
 Groups = Sequence[ParameterGroup] | None
 AHEAD = 32
 """Minibatches that a loader's workers are told of before their step, at most."""
-MakePart = Callable[[FlatModule, ScriptedPart | None, int, Callable[[float], Compute], LoopRequest], Part]
-"""Makes what a replica plays, a `Played`, from its model, the part of it that this process computes where it is split,
-the samples of its data, what computes, clipped to a norm, and the request of its loop.
-"""
+MakePart = Callable[[ScriptedLoop], Part]
+"""Makes what a replica plays, a `Played`."""
 
 
 def as_it_is(_: nn.Module) -> None:
@@ -796,7 +794,7 @@ class Replica:
         self._script.check(self._optimizers)
         kept = self._script if self._script.saves else None
         request = LoopRequest(source.batch_size, self._epochs, self._order, named, kept)
-        part = self._make(flat, computed, source.samples, self._computes, request)
+        part = self._make(ScriptedLoop(flat, computed, source.samples, self._computes, request))
         self._story = cast(Played, part.player)
         if kept is not None and getattr(part.player, "script", None) is None:
             raise UsageError(

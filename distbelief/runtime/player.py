@@ -19,10 +19,13 @@ from distbelief.core.settings import Plan
 from distbelief.errors import LocalProtocolError
 from distbelief.fabric.base import Told
 from distbelief.record.journal import JournalEntry
+from distbelief.replica.home_part import ScriptedPart
+from distbelief.replica.script import LoopRequest
 from distbelief.runtime.lasting import Caller, LastingHost
 from distbelief.runtime.step_times import StepTimes
 from distbelief.server.shard import Shard
 from distbelief.split.play import HomeSteps
+from distbelief.tasks.flat import FlatModule
 from distbelief.transport.base import Arena, Endpoint, NetworkEndpoint
 
 INTERRUPTS = (grouping.Halt, membership.Stop, events.Lost)
@@ -116,6 +119,20 @@ class Part(NamedTuple):
 
     player: HasStory
     worker: Worker
+
+
+class ScriptedLoop(NamedTuple):
+    """A user's own loop, as it takes part."""
+
+    flat: FlatModule
+    """Its model; where it is split, what this process has of that."""
+    part: ScriptedPart | None
+    """This process's part of each step, where the model is split."""
+    samples: int
+    """Samples of its data."""
+    computes: Callable[[float], Compute]
+    """Has the loop compute, clipped to a norm."""
+    request: LoopRequest
 
 
 class Store(Protocol):

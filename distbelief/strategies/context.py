@@ -5,6 +5,7 @@ compute nothing.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
@@ -23,9 +24,9 @@ from distbelief.fabric.shared_memory import in_order
 from distbelief.replica.script import LoopRequest
 from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute, SplitPart
-from distbelief.replica.vectors import PhantomVectors, Vectors
+from distbelief.replica.vectors import Vectors
 from distbelief.runtime.clock import VirtualClock
-from distbelief.runtime.player import Compute, cannot
+from distbelief.runtime.player import Compute, Part, cannot, work_at_once
 from distbelief.sharding.layout import Layout
 from distbelief.tasks import Task
 from distbelief.tasks.flat import FlatModule
@@ -78,16 +79,36 @@ class ProcessSpec(Protocol):
 
 
 @dataclass(frozen=True)
-class Process:
-    """Context of a replica that is a process."""
+class Stage:
+    """Stage of one life of a role: its time, and the memory that it shares with others."""
+
+    memory: Memory | None = None
+    """Memory that the replicas share, where the strategy needs it."""
+    crossings: Memory | None = None
+    """Memory that the partitions of split replicas share, where they are on one host."""
+    timed: Callable[[Compute], Compute] = lambda compute: compute
+    """Has a step take the time that it has here."""
+    work: Callable[[float, bool, Callable[[bool], None]], bool | None] = work_at_once
+    """Has a partition's share of a step take its time, as a worker's."""
+    now: Callable[[], float] = time.perf_counter
+    """The time, in seconds."""
+    device: torch.device | None = None
+    """Where a partition computes; where its model is, if None."""
+    reach: Callable[[Part, FlatModule | None], Part] = lambda part, _: part
+    """Has a replica's part reach the shards; with its model, where that may compute on their memory."""
+    listen: Callable[[], str] = str
+    """Has others reach this process; returns its address."""
+    count: Callable[[Traffic], None] = lambda _: None
+    """Has the bytes of one more carrier told of, with those of its endpoints."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessStage(Stage):
+    """Stage of a process."""
 
     spec: ProcessSpec
-    listen: Callable[[], str]
-    """Has others reach this process; returns its address."""
     open_endpoint: Callable[[], tuple[NetworkEndpoint, str]]
     """Opens another endpoint of its role, at a port that is free; returns it, and its address."""
-    count: Callable[[Traffic], None]
-    """Has the bytes of one more carrier told of, with those of its endpoints."""
 
 
 @dataclass
@@ -100,9 +121,9 @@ class StepTiming:
     """Seconds of work that each step brings beside what the compute model says."""
 
 
-@dataclass(frozen=True)
-class SimulatedContext:
-    """Context of a simulated replica."""
+@dataclass(frozen=True, kw_only=True)
+class VirtualStage(Stage):
+    """Stage of a simulated replica."""
 
     clock: VirtualClock
     endpoint: VirtualEndpoint
@@ -132,14 +153,14 @@ class Context:
     task: Task
     samples: int
     """Samples of the training set."""
-    layout: Layout
-    """Layout of the model."""
-    flat: FlatModule | None
-    """The model, with its initial parameters; None for a phantom, which computes nothing."""
+    vectors: Vectors
+    """Flat vectors of the model, with its initial parameters; of a phantom, which computes nothing, their lengths."""
     computes: Callable[[float], Compute]
     """Builds what computes the gradient of a minibatch, clipped to a global norm (0 for none). It uses the task's data
     and model, or a user's own loop; for a phantom only time passes.
     """
+    stage: Stage = Stage()
+    """Where it is played: a `ProcessStage`, or a `VirtualStage` in simulation."""
     measured: bool = False
     """True if the model is measured."""
     part: SplitPart | None = None
@@ -148,49 +169,44 @@ class Context:
     """Makes the model of which it holds a part, where its replica is split."""
     loop: LoopRequest | None = None
     """Request of a user's own loop, of which a step may be several backward passes; None where a task is trained."""
-    memory: Memory | None = None
-    """Memory that the replicas share, where the strategy needs it."""
-    crossings: Memory | None = None
-    """Memory that the partitions of split replicas share, where they are on one host."""
-    process: Process | None = None
-    """Context of a process; None in simulation."""
-    virtual: SimulatedContext | None = None
-    """Context of a simulation; None of a process."""
 
     @property
-    def vectors(self) -> Vectors:
-        """The flat vectors of the model, which a phantom has the lengths of."""
-        return self.flat or PhantomVectors(self.layout)
+    def layout(self) -> Layout:
+        """Layout of the model."""
+        return self.vectors.layout
+
+    @property
+    def flat(self) -> FlatModule | None:
+        """The model; None for a phantom."""
+        return self.vectors if isinstance(self.vectors, FlatModule) else None
+
+    @property
+    def module(self) -> FlatModule:
+        """The model, of whoever computes."""
+        assert isinstance(self.vectors, FlatModule)
+        return self.vectors
 
     @property
     def split(self) -> SplitCompute | None:
         """Return how it computes together with the other partitions, where the replica is split."""
         if self.part is None:
             return None
-        address = self.process.listen() if self.process else ""
-        siblings = Siblings(self.role, self.incarnation, self.settings.partitions, address)
+        siblings = Siblings(self.role, self.incarnation, self.settings.partitions, self.stage.listen())
         return SplitCompute(siblings, self.part, self._crossings(self.part))
 
     def _crossings(self, part: SplitPart) -> Crossings | None:
         """Return the memory in which partitions find what crosses, each replica in a part of what they share."""
-        if self.crossings is None or not in_order():
+        if self.stage.crossings is None or not in_order():
             return None
         homes = self.settings.partitions
         length = segment_bytes(homes, part.slots)
         start = roles.index_of(self.role) * length
-        memory = self.crossings(self.settings.replicas * length)[start : start + length]
+        memory = self.stage.crossings(self.settings.replicas * length)[start : start + length]
         if part.copies is not None:
             part.copies.pin(memory)
         crossings = Crossings(memory, roles.partition_of(self.role), homes, part.slots, part.copies)
-        if self.process is not None:
-            self.process.count(crossings.traffic)
+        self.stage.count(crossings.traffic)
         return crossings
-
-    @property
-    def module(self) -> FlatModule:
-        """The model, of whoever computes."""
-        assert self.flat is not None
-        return self.flat
 
 
 class LoopSteps(NamedTuple):

@@ -36,7 +36,7 @@ from distbelief.runtime.player import Part, Worker
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice, TorchSlice
 from distbelief.server.standby import Standby
-from distbelief.strategies.context import Context, Memory
+from distbelief.strategies.context import Context
 from distbelief.strategies.served import served_reader
 
 COORDINATOR_STATE = (
@@ -77,14 +77,6 @@ class Servers:
     """Makes a shard's slice in memory: new, or that of a moving and a frozen range (each 1-D uint8)."""
     phantom_slice: Callable[[Plan, int], Slice]
     """Makes a shard's slice that holds nothing."""
-
-    def slice(self, plan: Plan, shard: int, memory: Memory | None) -> TorchSlice:
-        """The slice of a shard, in memory of its own, or in that where replicas find it."""
-        if memory is None:
-            return self.torch_slice(plan, shard, None, None)
-        whole, own = memory(plan.layout.total), plan.assignments[shard]
-        moving, frozen = (whole[part.start : part.stop] for part in (own.moving, own.frozen))
-        return self.torch_slice(plan, shard, moving, frozen)
 
 
 def check_nothing(settings: Settings, model: nn.Module) -> None:

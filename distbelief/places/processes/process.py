@@ -51,30 +51,27 @@ from distbelief.places.processes.settle import as_main, end_main, enter, name_pr
 from distbelief.places.processes.spec import Opening, Spec
 from distbelief.record.journal import Journal
 from distbelief.record.restore import CheckpointStore, load_weights
-from distbelief.replica.evaluator import Evaluator
-from distbelief.replica.home_part import ScriptedPart
-from distbelief.replica.script import LoopRequest
-from distbelief.replica.split_compute import SplitPart
 from distbelief.runtime import loop
 from distbelief.runtime.clock import WallClock
 from distbelief.runtime.direct import DirectEndpoint, OwnedShard, pushes_each, reads_only
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.lasting import LastingHost
 from distbelief.runtime.loading import said, worker_traceback
-from distbelief.runtime.player import Answer, Compute, HasStory, Part, Shown, Worker, cannot
+from distbelief.runtime.player import Answer, Compute, Part, Shown
 from distbelief.runtime.pump import Pump
 from distbelief.server.shard import Shard
-from distbelief.server.slice import TorchSlice
+from distbelief.server.slice import Slice
+from distbelief.split.graph import SplitGraph
 from distbelief.strategies import by_name, find
 from distbelief.strategies.base import Strategy, servers
-from distbelief.strategies.context import Context, LoopContext, Memory, Process, open_memory
-from distbelief.strategies.partition import PartitionTrainer, partition, split_graph, whole_of_split
+from distbelief.strategies.cast import Cast
+from distbelief.strategies.context import LoopContext, Memory, ProcessStage, open_memory
+from distbelief.strategies.partition import split_graph
 from distbelief.strategies.players import Players
 from distbelief.tasks import Task, resolve
-from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.on_disk import build_on_disk, zeros_on_disk
-from distbelief.tasks.worker import Trainer, build_model, check_measure, hint, load, placed, with_data
+from distbelief.tasks.worker import build_model, hint, placed
 from distbelief.transport.base import Arena, NetworkEndpoint
 from distbelief.transport.locks import Locks
 from distbelief.transport.shared import SharedEndpoint
@@ -192,6 +189,8 @@ class _Process:
         self.traffic = [self.endpoint.traffic]
         """Ledgers of all carriers of its role."""
         self._ends: _Ends | None = None
+        self._in_memory = ""
+        """Sentence about a split model that was built in memory."""
         self.clock = WallClock(self.endpoint)
         self.clock.call_later(TELL_SECONDS, self._tell_bytes, None)
         self.driver = Driver(self.clock, self._note, lasts=spec.settings.restarts > 0)
@@ -287,18 +286,18 @@ class _Process:
 
     def _play_coordinator(self) -> None:
         spec = self.spec
-        self.player = self.players.coordinator(spec.settings, spec.evaluator, spec.start)
+        self.player = coordinator = self._cast.coordinator(spec.start)
         with contextlib.ExitStack() as opened:
             files = [
                 opened.enter_context(open(f"/proc/{spec.supervisor}/fd/{one}", "r+b", buffering=0))
                 for one in spec.journal
             ]
             host = (
-                LastingHost(self.endpoint, self.player, self.players.memory, Journal(*files), _watched(spec.settings))
+                LastingHost(self.endpoint, coordinator, self.players.memory, Journal(*files), _watched(spec.settings))
                 if files
                 else None
             )
-            self.driver.add_machine(self.role, self.player, self.endpoint, CheckpointStore(spec.run), host=host)
+            self.driver.add_machine(self.role, coordinator, self.endpoint, CheckpointStore(spec.run), host=host)
             self._ends = _Ends(self.endpoint, self.clock, _watched(spec.settings))
             if self.incarnation and host is not None:
                 self.driver.replay(self.role, spec.known)
@@ -349,7 +348,7 @@ class _Process:
         """Be a shard, or the standby of one until it is the shard."""
         index = roles.index_of(self.role)
         if roles.kind(self.role) is roles.Kind.STANDBY:
-            self.player = standby = self.players.served.standby(index, self._slice_of_its_own, self.incarnation)
+            self.player = standby = self._cast.standby(index, self._cast.slice, self.incarnation)
             self.driver.add_machine(self.role, standby, self.endpoint, become=self._become)
         else:
             shard = self._shard(index)
@@ -376,7 +375,7 @@ class _Process:
 
     def _shard(self, index: int) -> Shard | OwnedShard:
         """The machine of a shard, in memory of its own or in that which its replicas update themselves."""
-        make = self.players.served.shard
+        make = self._cast.shard
         if not self.spec.direct:
             return make(index, self._slice, self.incarnation)
         assert self._common is not None
@@ -385,19 +384,14 @@ class _Process:
     def _locks(self) -> Locks:
         return Locks(open_memory(self.spec, self.spec.memory))
 
-    def _slice(self, plan: Plan, shard: int) -> TorchSlice:
+    def _slice(self, plan: Plan, shard: int) -> Slice:
         if self._memory is not None:
             assert isinstance(self.endpoint, SharedEndpoint)
             self.endpoint.finds = roles.is_replica
-        return self.players.served.slice(plan, shard, self._memory)
-
-    def _slice_of_its_own(self, plan: Plan, shard: int) -> TorchSlice:
-        """A slice in this process's memory."""
-        return self.players.served.slice(plan, shard, None)
+        return self._cast.slice(plan, shard, self._memory)
 
     def _play_single(self) -> None:
-        spec = self.spec
-        task = resolve(spec.task, spec.data_dir)
+        spec, task = self.spec, self._task
         told: list[str] = []
         poll = select.poll()
         poll.register(self.channel.connection.fileno(), select.POLLIN)
@@ -417,7 +411,7 @@ class _Process:
         loop = self.strategy.loop(
             LoopContext(
                 task,
-                self._model(task),
+                self._model(self.role),
                 spec.settings,
                 lambda record: self._note(time.monotonic(), roles.SINGLE, record),
                 stopped,
@@ -432,37 +426,22 @@ class _Process:
     # stories
 
     def _play_replica(self) -> None:
-        spec = self.spec
-        if spec.script:
+        if self.spec.script:
             self._run_script()
             return
-        task = resolve(spec.task, spec.data_dir)
-        if spec.settings.partitions > 1:
-            task, flat, part = self._partition(task)
-            samples = len(load(task, "training"))
-            context = self._context(
-                task, samples, flat, lambda _: cannot("compute"), part=part,
-                whole=lambda: build_on_disk(task, spec.settings.seed).model,
-            )  # fmt: skip
-        else:
-            model = self._model(task)
-            self.players.check_model(spec.settings, model)
-            data = load(task, "training")
-            task = with_data(task, data)
-            flat = self._flat(model)
-            context = self._context(task, len(data), flat, lambda clip_norm: self._computes(task, flat, clip_norm))
-        played = self.players.replica(context)
-        played = played._replace(worker=dataclasses.replace(played.worker, work=self._works()))
-        self._tell_story(*self._reaching(played, flat))
+        part = self._cast.replica(self.role, self.incarnation, self._stage())
+        if self.spec.settings.partitions > 1:
+            self._tell(records.PartBuilt(self.role, len(roles.replicas(self.spec.settings.mesh))))
+        self._tell_story(part)
 
-    def _reaching(self, part: Part, flat: FlatModule | None = None) -> Part:
+    def _reaching(self, part: Part, flat: FlatModule | None) -> Part:
         """A replica's part, that reaches shards in memory where its path is the direct one; with a model that may
         compute there. A script's own is copied from there instead: it keeps its model, and may write to it.
         """
         endpoint, attach = self.endpoint, part.worker.attach
         if not isinstance(endpoint, DirectEndpoint):
             return part
-        make, memory = self.players.served.shard, self._common
+        make, memory = self._cast.shard, self._common
         assert memory is not None
 
         def reach(plan: Plan, arena: Arena) -> None:
@@ -483,34 +462,36 @@ class _Process:
 
         return part._replace(worker=dataclasses.replace(part.worker, attach=reach))
 
-    def _context(
-        self,
-        task: Task,
-        samples: int,
-        flat: FlatModule,
-        computes: Callable[[float], Compute],
-        loop: LoopRequest | None = None,
-        part: SplitPart | None = None,
-        whole: Callable[[], nn.Module] | None = None,
-    ) -> Context:
-        """Return what whoever plays this role is given."""
+    @functools.cached_property
+    def _task(self) -> Task:
+        return resolve(self.spec.task, self.spec.data_dir)
+
+    @functools.cached_property
+    def _cast(self) -> Cast:
+        """Builder of the roles of its job."""
         spec = self.spec
-        return Context(
-            self.role,
-            self.incarnation,
+        return Cast(
+            self.players,
             spec.settings,
-            task,
-            samples,
-            flat.layout,
-            flat,
-            computes,
+            lambda: self._task,
+            self._model,
+            self._graph,
             spec.evaluator,
-            part,
-            whole or cannot("make the whole model"),
-            loop,
+        )
+
+    def _stage(self) -> ProcessStage:
+        """Return where this process plays its role."""
+        return ProcessStage(
             self._memory,
             self._crossings,
-            Process(spec, self._listen, self._another, self.traffic.append),
+            self._timed,
+            self._works(),
+            device=self._device() if roles.is_replica(self.role) else None,
+            reach=self._reaching,
+            listen=self._listen,
+            count=self.traffic.append,
+            spec=self.spec,
+            open_endpoint=self._another,
         )
 
     @property
@@ -572,14 +553,14 @@ class _Process:
 
         return work
 
-    def _computes(self, task: Task, flat: FlatModule, clip_norm: float) -> Compute:
-        """Return what computes gradients: with the links carried meanwhile, where that needs somebody."""
-        s, slowed, pump = self.spec.settings, self._slowed(), self.pump()
-        d = s.data
-        trainer = Trainer(task, flat.module, d.batch_size, s.seed, clip_norm, d.drop_last, s.arithmetic, d.order)
+    def _timed(self, compute: Compute) -> Compute:
+        """Have a step take its time here, with the links carried meanwhile where that needs somebody."""
+        slowed, pump = self._slowed(), self.pump()
 
-        def padded(batch: Batch, _: Answer) -> Computed:
-            return slowed(trainer.compute(batch))
+        def padded(batch: Batch, answer: Answer) -> Computed:
+            computed = compute(batch, answer)
+            assert computed is not None
+            return slowed(computed)
 
         def carried(batch: Batch, answer: Answer) -> Computed:
             assert pump is not None
@@ -602,31 +583,29 @@ class _Process:
             torch.cuda.set_device(device)
         return device
 
-    def _model(self, task: Task) -> nn.Module:
+    def _model(self, role: str) -> nn.Module:
+        """Make the model with which a role begins: in files where it may be larger than what a process may have."""
+        settings, task = self.spec.settings, self._task
+        if role == roles.EVALUATOR:  # which fetches what it measures
+            split = settings.partitions > 1
+            return build_on_disk(task, settings.seed).model if split else build_model(task, settings.seed, "cpu")
         self._device()
-        model = build_model(task, self.spec.settings.seed, self.spec.device, self._number)
+        if settings.partitions > 1:
+            built = build_on_disk(task, settings.seed, self._fill)
+            self._in_memory = built.told
+            return built.model
+        model = build_model(task, settings.seed, self.spec.device, self._number)
         self._fill(model)
         return model
 
-    def _partition(self, task: Task) -> tuple[Task, FlatModule, PartitionTrainer]:
-        """Build this partition's part of the model; return it and the task with its training set."""
-        spec, device = self.spec, self._device()
-        built = build_on_disk(task, spec.settings.seed, self._fill)
-        self.players.check_model(spec.settings, built.model)
-        task = with_data(task, load(task, "training"))
+    def _graph(self, task: Task, model: nn.Module) -> SplitGraph:
+        """Split the model; the first process of the first replica tells how."""
 
         def tell(parted: Parted) -> None:
-            self._tell(msgspec.structs.replace(parted, told=parted.told + built.told))
+            self._tell(msgspec.structs.replace(parted, told=parted.told + self._in_memory))
 
-        first = roles.is_lead(self.role) and not roles.index_of(self.role)
-        graph = split_graph(task, built.model, spec.settings, tell if first else None)
-        rows = self.players.rows
-        flat, part = partition(task, built.model, spec.settings, self.role, rows, graph, device=device)
-        self._tell(records.PartBuilt(self.role, len(roles.replicas(spec.settings.mesh))))
-        return task, flat, part
-
-    def _flat(self, model: nn.Module) -> FlatModule:
-        return FlatModule(model, groups_of(model, self.spec.settings.optimizer), self.players.rows)
+        first = roles.is_replica(self.role) and roles.is_lead(self.role) and not roles.index_of(self.role)
+        return split_graph(task, model, self.spec.settings, tell if first else None)
 
     def pump(self) -> Pump | None:
         """Over a network, a fetch in flight needs somebody who carries it while a step computes."""
@@ -645,7 +624,7 @@ class _Process:
             self.role,
             self.driver,
             self.endpoint,
-            self._scripted_part,
+            functools.partial(self._cast.scripted, self.role, self.incarnation, self._stage()),
             self.pump(),
             device,
             spec.settings,
@@ -668,19 +647,6 @@ class _Process:
             self.endpoint.close()
         finally:
             end_main()
-
-    def _scripted_part(
-        self,
-        flat: FlatModule,
-        part: ScriptedPart | None,
-        samples: int,
-        computes: Callable[[float], Compute],
-        loop: LoopRequest,
-    ) -> Part:
-        """Return what a replica plays whose loop is the user's."""
-        task = Task(model=lambda: flat.module, train=list)  # which nobody asks for anything: it is the loop's
-        context = self._context(task, samples, flat, computes, loop, part)
-        return self._reaching(self.players.replica(context), flat if flat.owned else None)
 
     def _fill(self, model: nn.Module) -> None:
         """Give a model the weights that the job begins with, where they are named."""
@@ -714,21 +680,15 @@ class _Process:
         sys.exit(1)
 
     def _play_evaluator(self) -> None:
-        spec, settings = self.spec, self.spec.settings
-        task = resolve(spec.task, spec.data_dir)
-        if settings.partitions > 1:  # it may be larger than what a process may have
+        if self.spec.settings.partitions > 1:  # the model may be larger than what a process may have
             self.endpoint.zeros = zeros_on_disk
-            model = build_on_disk(task, settings.seed).model
-            vectors = whole_of_split(split_graph(task, model, settings), model, settings, self.players.rows)
-        else:
-            vectors = self._flat(build_model(task, settings.seed, "cpu"))
-        check_measure(task, vectors.module)
-        context = self._context(task, 0, vectors, lambda _: cannot("compute"))
-        self._tell_story(Evaluator(vectors, self.incarnation), self.players.reader(context))
+        self._tell_story(self._cast.evaluator(self.incarnation, self._stage()))
 
-    def _tell_story(self, player: HasStory, worker: Worker) -> None:
-        self.player = player
-        self.driver.add_story(self.role, player.story(), self.endpoint, worker, CheckpointStore(self.spec.run))
+    def _tell_story(self, part: Part) -> None:
+        self.player = part.player
+        self.driver.add_story(
+            self.role, part.player.story(), self.endpoint, part.worker, CheckpointStore(self.spec.run)
+        )
         self._meet()
         self.driver.link(self.role)
         self.driver.run()

@@ -10,7 +10,7 @@ from distbelief.fabric.buckets import Bucket, buckets, shares
 from distbelief.runtime.player import Part, Worker
 from distbelief.schedules.allreduce import by_host
 from distbelief.schedules.price import CHOICES, LinkModel, cheapest
-from distbelief.strategies.context import Context, SimulatedContext
+from distbelief.strategies.context import Context, VirtualStage
 from distbelief.strategies.grouped.measured import measured_model
 from distbelief.strategies.grouped.replica import AllreduceReplica, collect_nothing
 from distbelief.strategies.grouped.settings import reduction
@@ -21,19 +21,17 @@ from distbelief.transport.base import Arena
 from distbelief.transport.virtual import HEADER
 
 
-def simulated_replica(context: Context) -> Part:
+def simulated_replica(context: Context, stage: VirtualStage) -> Part:
     """Return what a simulated replica plays."""
-    virtual, flat = context.virtual, context.flat
-    assert virtual is not None
-    partition, split = roles.partition_of(context.role), context.split
+    flat, partition, split = context.flat, roles.partition_of(context.role), context.split
     whole = PhantomWhole(context.layout) if flat is None else TorchWhole(flat, partition=partition)
     model = measured_model(context)
 
     def choose(bucket: Bucket, ranks: int) -> str:
-        return cheapest_here(virtual, bucket, ranks, reduction(context.settings).per_host)
+        return cheapest_here(stage, bucket, ranks, reduction(context.settings).per_host)
 
     def attach(plan: Plan, _: Arena) -> None:
-        time_steps(virtual, plan, partition)
+        time_steps(stage, plan, partition)
         if isinstance(whole, TorchWhole):
             whole.bind(plan)
 
@@ -45,15 +43,15 @@ def simulated_replica(context: Context) -> Part:
     return Part(story, Worker(attach, context.computes(0.0), measures))
 
 
-def cheapest_here(virtual: SimulatedContext, bucket: Bucket, ranks: int, per_host: int) -> str:
+def cheapest_here(stage: VirtualStage, bucket: Bucket, ranks: int, per_host: int) -> str:
     """The cheapest algorithm for a bucket on this network."""
-    network, inside = virtual.endpoint.network.model, virtual.endpoint.network.inside
-    link = LinkModel(network.latency, network.bandwidth, virtual.addition)
-    within = LinkModel(inside.latency, inside.bandwidth, virtual.addition) if inside else None
+    network, inside = stage.endpoint.network.model, stage.endpoint.network.inside
+    link = LinkModel(network.latency, network.bandwidth, stage.addition)
+    within = LinkModel(inside.latency, inside.bandwidth, stage.addition) if inside else None
     return cheapest(ranks, bucket.length, bucket.item, link, within, by_host(ranks, per_host), CHOICES, HEADER)
 
 
-def time_steps(virtual: SimulatedContext, plan: Plan, partition: int) -> None:
+def time_steps(stage: VirtualStage, plan: Plan, partition: int) -> None:
     """The first bucket of a whole replica is ready before a step is over; when the others are, the story asks the
     clock.
 
@@ -62,7 +60,7 @@ def time_steps(virtual: SimulatedContext, plan: Plan, partition: int) -> None:
     """
     own = reduction(plan.settings)
     if plan.settings.partitions == 1:
-        virtual.timing.first = shares([*buckets(plan.layout, own.bucket_mb)])[0]
-    if (work := virtual.endpoint.work) is not None:
+        stage.timing.first = shares([*buckets(plan.layout, own.bucket_mb)])[0]
+    if (work := stage.endpoint.work) is not None:
         trained = plan.layout.homes[partition].trained.size
-        virtual.timing.more = work.copy(trained) + work.update(trained) / own.accumulate
+        stage.timing.more = work.copy(trained) + work.update(trained) / own.accumulate

@@ -15,7 +15,7 @@ from distbelief.fabric.links import Links
 from distbelief.fabric.process_group import ProcessGroup
 from distbelief.fabric.shared_memory import SharedMemory
 from distbelief.runtime.player import Part, Worker
-from distbelief.strategies.context import Context, Process, open_memory
+from distbelief.strategies.context import Context, ProcessStage, open_memory
 from distbelief.strategies.grouped.gradients import OwnVector
 from distbelief.strategies.grouped.measured import measured_model
 from distbelief.strategies.grouped.replica import AllreduceReplica, collect_nothing, no_fault
@@ -25,18 +25,16 @@ from distbelief.tasks.worker import measure, placed
 from distbelief.transport.addresses import interface_of
 
 
-def process_replica(context: Context) -> Part:
+def process_replica(context: Context, stage: ProcessStage) -> Part:
     """Return what the process of a replica plays.
 
     In a user's own loop a step may be several backward passes, so that nothing is added up before it is over.
     """
-    process, flat = context.process, context.module
-    assert process is not None
-    split, partition = context.split, roles.partition_of(context.role)
+    flat, split, partition = context.module, context.split, roles.partition_of(context.role)
     model = measured_model(context)
-    carried = carrier(process, context.role, context.settings)
+    carried = carrier(stage, context.role, context.settings)
     if isinstance(carried, SharedMemory | ProcessGroup):
-        process.count(carried.traffic)
+        stage.count(carried.traffic)
     # a parameter of a split model may be in several backward passes of a step
     whole = TorchWhole(flat, carried, overlaps=split is None and context.loop is None, partition=partition)
     story = AllreduceReplica(
@@ -44,7 +42,7 @@ def process_replica(context: Context) -> Part:
         whole,
         context.samples,
         context.incarnation,
-        split.siblings.address if split else process.listen(),
+        split.siblings.address if split else stage.listen(),
         reduces=True,
         store=carried.store if isinstance(carried, Links | ProcessGroup) else "",
         fault=(lambda: carried.fault) if isinstance(carried, InOrder) else no_fault,
@@ -77,11 +75,11 @@ class OneRank(OwnVector):
 Carrier = SharedMemory | Links | ProcessGroup | OneRank
 
 
-def carrier(process: Process, role: str, settings: Settings) -> Carrier:
+def carrier(stage: ProcessStage, role: str, settings: Settings) -> Carrier:
     """Return what adds up the gradients of a replica: shared memory inside a host; over a network links of ours where
     they are encrypted, else torch.distributed; nothing where there is one replica and nobody may join it.
     """
-    spec, index, own = process.spec, roles.index_of(role), reduction(settings)
+    spec, index, own = stage.spec, roles.index_of(role), reduction(settings)
     device = placed(spec.device, settings.mesh.number(index, roles.partition_of(role)))
     if settings.replicas == 1 and (settings.partitions > 1 or not spec.identity):  # and no guest joins
         return OneRank(device)
@@ -89,7 +87,7 @@ def carrier(process: Process, role: str, settings: Settings) -> Carrier:
         descriptor = open_memory(spec, (spec.memory, *spec.columns)[roles.partition_of(role)])
         return SharedMemory(descriptor, index, settings.replicas, own.algorithm, own.per_host)
     if spec.identity:
-        endpoint, address = process.open_endpoint()
+        endpoint, address = stage.open_endpoint()
         return Links(index, settings.replicas + GUESTS, device, own.algorithm, own.per_host, endpoint, address)
     if interface := interface_of(spec.advertise):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

@@ -74,7 +74,7 @@ MUTANTS = [
         "                torch.ones(1, device=self.device)\n", "                pass\n",
         (DEVICES + "test_cuda_is_asked_for_what_it_has[712]",)),
     Mutant("a-partition-registers-what-is-of-others", PINNED, "strategies/context.py",
-        "part.copies.pin(memory)", "part.copies.pin(self.crossings(self.settings.replicas * length))",
+        "part.copies.pin(memory)", "part.copies.pin(self.stage.crossings(self.settings.replicas * length))",
         (DEVICES + "test_a_partition_registers_its_own_part_of_what_is_shared",)),
     Mutant("the-last-message-leaves-first", ORDER, "transport/sockets.py",
         "        else:\n            queue.append(frame)", "        else:\n            queue.appendleft(frame)",
