@@ -34,6 +34,7 @@ from distbelief.places.processes.spec import tell
 from distbelief.runtime import loop
 from distbelief.runtime.direct import DirectEndpoint
 from distbelief.runtime.driver import Driver
+from distbelief.runtime.script_story import ScriptStage
 from distbelief.sharding.layout import Range
 from distbelief.strategies import Allreduce, Downpour, Strategy, Synchronous
 from distbelief.tasks.order import Order, key
@@ -397,7 +398,7 @@ class _Role(_Process):
     def replica(self) -> loop.Replica:
         """What its script joins."""
         settings, part = self.spec.settings, functools.partial(self._cast.scripted, self.role, 0, self._stage())
-        return loop.Replica(self.role, self.driver, self.endpoint, part, settings=settings, store=NO_STORE)  # type: ignore[arg-type]
+        return loop.Replica(self.role, ScriptStage(self.driver, self.endpoint, part, settings, store=NO_STORE))  # type: ignore[arg-type]
 
 
 def play_ours(script: Script, way: Way, optimizer: Optimizer, epochs: int, folder: Path) -> Outcome:

@@ -59,6 +59,7 @@ from distbelief.runtime.lasting import LastingHost
 from distbelief.runtime.loading import said, worker_traceback
 from distbelief.runtime.player import Answer, Compute, Part, Shown
 from distbelief.runtime.pump import Pump
+from distbelief.runtime.script_story import ScriptStage
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice
 from distbelief.split.graph import SplitGraph
@@ -620,20 +621,20 @@ class _Process:
         self._meet()
         spec, device = self.spec, self._device()
         torch.manual_seed(spec.settings.seed)
-        loop.current = loop.Replica(
-            self.role,
+        padding = self._padding()
+        stage = ScriptStage(
             self.driver,
             self.endpoint,
             functools.partial(self._cast.scripted, self.role, self.incarnation, self._stage()),
-            self.pump(),
-            device,
             spec.settings,
-            self.incarnation,
-            self._padding(),
+            device,
+            self.pump(),
+            padding.rest if padding else None,
             CheckpointStore(spec.run),
             self._fill,
             self._tell,
         )
+        loop.current = loop.Replica(self.role, stage)
         script = file_of(spec.script)
         as_main(spec.script, self.role)
         try:
