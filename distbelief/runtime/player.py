@@ -48,19 +48,6 @@ def cannot(what: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def attach_nothing(_plan: Plan, _arena: Arena) -> None:
-    """Attach nothing, for a worker that needs no vectors."""
-
-
-def rest_at_once() -> None:
-    """Do nothing, for a worker that takes turns with nobody."""
-
-
-def work_at_once(_share: float, _begins: bool, _answer: Callable[[bool], None]) -> bool:
-    """Take no time, for a worker that is not simulated."""
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class Worker:
     """Functions that compute for a story; those that are left out refuse.
@@ -68,7 +55,7 @@ class Worker:
     Another that does one of these otherwise is `dataclasses.replace(worker, compute=...)`.
     """
 
-    attach: Callable[[Plan, Arena], None] = attach_nothing
+    attach: Callable[[Plan, Arena], None] = lambda *_: None
     """Takes the vectors that were made for it."""
     compute: Compute = cannot("compute")
     """The gradient of a minibatch; None where the answer is called with it later."""
@@ -86,9 +73,9 @@ class Worker:
     """Makes an update, of so many samples, of the parameters that it shares with others: False as soon as it is told
     something; None where the answer is called later.
     """
-    rest: Callable[[], None] = rest_at_once
+    rest: Callable[[], None] = lambda: None
     """Has nobody who takes turns with it wait for it, until it computes again."""
-    work: Callable[[float, bool, Callable[[bool], None]], bool | None] = work_at_once
+    work: Callable[[float, bool, Callable[[bool], None]], bool | None] = lambda *_: True
     """Lets the time of a share of a step pass: True at once where it is the wall's, as the work itself takes it; None
     where the answer is called later.
     """

@@ -5,7 +5,7 @@ wherever they are played. It builds them of a strategy's players, and so stands 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -19,28 +19,25 @@ from distbelief.replica.home_part import HomeSchedule
 from distbelief.replica.split_compute import SplitPart
 from distbelief.replica.vectors import PhantomVectors, Vectors
 from distbelief.runtime.player import Compute, Part, ScriptedLoop, cannot
-from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice
-from distbelief.server.standby import Standby
-from distbelief.sharding.layout import Layout
+from distbelief.sharding.layout import Layout, Piece
 from distbelief.split.graph import SplitGraph
 from distbelief.split.program import HomeProgram
+from distbelief.strategies.base import Strategy
 from distbelief.strategies.context import Context, Memory, Stage
-from distbelief.strategies.partition import PhantomPartition, partition, programs, whole_of_split
-from distbelief.strategies.players import JobCoordinator, Players
+from distbelief.strategies.partition import PhantomPartition, partition, programs
+from distbelief.strategies.players import JobCoordinator, Players, Servers
 from distbelief.tasks import Task
 from distbelief.tasks.decay import groups_of
-from distbelief.tasks.flat import FlatModule
+from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.worker import Trainer, check_measure, load, with_data
-
-MakeSlice = Callable[[Plan, int], Slice]
 
 
 @dataclass(frozen=True)
 class Cast:
     """Builder of the roles of one job."""
 
-    players: Players
+    strategy: Strategy
     settings: Settings
     resolve: Callable[[], Task]
     """Finds the task that the job trains; a user's own loop has none."""
@@ -59,17 +56,16 @@ class Cast:
         """Make the coordinator, from where the job goes on."""
         return self.players.coordinator(self.settings, self.measured, start)
 
-    def shard(self, index: int, slices: MakeSlice, incarnation: int) -> Shard:
-        """Make a shard, of what makes its slice."""
-        return self.players.served.shard(index, slices, incarnation)
-
-    def standby(self, index: int, slices: MakeSlice, incarnation: int) -> Standby:
-        """Make the standby of a shard."""
-        return self.players.served.standby(index, slices, incarnation)
+    @property
+    def servers(self) -> Servers:
+        """Return who makes a shard and its standby, of what makes its slice."""
+        servers = self.players.servers
+        assert servers is not None
+        return servers
 
     def slice(self, plan: Plan, shard: int, memory: Memory | None = None) -> Slice:
         """Make the slice of a shard, in memory of its own, or in that where replicas find it."""
-        servers = self.players.served
+        servers = self.servers
         if self.phantom:
             return servers.phantom_slice(plan, shard)
         if memory is None:
@@ -95,13 +91,22 @@ class Cast:
                 return cannot("compute")
             if not isinstance(vectors, FlatModule):
                 return stage.timed(phantom(samples, d.batch_size))
-            seed, arithmetic = settings.seed, settings.arithmetic
-            trainer = Trainer(task, vectors.module, d.batch_size, seed, clip_norm, d.drop_last, arithmetic, d.order)
+            of = clip_norm, d.drop_last, settings.arithmetic, d.order
+            trainer = Trainer(task, vectors.module, d.batch_size, settings.seed, *of)
             return stage.timed(lambda batch, _: trainer.compute(batch))
 
-        whole = functools.partial(self.model, roles.EVALUATOR)
         context = Context(
-            role, incarnation, settings, task, samples, vectors, computes, stage, self.measured, part, whole
+            role,
+            incarnation,
+            settings,
+            task,
+            samples,
+            vectors,
+            computes,
+            stage,
+            self.measured,
+            part,
+            functools.partial(self.model, roles.EVALUATOR),
         )
         played = self.players.replica(context)
         played = played._replace(worker=replace(played.worker, work=stage.work))
@@ -129,6 +134,11 @@ class Cast:
     # models and data
 
     @functools.cached_property
+    def players(self) -> Players:
+        """Players of the strategy, which one that plays everything has none of."""
+        return self.strategy.players()
+
+    @functools.cached_property
     def task(self) -> Task:
         """The task that the job trains."""
         return self.resolve()
@@ -136,17 +146,17 @@ class Cast:
     def whole(self) -> FlatModule:
         """Make a whole model, on vectors that are laid out as everybody's."""
         model = self.model(roles.EVALUATOR)
-        if self.settings.partitions == 1:
-            return self._flat(model)
-        return whole_of_split(self.graph(self.task, model), model, self.settings, self.players.rows)
+        split = self.settings.partitions > 1
+        return self._flat(model, self.graph(self.task, model).pieces if split else None)
 
     @functools.cached_property
     def layout(self) -> Layout:
         """Layout of the model, for phantoms, which have none."""
         return self.whole().layout
 
-    def _flat(self, model: nn.Module) -> FlatModule:
-        return FlatModule(model, groups_of(model, self.settings.optimizer), self.players.rows)
+    def _flat(self, model: nn.Module, pieces: Mapping[str, Sequence[Piece]] | None = None) -> FlatModule:
+        layout = layout_of(model, groups_of(model, self.settings.optimizer), pieces)
+        return FlatModule(model, rows=self.players.rows, layout=layout)
 
     def _vectors(
         self, task: Task, role: str, model: nn.Module | None, stage: Stage

@@ -4,7 +4,6 @@ compute nothing.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,56 +25,15 @@ from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute, SplitPart
 from distbelief.replica.vectors import Vectors
 from distbelief.runtime.clock import VirtualClock
-from distbelief.runtime.player import Compute, Part, cannot, work_at_once
-from distbelief.sharding.layout import Layout
+from distbelief.runtime.player import Compute, Part, cannot
 from distbelief.tasks import Task
 from distbelief.tasks.flat import FlatModule
 from distbelief.transport.base import NetworkEndpoint
-from distbelief.transport.secure import Identity
 from distbelief.transport.virtual import VirtualEndpoint
 
 Shared = TypeVar("Shared")
 Memory = Callable[[int], torch.Tensor]
 """The memory that the replicas of a job share, 1-D uint8, so many bytes of it; all have the same bytes."""
-
-
-class ProcessSpec(Protocol):
-    """Part of a process's spec that a replica's player asks for."""
-
-    @property
-    def supervisor(self) -> int:
-        """Process id of the supervisor."""
-        ...
-
-    @property
-    def memory(self) -> int:
-        """The supervisor's descriptor of the memory that is shared; -1 for none."""
-        ...
-
-    @property
-    def transport(self) -> str:
-        """The carrier of the links."""
-        ...
-
-    @property
-    def advertise(self) -> str:
-        """The host that others reach this one at."""
-        ...
-
-    @property
-    def identity(self) -> Identity | None:
-        """Return what this role proves itself with; None where links are not encrypted."""
-        ...
-
-    @property
-    def columns(self) -> tuple[int, ...]:
-        """Its descriptors of the memory that partitions from the second on share with those of other replicas."""
-        ...
-
-    @property
-    def device(self) -> str:
-        """Return the device on which replicas compute."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -88,12 +46,12 @@ class Stage:
     """Memory that the partitions of split replicas share, where they are on one host."""
     timed: Callable[[Compute], Compute] = lambda compute: compute
     """Has a step take the time that it has here."""
-    work: Callable[[float, bool, Callable[[bool], None]], bool | None] = work_at_once
+    work: Callable[[float, bool, Callable[[bool], None]], bool | None] = lambda *_: True
     """Has a partition's share of a step take its time, as a worker's."""
     now: Callable[[], float] = time.perf_counter
     """The time, in seconds."""
     device: torch.device | None = None
-    """Where a partition computes; where its model is, if None."""
+    """Where a replica computes; where its model is, if None."""
     reach: Callable[[Part, FlatModule | None], Part] = lambda part, _: part
     """Has a replica's part reach the shards; with its model, where that may compute on their memory."""
     listen: Callable[[], str] = str
@@ -106,7 +64,14 @@ class Stage:
 class ProcessStage(Stage):
     """Stage of a process."""
 
-    spec: ProcessSpec
+    transport: str
+    """The carrier of its links."""
+    encrypted: bool
+    """True if these are encrypted."""
+    advertise: str
+    """The host that others reach this one at."""
+    descriptor: Callable[[], int]
+    """Opens the file of the memory that it shares with those who compute the same part of the model."""
     open_endpoint: Callable[[], tuple[NetworkEndpoint, str]]
     """Opens another endpoint of its role, at a port that is free; returns it, and its address."""
 
@@ -169,11 +134,6 @@ class Context:
     """Makes the model of which it holds a part, where its replica is split."""
     loop: LoopRequest | None = None
     """Request of a user's own loop, of which a step may be several backward passes; None where a task is trained."""
-
-    @property
-    def layout(self) -> Layout:
-        """Layout of the model."""
-        return self.vectors.layout
 
     @property
     def flat(self) -> FlatModule | None:
@@ -249,8 +209,3 @@ class LoopContext:
     """Says when it is time for a checkpoint; the wall's clock where None."""
     timed: Callable[[LoopSteps], LoopSteps] = field(default=lambda steps: steps)
     """Makes its steps take the time that they have here."""
-
-
-def open_memory(spec: ProcessSpec, descriptor: int) -> int:
-    """A descriptor of ours for memory of the supervisor's."""
-    return os.open(f"/proc/{spec.supervisor}/fd/{descriptor}", os.O_RDWR)

@@ -32,7 +32,7 @@ from distbelief.core.messages import Address
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import AllotmentPlace, Dealer, Portion, Position, RoundDealer, StartingPoint
 from distbelief.core.settings import Plan, Settings
-from distbelief.runtime.player import Part, Worker
+from distbelief.runtime.player import Part, Shown, Worker
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice, TorchSlice
 from distbelief.server.standby import Standby
@@ -48,20 +48,12 @@ COORDINATOR_STATE = (
 """Classes of a portion-dealing `Coordinator`'s state, for its journal."""
 
 
-class JobCoordinator(Machine, Protocol):
+class JobCoordinator(Machine, Shown, Protocol):
     """The coordinator of a job."""
 
     @property
     def plan(self) -> Plan | None:
         """Return who holds what, once the first replica has told its layout."""
-        ...
-
-    def waits(self) -> str:
-        """Return what it waits for, in one sentence."""
-        ...
-
-    def standing(self) -> dict[str, object]:
-        """Its counts."""
         ...
 
 
@@ -77,10 +69,6 @@ class Servers:
     """Makes a shard's slice in memory: new, or that of a moving and a frozen range (each 1-D uint8)."""
     phantom_slice: Callable[[Plan, int], Slice]
     """Makes a shard's slice that holds nothing."""
-
-
-def check_nothing(settings: Settings, model: nn.Module) -> None:
-    """Any model will do."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +87,7 @@ class Players:
     """Builds the evaluator's worker, as a process and in a simulation."""
     servers: Servers | None = None
     """None where there are no shards."""
-    check_model: Callable[[Settings, nn.Module], None] = check_nothing
+    check_model: Callable[[Settings, nn.Module], None] = lambda *_: None
     """Refuses, with a `UsageError`, a model that the strategy cannot train."""
     rows: bool = False
     """True if sparse gradients stay so; else embeddings are told to make dense ones."""
@@ -108,9 +96,3 @@ class Players:
     def memory(self) -> Mapping[str, type]:
         """The classes of the coordinator's state, by name, as a journal wants them."""
         return {kind.__name__: kind for kind in self.state}
-
-    @property
-    def served(self) -> Servers:
-        """Return who holds the parameters, where there are shards."""
-        assert self.servers is not None
-        return self.servers

@@ -66,9 +66,8 @@ from distbelief.split.graph import SplitGraph
 from distbelief.strategies import by_name, find
 from distbelief.strategies.base import Strategy, servers
 from distbelief.strategies.cast import Cast
-from distbelief.strategies.context import LoopContext, Memory, ProcessStage, open_memory
+from distbelief.strategies.context import LoopContext, Memory, ProcessStage
 from distbelief.strategies.partition import split_graph
-from distbelief.strategies.players import Players
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.on_disk import build_on_disk, zeros_on_disk
@@ -203,21 +202,16 @@ class _Process:
         """Return how its job trains."""
         return by_name(self.spec.strategy)
 
-    @property
-    def players(self) -> Players:
-        """Return who plays the roles of its job."""
-        return self.strategy.players()
-
     def play(self) -> None:
         """Play the role to its end."""
         if self.role == roles.COORDINATOR:
             self._play_coordinator()
-        elif self.role == roles.EVALUATOR:
-            self._play_evaluator()
         elif self.role == roles.SINGLE:
             self._play_single()
-        elif roles.is_replica(self.role):
-            self._play_replica()
+        elif roles.is_replica(self.role) and self.spec.script:
+            self._run_script()
+        elif roles.is_replica(self.role) or self.role == roles.EVALUATOR:
+            self._play_story()
         else:
             self._play_server()
 
@@ -293,13 +287,10 @@ class _Process:
                 opened.enter_context(open(f"/proc/{spec.supervisor}/fd/{one}", "r+b", buffering=0))
                 for one in spec.journal
             ]
-            host = (
-                LastingHost(self.endpoint, coordinator, self.players.memory, Journal(*files), _watched(spec.settings))
-                if files
-                else None
-            )
+            memory, watched = self._cast.players.memory, _watched(spec.settings)
+            host = LastingHost(self.endpoint, coordinator, memory, Journal(*files), watched) if files else None
             self.driver.add_machine(self.role, coordinator, self.endpoint, CheckpointStore(spec.run), host=host)
-            self._ends = _Ends(self.endpoint, self.clock, _watched(spec.settings))
+            self._ends = _Ends(self.endpoint, self.clock, watched)
             if self.incarnation and host is not None:
                 self.driver.replay(self.role, spec.known)
             self.channel.say(Listening(self._listen()))
@@ -349,7 +340,7 @@ class _Process:
         """Be a shard, or the standby of one until it is the shard."""
         index = roles.index_of(self.role)
         if roles.kind(self.role) is roles.Kind.STANDBY:
-            self.player = standby = self._cast.standby(index, self._cast.slice, self.incarnation)
+            self.player = standby = self._cast.servers.standby(index, self._cast.slice, self.incarnation)
             self.driver.add_machine(self.role, standby, self.endpoint, become=self._become)
         else:
             shard = self._shard(index)
@@ -376,14 +367,14 @@ class _Process:
 
     def _shard(self, index: int) -> Shard | OwnedShard:
         """The machine of a shard, in memory of its own or in that which its replicas update themselves."""
-        make = self._cast.shard
+        make = self._cast.servers.shard
         if not self.spec.direct:
             return make(index, self._slice, self.incarnation)
         assert self._common is not None
         return OwnedShard(lambda held: make(index, held, self.incarnation), self._common, self._locks())
 
     def _locks(self) -> Locks:
-        return Locks(open_memory(self.spec, self.spec.memory))
+        return Locks(self._descriptor(self.spec.memory))
 
     def _slice(self, plan: Plan, shard: int) -> Slice:
         if self._memory is not None:
@@ -392,7 +383,7 @@ class _Process:
         return self._cast.slice(plan, shard, self._memory)
 
     def _play_single(self) -> None:
-        spec, task = self.spec, self._task
+        spec, task = self.spec, self._cast.task
         told: list[str] = []
         poll = select.poll()
         poll.register(self.channel.connection.fileno(), select.POLLIN)
@@ -426,14 +417,22 @@ class _Process:
 
     # stories
 
-    def _play_replica(self) -> None:
-        if self.spec.script:
-            self._run_script()
-            return
-        part = self._cast.replica(self.role, self.incarnation, self._stage())
-        if self.spec.settings.partitions > 1:
-            self._tell(records.PartBuilt(self.role, len(roles.replicas(self.spec.settings.mesh))))
-        self._tell_story(part)
+    def _play_story(self) -> None:
+        """Be a replica, a partition of one, or the evaluator."""
+        split = self.spec.settings.partitions > 1
+        if roles.is_replica(self.role):
+            part = self._cast.replica(self.role, self.incarnation, self._stage())
+            if split:
+                self._tell(records.PartBuilt(self.role, len(roles.replicas(self.spec.settings.mesh))))
+        else:
+            if split:  # the model may be larger than what a process may have
+                self.endpoint.zeros = zeros_on_disk
+            part = self._cast.evaluator(self.incarnation, self._stage())
+        self.player, store = part.player, CheckpointStore(self.spec.run)
+        self.driver.add_story(self.role, part.player.story(), self.endpoint, part.worker, store)
+        self._meet()
+        self.driver.link(self.role)
+        self.driver.run()
 
     def _reaching(self, part: Part, flat: FlatModule | None) -> Part:
         """A replica's part, that reaches shards in memory where its path is the direct one; with a model that may
@@ -442,7 +441,7 @@ class _Process:
         endpoint, attach = self.endpoint, part.worker.attach
         if not isinstance(endpoint, DirectEndpoint):
             return part
-        make, memory = self._cast.shard, self._common
+        make, memory = self._cast.servers.shard, self._common
         assert memory is not None
 
         def reach(plan: Plan, arena: Arena) -> None:
@@ -464,17 +463,13 @@ class _Process:
         return part._replace(worker=dataclasses.replace(part.worker, attach=reach))
 
     @functools.cached_property
-    def _task(self) -> Task:
-        return resolve(self.spec.task, self.spec.data_dir)
-
-    @functools.cached_property
     def _cast(self) -> Cast:
         """Builder of the roles of its job."""
         spec = self.spec
         return Cast(
-            self.players,
+            self.strategy,
             spec.settings,
-            lambda: self._task,
+            functools.partial(resolve, spec.task, spec.data_dir),
             self._model,
             self._graph,
             spec.evaluator,
@@ -482,16 +477,20 @@ class _Process:
 
     def _stage(self) -> ProcessStage:
         """Return where this process plays its role."""
+        spec = self.spec
         return ProcessStage(
             self._memory,
-            self._crossings,
+            functools.partial(self._share, spec.crossings) if spec.crossings >= 0 else None,
             self._timed,
             self._works(),
             device=self._device() if roles.is_replica(self.role) else None,
             reach=self._reaching,
             listen=self._listen,
             count=self.traffic.append,
-            spec=self.spec,
+            transport=spec.transport,
+            encrypted=spec.identity is not None,
+            advertise=spec.advertise,
+            descriptor=lambda: self._descriptor((spec.memory, *spec.columns)[roles.partition_of(self.role)]),
             open_endpoint=self._another,
         )
 
@@ -502,7 +501,7 @@ class _Process:
         A script keeps its model, and a device has its own; those are sent what others hold.
         """
         spec = self.spec
-        sent = self.players.servers is not None and bool(spec.script or spec.device != "cpu")
+        sent = self._cast.players.servers is not None and bool(spec.script or spec.device != "cpu")
         return None if spec.direct or sent else self._common
 
     @property
@@ -510,16 +509,15 @@ class _Process:
         """The memory of the job, where there is any."""
         return None if self.spec.memory < 0 else functools.partial(self._share, self.spec.memory)
 
-    @property
-    def _crossings(self) -> Memory | None:
-        """Return what the partitions of its replicas share, where they do."""
-        return None if self.spec.crossings < 0 else functools.partial(self._share, self.spec.crossings)
+    def _descriptor(self, descriptor: int) -> int:
+        """Open memory of the supervisor's."""
+        return os.open(f"/proc/{self.spec.supervisor}/fd/{descriptor}", os.O_RDWR)
 
     def _share(self, memory: int, length: int) -> torch.Tensor:
         """So many bytes of memory of the supervisor's. The descriptor stays open: with any that a process closes, its
         locks on that file are gone.
         """
-        descriptor = open_memory(self.spec, memory)
+        descriptor = self._descriptor(memory)
         if os.fstat(descriptor).st_size < length:
             os.ftruncate(descriptor, length)
         return torch.frombuffer(mmap.mmap(descriptor, max(length, 1)), dtype=torch.uint8)[:length]
@@ -558,17 +556,13 @@ class _Process:
         """Have a step take its time here, with the links carried meanwhile where that needs somebody."""
         slowed, pump = self._slowed(), self.pump()
 
-        def padded(batch: Batch, answer: Answer) -> Computed:
-            computed = compute(batch, answer)
-            assert computed is not None
-            return slowed(computed)
+        def step(batch: Batch, answer: Answer) -> Computed:
+            with contextlib.nullcontext() if pump is None else pump.running():
+                computed = compute(batch, answer)
+                assert computed is not None
+                return slowed(computed)
 
-        def carried(batch: Batch, answer: Answer) -> Computed:
-            assert pump is not None
-            with pump.running():
-                return padded(batch, answer)
-
-        return padded if pump is None else carried
+        return step
 
     @property
     def _number(self) -> int:
@@ -586,7 +580,7 @@ class _Process:
 
     def _model(self, role: str) -> nn.Module:
         """Make the model with which a role begins: in files where it may be larger than what a process may have."""
-        settings, task = self.spec.settings, self._task
+        settings, task = self.spec.settings, self._cast.task
         if role == roles.EVALUATOR:  # which fetches what it measures
             split = settings.partitions > 1
             return build_on_disk(task, settings.seed).model if split else build_model(task, settings.seed, "cpu")
@@ -679,17 +673,3 @@ class _Process:
         done = loop.current is not None and loop.current.over
         self.channel.say(Failed(kind, f"{self.role}: {told}", trace, done))
         sys.exit(1)
-
-    def _play_evaluator(self) -> None:
-        if self.spec.settings.partitions > 1:  # the model may be larger than what a process may have
-            self.endpoint.zeros = zeros_on_disk
-        self._tell_story(self._cast.evaluator(self.incarnation, self._stage()))
-
-    def _tell_story(self, part: Part) -> None:
-        self.player = part.player
-        self.driver.add_story(
-            self.role, part.player.story(), self.endpoint, part.worker, CheckpointStore(self.spec.run)
-        )
-        self._meet()
-        self.driver.link(self.role)
-        self.driver.run()

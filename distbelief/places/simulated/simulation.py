@@ -139,13 +139,13 @@ class Simulation:
     """Objects that the replicas have in common, by their kind."""
     memory: torch.Tensor | None = field(init=False, default=None)
     """Memory that the replicas share, where the strategy needs it: 1-D uint8."""
+    coordinator: JobCoordinator = field(init=False)
     shards: list[Shard] = field(init=False, default_factory=list)
     _died: dict[str, list[Callable[[], None]]] = field(init=False, default_factory=dict)
     """Callbacks on the death of a replica's current life."""
 
     def __post_init__(self) -> None:
         cluster, settings = self.cluster, self.settings
-        self.players = self.job.strategy.players()
         lines = self.clock, cluster.network, self.job.seed, cluster.phantom
         hosts = settings.strategy.host_replicas, cluster.hosts, settings.replicas
         routed = cluster.routed(settings, self.job.seed)
@@ -174,15 +174,14 @@ class Simulation:
         folder = self.attempt.folder if self.attempt else None
         self._store = CheckpointStore(folder.path) if folder and not cluster.phantom else MemoryStore()
         self.cast = Cast(
-            self.players,
+            self.job.strategy,
             settings,
             lambda: self.task,
-            lambda _: self._model(),
+            lambda _: model_of(self.job, self.task),
             lambda *_: self._graph,
             self.evaluates,
             cluster.phantom,
         )
-        self.coordinator = self._new_coordinator()
         self._do(self.supervisor.begin(self._roles()))
         self._plan_faults()
 
@@ -250,20 +249,12 @@ class Simulation:
         measures = self.evaluates and strategy.evaluated
         return [roles.COORDINATOR, *strategy.server_roles(), *strategy.replica_roles(), *[roles.EVALUATOR] * measures]
 
-    def _add_evaluator(self, incarnation: int) -> None:
-        part = self.cast.evaluator(incarnation, Stage(self._memory))
-        self._play_story(roles.EVALUATOR, part, self._endpoint(roles.EVALUATOR, incarnation))
-
-    def _new_coordinator(self) -> JobCoordinator:
-        return self.cast.coordinator(self.attempt.start if self.attempt else ANEW)
-
     def _add_coordinator(self, incarnation: int) -> None:
         """Play the coordinator, which in a later life goes through its journal."""
         endpoint = self._endpoint(roles.COORDINATOR, incarnation)
-        if incarnation:
-            self.coordinator = self._new_coordinator()
+        self.coordinator = self.cast.coordinator(self.attempt.start if self.attempt else ANEW)
         host = (
-            LastingHost(endpoint, self.coordinator, self.players.memory, Journal(*self._journal), self._watched)
+            LastingHost(endpoint, self.coordinator, self.cast.players.memory, Journal(*self._journal), self._watched)
             if self._revives
             else None
         )
@@ -294,14 +285,6 @@ class Simulation:
         if self._revives:
             self.driver.link(role)
 
-    def _model(self) -> nn.Module:
-        return model_of(self.job, self.task)
-
-    def _add_shard(self, index: int, incarnation: int) -> None:
-        role = roles.shard(index)
-        shard, endpoint = self.cast.shard(index, self._slice, incarnation), self._endpoint(role, incarnation)
-        self._play_shard(role, shard, endpoint)
-
     def _play_shard(self, role: str, shard: Shard, endpoint: VirtualEndpoint) -> None:
         index = roles.index_of(role)
         machine: Machine = shard
@@ -321,7 +304,7 @@ class Simulation:
     def _add_standby(self, index: int, incarnation: int) -> None:
         role = roles.standby(index)
         endpoint = self._endpoint(role, incarnation)
-        standby = self.cast.standby(index, self._slice, incarnation)
+        standby = self.cast.servers.standby(index, self._slice, incarnation)
         self.driver.add_machine(role, standby, endpoint, become=self._become)
         self._report(role, incarnation)
 
@@ -378,7 +361,9 @@ class Simulation:
         def tell(record: Parted) -> None:
             self.sink(self.clock.now(), lead, record)
 
-        return split_graph(self.task, self._model(), self.settings, None if self.cluster.phantom else tell)
+        return split_graph(
+            self.task, model_of(self.job, self.task), self.settings, None if self.cluster.phantom else tell
+        )
 
     @functools.cached_property
     def _in_place(self) -> bool:
@@ -388,7 +373,7 @@ class Simulation:
     @functools.cached_property
     def _found(self) -> bool:
         """Return whether replicas on the host of the shards find the parameters where these hold them."""
-        shared = self.players.servers is not None and self.job.strategy.needs_memory(self.settings, "shared")
+        shared = self.cast.players.servers is not None and self.job.strategy.needs_memory(self.settings, "shared")
         return shared and self.cluster.one_host and not self._direct and self.job.device == "cpu"
 
     def _slice(self, plan: Plan, shard: int) -> Slice:
@@ -435,11 +420,13 @@ class Simulation:
             case roles.Kind.COORDINATOR:
                 self._add_coordinator(incarnation)
             case roles.Kind.EVALUATOR:
-                self._add_evaluator(incarnation)
+                part = self.cast.evaluator(incarnation, Stage(self._memory))
+                self._play_story(role, part, self._endpoint(role, incarnation))
             case roles.Kind.REPLICA:
                 self._add_replica(role, incarnation)
             case roles.Kind.SHARD:
-                self._add_shard(one.index, incarnation)
+                shard = self.cast.servers.shard(one.index, self._slice, incarnation)
+                self._play_shard(role, shard, self._endpoint(role, incarnation))
             case roles.Kind.STANDBY:
                 self._add_standby(one.index, incarnation)
         if incarnation and role in self._stories():

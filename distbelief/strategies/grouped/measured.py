@@ -74,7 +74,7 @@ def measured_model(context: Context) -> WholeModel | None:
         if checks:
             check_measure(context.task, context.module.module)
         return None
-    model = WholeModel(context.task, context.whole, context.layout)
+    model = WholeModel(context.task, context.whole, context.vectors.layout)
     if checks:
         model.check()
     return model

@@ -82,15 +82,6 @@ class _Dismissed(Exception):
     """The partition that leads this one leaves, wherever this one is in its rounds."""
 
 
-def collect_nothing(_start: int, _data: bytes) -> None:
-    """Collect nothing: this replica holds the whole model, or measures none."""
-
-
-def no_fault() -> str:
-    """Return "": this carrier cannot say what is wrong."""
-    return ""
-
-
 class _StateArray(NamedTuple):
     """Received part of one array of the source's state."""
 
@@ -124,8 +115,8 @@ class AllreduceReplica:
     def __init__(
         self, role: str, whole: Whole, samples: int, incarnation: int = 0, address: str = "", reduces: bool = False,
         gradual: bool = False, store: str = "", choose: Callable[[Bucket, int], str] | None = None,
-        split: SplitCompute | None = None, collect: Callable[[int, bytes], None] = collect_nothing,
-        fault: Callable[[], str] = no_fault, loop: LoopRequest | None = None,
+        split: SplitCompute | None = None, collect: Callable[[int, bytes], None] = lambda *_: None,
+        fault: Callable[[], str] = str, loop: LoopRequest | None = None,
     ) -> None:  # fmt: skip
         self.role, self.whole, self.incarnation = role, whole, incarnation
         self.step = self.samples = 0

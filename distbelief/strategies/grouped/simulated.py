@@ -12,7 +12,7 @@ from distbelief.schedules.allreduce import by_host
 from distbelief.schedules.price import CHOICES, LinkModel, cheapest
 from distbelief.strategies.context import Context, VirtualStage
 from distbelief.strategies.grouped.measured import measured_model
-from distbelief.strategies.grouped.replica import AllreduceReplica, collect_nothing
+from distbelief.strategies.grouped.replica import AllreduceReplica
 from distbelief.strategies.grouped.settings import reduction
 from distbelief.strategies.grouped.torch_whole import TorchWhole
 from distbelief.strategies.grouped.whole import PhantomWhole
@@ -24,7 +24,7 @@ from distbelief.transport.virtual import HEADER
 def simulated_replica(context: Context, stage: VirtualStage) -> Part:
     """Return what a simulated replica plays."""
     flat, partition, split = context.flat, roles.partition_of(context.role), context.split
-    whole = PhantomWhole(context.layout) if flat is None else TorchWhole(flat, partition=partition)
+    whole = PhantomWhole(context.vectors.layout) if flat is None else TorchWhole(flat, partition=partition)
     model = measured_model(context)
 
     def choose(bucket: Bucket, ranks: int) -> str:
@@ -37,7 +37,7 @@ def simulated_replica(context: Context, stage: VirtualStage) -> Part:
 
     story = AllreduceReplica(
         context.role, whole, context.samples, incarnation=context.incarnation, gradual=split is None, choose=choose,
-        split=split, collect=model.collect if model else collect_nothing,
+        split=split, collect=model.collect if model else lambda *_: None,
     )  # fmt: skip
     measures = model.measure if model else lambda: measure(context.task, context.module.module)
     return Part(story, Worker(attach, context.computes(0.0), measures))

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 
+import torch
+
 from distbelief.core import roles
 from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.settings import Settings
@@ -15,13 +17,13 @@ from distbelief.fabric.links import Links
 from distbelief.fabric.process_group import ProcessGroup
 from distbelief.fabric.shared_memory import SharedMemory
 from distbelief.runtime.player import Part, Worker
-from distbelief.strategies.context import Context, ProcessStage, open_memory
+from distbelief.strategies.context import Context, ProcessStage
 from distbelief.strategies.grouped.gradients import OwnVector
 from distbelief.strategies.grouped.measured import measured_model
-from distbelief.strategies.grouped.replica import AllreduceReplica, collect_nothing, no_fault
+from distbelief.strategies.grouped.replica import AllreduceReplica
 from distbelief.strategies.grouped.settings import GUESTS, reduction
 from distbelief.strategies.grouped.torch_whole import TorchWhole
-from distbelief.tasks.worker import measure, placed
+from distbelief.tasks.worker import measure
 from distbelief.transport.addresses import interface_of
 
 
@@ -45,10 +47,10 @@ def process_replica(context: Context, stage: ProcessStage) -> Part:
         split.siblings.address if split else stage.listen(),
         reduces=True,
         store=carried.store if isinstance(carried, Links | ProcessGroup) else "",
-        fault=(lambda: carried.fault) if isinstance(carried, InOrder) else no_fault,
+        fault=(lambda: carried.fault) if isinstance(carried, InOrder) else str,
         split=split,
         loop=context.loop,
-        collect=model.collect if model else collect_nothing,
+        collect=model.collect if model else lambda *_: None,
     )
     worker = Worker(
         lambda plan, _: whole.bind(plan),
@@ -79,17 +81,15 @@ def carrier(stage: ProcessStage, role: str, settings: Settings) -> Carrier:
     """Return what adds up the gradients of a replica: shared memory inside a host; over a network links of ours where
     they are encrypted, else torch.distributed; nothing where there is one replica and nobody may join it.
     """
-    spec, index, own = stage.spec, roles.index_of(role), reduction(settings)
-    device = placed(spec.device, settings.mesh.number(index, roles.partition_of(role)))
-    if settings.replicas == 1 and (settings.partitions > 1 or not spec.identity):  # and no guest joins
+    index, own, device = roles.index_of(role), reduction(settings), stage.device or torch.device("cpu")
+    if settings.replicas == 1 and (settings.partitions > 1 or not stage.encrypted):  # and no guest joins
         return OneRank(device)
-    if spec.transport == "shared":
-        descriptor = open_memory(spec, (spec.memory, *spec.columns)[roles.partition_of(role)])
-        return SharedMemory(descriptor, index, settings.replicas, own.algorithm, own.per_host)
-    if spec.identity:
+    if stage.transport == "shared":
+        return SharedMemory(stage.descriptor(), index, settings.replicas, own.algorithm, own.per_host)
+    if stage.encrypted:
         endpoint, address = stage.open_endpoint()
         return Links(index, settings.replicas + GUESTS, device, own.algorithm, own.per_host, endpoint, address)
-    if interface := interface_of(spec.advertise):
+    if interface := interface_of(stage.advertise):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-    return ProcessGroup(index, device, own.algorithm, own.per_host, spec.advertise)
+    return ProcessGroup(index, device, own.algorithm, own.per_host, stage.advertise)

@@ -12,7 +12,7 @@ from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.settings import Plan, Settings
 from distbelief.runtime.player import Answer, Part, Worker
 from distbelief.sharding.layout import Range
-from distbelief.strategies.context import Context, ProcessStage, VirtualStage, open_memory
+from distbelief.strategies.context import Context, ProcessStage, VirtualStage
 from distbelief.strategies.shared_memory import mapping
 from distbelief.strategies.shared_memory.counts import Counts
 from distbelief.strategies.shared_memory.mapped import LockedStep, MappedModel, mapped_layout
@@ -37,8 +37,7 @@ class ProcessUpdater:
 
     def __init__(self, stage: ProcessStage, held: Callable[[], Updated], index: int, settings: Settings) -> None:
         self._held = held
-        memory = open_memory(stage.spec, stage.spec.memory)
-        locks = Locks(memory, lambda process: held().counts.holder(process))
+        locks = Locks(stage.descriptor(), lambda process: held().counts.holder(process))
         by_turns = settings.own(MemoryUpdates).by_turns
         self._turns = UpdateTurns(locks, lambda: held().counts, index, settings.replicas) if by_turns else None
         self._locks = self._turns or locks
@@ -90,7 +89,7 @@ def replica(context: Context) -> Part:
     else:
         assert isinstance(stage, VirtualStage)
         if context.flat is None:
-            check_phantom(context.layout)
+            check_phantom(context.vectors.layout)
         updater = SimulatedUpdater(stage, context.role, held, context.settings)
     compute = context.computes(context.settings.clip_norm)
 
@@ -114,7 +113,7 @@ def replica(context: Context) -> Part:
 
     story = SharedMemoryReplica(
         context.role,
-        context.layout,
+        context.vectors.layout,
         context.samples,
         context.incarnation,
         lambda: (held().arrays(), held().counts.facts()),

@@ -209,7 +209,7 @@ MUTANTS = [
         ("tests/processes/test_partitions.py::test_an_evaluator_leaves_what_it_was_built_with_before_parameters_come",),
     ),
     Mutant("what-an-evaluator-fetches-over-tcp-lands-in-its-own-memory", EVALUATED, "places/processes/process.py",
-        "            self.endpoint.zeros = zeros_on_disk\n", "            pass\n",
+        "                self.endpoint.zeros = zeros_on_disk\n", "                pass\n",
         (f"{EVALUATING}[tcp-stages]",), seconds=20.0),
     Mutant("what-partitions-send-lands-in-memory-of-the-leads-own", EVALUATED, "strategies/grouped/measured.py",
         "vector = zeros_on_disk(self._layout.total)", "vector = torch.zeros(self._layout.total, dtype=torch.uint8)",

@@ -291,7 +291,7 @@ MUTANTS = [
         "            if told():\n                return False\n", "",
         (ENCRYPTED_TESTS + "test_a_meeting_ends_as_soon_as_another_group_is_named",), hangs=True),
     Mutant("gloo-in-the-place-of-encrypted-links", ENCRYPTED, "strategies/grouped/worker.py",
-        "    if spec.identity:\n", "    if spec.identity and not spec.advertise:\n",
+        "    if stage.encrypted:\n", "    if stage.encrypted and not stage.advertise:\n",
         (ENCRYPTED_TESTS + "test_a_job_whose_links_are_encrypted_has_no_process_group",), seconds=20),
     Mutant("any-user-of-the-machine-is-let-in", USERS, "transport/secure.py",
         "    if uid != os.getuid():", "    if uid < 0:",
