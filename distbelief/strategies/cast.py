@@ -83,7 +83,7 @@ class Cast:
         if model is not None:
             self.players.check_model(settings, model)
         data = load(self.task, "training")
-        task, samples = with_data(self.task, data), len(data)
+        task, samples = self.task if model is None else with_data(self.task, data), len(data)
         vectors, part = self._vectors(task, role, model, stage)
 
         def computes(clip_norm: float) -> Compute:
